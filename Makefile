@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices hosts lint types unit exhaustive suites sanitize churn docs clean
+.PHONY: help demo test venv ranks torch devices front hosts lint types unit exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -28,13 +28,8 @@ demo:
 	@.ci/venv demo
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
-# Three at a time, the longest first, as much of what ranks do is to wait. All but the first say theirs in one piece.
 test: venv
-	@.ci/ungrouped $(MAKE) --no-print-directory --jobs=3 --keep-going ranks $(addprefix beside-,torch devices hosts unit types lint)
-
-beside-%: venv
-	@mkdir -p build
-	@$(MAKE) --no-print-directory $* >build/beside-$*.log 2>&1; status=$$?; cat build/beside-$*.log; exit $$status
+	@.ci/ungrouped $(PY) .ci/lanes.py hosts devices ranks torch unit types lint
 
 venv:
 	@.ci/venv test
@@ -55,21 +50,9 @@ types: venv
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
 # Tests of single processes; of devices and the native engine; of several hosts; of torch; of all other ranks.
-unit: venv
-	$(PY) -m pytest tests/unit
-
-devices: venv
-	$(PY) -m pytest tests/native
-
-hosts: venv
-	$(PY) -m pytest tests/cluster
-
-TORCH := $(wildcard tests/mpi/test_torch_*.py)
-torch: venv
-	$(PY) -m pytest $(TORCH)
-
-ranks: venv
-	$(PY) -m pytest $(addprefix --ignore=,tests/unit tests/native tests/cluster $(TORCH))
+# front: a fresh clone, README's and the first page's commands word for word, in place and not, Open MPI and MPICH.
+unit devices hosts front torch ranks: venv
+	@$(PY) .ci/lanes.py $@
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.
 SHARD ?= 1/1

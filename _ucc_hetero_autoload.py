@@ -1,7 +1,8 @@
 """Entry point that torch calls at the end of its own import (group ``torch.backends``): makes the backend known.
 
 A module of its own, outside the package, so that programs which only happen to have ucc_hetero installed load neither
-it nor UCX. Never fails: an error here would break ``import torch``.
+it nor UCX. For those it never fails: an error here breaks ``import torch``. With UCCH_TORCH_REPLACE it does, as another
+backend would serve the script in silence.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Any
 
 def register() -> None:
     """Register the backend ``ucch``; the package is imported when a group is made, or by UCCH_TORCH_REPLACE."""
-    try:
-        if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
-            import ucc_hetero.torch  # noqa: F401  registers
+    if os.environ.get("UCCH_TORCH_REPLACE", "").strip():
+        import ucc_hetero.torch  # noqa: F401  registers
 
-            return
+        return
+    try:
         import torch.distributed as dist
 
         if dist.is_available() and not hasattr(dist.Backend, "UCCH"):
             dist.Backend.register_backend("ucch", _create, extended_api=True, devices=["cpu", "cuda"])
             _wrap_env()
+            _wrap_creation()
     except Exception as failure:
         warnings.warn(f"the torch backend ucch could not be registered: {failure!r}", stacklevel=2)
 
@@ -46,3 +48,21 @@ def _wrap_env() -> None:
         return handlers["env"](*args, **kwargs)
 
     handlers["env"] = handler
+
+
+def _wrap_creation() -> None:
+    """ucc_hetero.torch wraps the function in which torch makes groups when one of ours is asked for."""
+    from torch.distributed import distributed_c10d as c10d
+
+    stock = c10d._new_process_group_helper
+
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, str) and "ucch" in each for each in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        c10d._new_process_group_helper = stock
+        import ucc_hetero.torch  # noqa: F401  wraps it
+
+        return c10d._new_process_group_helper(*args, **kwargs)
+
+    helper.stock = stock  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = helper

@@ -1,1 +1,1 @@
-"""OSU-style benchmarks of ucc_hetero and its peers: ``python -m ucc_hetero.bench <name>``."""
+"""OSU-style benchmarks of ucc_hetero and its peers: ``python -m ucc_hetero.bench``; benchmarks/ in the repository."""

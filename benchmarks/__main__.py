@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
-from .meanings import Options
+from .option_table import Options
 from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
-from .peers import NotOffered, open_world, prepare
 from .table import BENCHES, VERSION, Bench
+from .world import NotOffered, open_world, prepare
 
 # Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
 _PROGRAMS = {
@@ -20,8 +20,9 @@ _PROGRAMS = {
     "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
     "report": "result files -> one HTML page and PNGs",
     "diff": "two result files -> what became slower",
-    "trace": "the file of UCCH_TRACE -> where the time of each collective went, who was late",
 }
+#: Programs that there were, and what to do instead.
+_GONE = {"trace": "python -m ucc_hetero trace FILE merges what a job left, and ui.perfetto.dev shows it"}
 
 
 def _say(text: str, stream: str = "stderr") -> None:
@@ -112,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _guarded(lambda: int(module.run(rest, command)))
         bench = BENCHES.get(name)
         if bench is None:
-            raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
+            instead = _GONE.get(name, "python -m ucc_hetero.bench --help lists them")
+            raise BadUsage(f"benchmark {name!r} is not known; {instead}")
         try:
             options = parse(bench, rest)
         except HelpWanted:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
+from .cases import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
-from .peers import Peer
 from .session import Session
 from .stats import Overlap, overlap, ratio
 from .validate import Checker
+from .world import Peer
 
 Floats = npt.NDArray[np.float64]
 

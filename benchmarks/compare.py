@@ -20,16 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine.launchers import PREFIXES
-from .calls import Call, Case, Pool, bind, in_place_only, longest
-from .files import write_job
-from .meanings import PEERS, number
+from .cases import Call, Case, Pool, bind, in_place_only, longest
 from .memory import dtype_of, open_memory
+from .option_table import PEERS, number
 from .options import BadUsage, ProgramParser
-from .peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from .peers import open_peer
+from .result_file import write_job
 from .session import Progress
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import Checker
+from .world import NotOffered, Peer, World, open_world, prepare
 
 #: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .curves import Curve, Point, UnknownFile, read
 from .options import BadUsage
-from .readers import Curve, Point, UnknownFile, read
 from .stats import Interval
 
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from ucc_hetero import rma
 
-from .files import write_job
-from .meanings import number
 from .memory import Block, Memory, open_memory
+from .option_table import number
 from .options import BadUsage, ProgramParser
-from .peers import World, open_world, prepare
+from .result_file import write_job
 from .session import Progress
+from .world import World, open_world, prepare
 
 #: Way -> layout and type of the sender's cache, and of the receiver's.
 WAYS = {
@@ -36,7 +36,7 @@ WAYS = {
 }  # fmt: skip
 
 
-class Case(NamedTuple):
+class KVCase(NamedTuple):
     """A row: how the caches differ, tokens of a block, pages of a prompt, and prompts at a time."""
 
     way: str
@@ -66,7 +66,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
             values = [number(each, 1) for each in given.split(",")]
         except ValueError as why:
             raise BadUsage(f"kv_transfer: --{name.replace('_', '-')} {given}: {why}") from None
-        setattr(found, name, values if name in Case._fields else values[0])
+        setattr(found, name, values if name in KVCase._fields else values[0])
     found.way = found.way.split(",")
     for way in found.way:
         if way not in WAYS:
@@ -77,7 +77,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 class Cache:
     """A rank's cache of one case, as pages and, of the first layer alone, as a buffer."""
 
-    def __init__(self, worker: rma.Worker, memory: Memory, case: Case, sizes: argparse.Namespace, rank: int) -> None:
+    def __init__(self, worker: rma.Worker, memory: Memory, case: KVCase, sizes: argparse.Namespace, rank: int) -> None:
         axes, dtype = WAYS[case.way][2 * rank : 2 * rank + 2]
         blocks = case.pages * case.concurrency
         size = {"K": 2, "B": blocks, "N": case.block_size, "H": sizes.heads, "D": sizes.dim}
@@ -112,7 +112,7 @@ class Cache:
 class Pair:
     """Both ranks of one case: rank 1 asks, rank 0 sends."""
 
-    def __init__(self, world: World, peer: rma.Endpoint, cache: Cache, case: Case) -> None:
+    def __init__(self, world: World, peer: rma.Endpoint, cache: Cache, case: KVCase) -> None:
         self.world, self.peer, self.cache, self.case = world, peer, cache, case
         theirs = world.comm.sendrecv(cache.descriptor, 1 - world.rank, source=1 - world.rank)
         self.target: Any = cache.table.open(peer, theirs) if cache.table else peer.open(theirs)
@@ -169,7 +169,9 @@ class Pair:
         return f"kv_transfer: {wrong} elements are wrong in {self.case}" if wrong else ""
 
 
-def _measure(world: World, peer: rma.Endpoint, memory: Memory, case: Case, sizes: argparse.Namespace) -> dict[str, Any]:
+def _measure(
+    world: World, peer: rma.Endpoint, memory: Memory, case: KVCase, sizes: argparse.Namespace
+) -> dict[str, Any]:
     """A row of results, on every rank."""
     cache = Cache(peer.worker, memory, case, sizes, world.rank)
     pair = Pair(world, peer, cache, case)
@@ -203,7 +205,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
         memory = world.agreed(lambda: open_memory(sizes.accelerator, "numpy", local), ValueError)
     except ValueError as why:
         raise BadUsage(f"kv_transfer: {why}") from None
-    cases = [Case(*each) for each in product(sizes.way, sizes.block_size, sizes.pages, sizes.concurrency)]
+    cases = [KVCase(*each) for each in product(sizes.way, sizes.block_size, sizes.pages, sizes.concurrency)]
     shape = f"{sizes.layers} layers, {sizes.heads} heads of {sizes.dim}"
     world.say(f"# Pages of a KV cache, {shape}\n")
     world.say("# way     tokens/page   pages  prompts       MiB      GB/s      best  ms to first\n")

@@ -13,9 +13,10 @@ from typing import Any
 
 from .links import Links, Traffic, best_bandwidth, latency, measure_links
 from .onesided import registered
-from .peers import NotOffered, Peer, open_peer
+from .peers import open_peer
 from .roofline import least_seconds
 from .session import Session
+from .world import NotOffered, Peer
 
 #: Puts of which the quickest counts.
 _PUTS = 200

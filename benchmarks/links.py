@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .memory import Block, Memory
-from .peers import Peer, World
+from .world import Peer, World
 
 #: Message sizes of which the one that is carried fastest counts: caches of the host make smaller ones faster than the
 #: largest, and devices need long ones to get going.

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .meanings import Options
 from .memory import Memory
+from .option_table import Options
 from .options import BadUsage
 from .output import Row
-from .peers import NotOffered, Peer
 from .session import Session
+from .world import NotOffered, Peer
 
 
 @dataclass(slots=True)

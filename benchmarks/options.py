@@ -1,7 +1,7 @@
 """Command lines: OSU's options scanned as getopt_long does it, and options of programs under mpirun.
 
 argparse cannot express clusters with optional arguments (``-clog:dir``, ``-z50,99``). Which letters a benchmark takes
-is its row's getopt string; what they mean is in ``meanings.py``.
+is its row's getopt string; what they mean is in ``option_table.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..machine import launchers
-from .meanings import OPTIONS, Option, Options
+from .option_table import OPTIONS, Option, Options
 from .table import VERSION, Bench
 
 

@@ -1,146 +1,269 @@
 """``python -m ucc_hetero.bench report FILES -o DIR``: result files -> one self-contained HTML page, and PNGs.
 
-Result files of all programs here are read, and the saved output of OSU's C programs and of nccl-tests.
+Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import html
-from collections.abc import Mapping, Sequence
+import importlib
+import io
+import shlex
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, NamedTuple
 
-from .drawings import Drawing, Figure, drawings, labels, render
+from .curves import LIMIT, Curve, Data, UnknownFile, read_all
 from .options import BadUsage
-from .readers import LIMIT, Curve, UnknownFile, read_all
-from .sheets import Sheet, origin, reproduce, sheets, short_size
 
-Data = dict[str, Any]
-
-_CSS = """
-:root { --ink: #1c2733; --soft: #5d6b7a; --line: #e2e7ec; --card: #fff; --back: #f4f6f8; --link: #0065a8;
-  --good: #0a7d4f; --bad: #b3261e; }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; margin: 0; color: var(--ink);
-  background: var(--back); }
-main { max-width: 1160px; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 0 0 .6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
-a { color: var(--link); text-decoration: none; } a:hover { text-decoration: underline; }
-.lead { color: var(--soft); margin: 0 0 1rem; }
-nav { display: flex; flex-wrap: wrap; gap: .4rem; margin: 0 0 1.5rem; }
-nav a { background: var(--card); border: 1px solid var(--line); border-radius: 999px; padding: .15rem .7rem;
-  font-size: .85rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1.1rem 1.3rem;
-  margin: 0 0 1.3rem; }
-img { max-width: 100%; height: auto; display: block; margin: 0 auto; background: #fff; border-radius: 6px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .5em 0 .8em; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .22em .8em; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-td.faster { color: var(--good); } td.slower { color: var(--bad); } td.noisy { color: var(--soft); }
-pre { background: var(--back); border-radius: 6px; padding: .6em .8em; overflow-x: auto; font-size: .82rem; }
-summary { cursor: pointer; color: var(--link); margin-top: .4rem; } .note { color: var(--soft); font-size: .88rem; }
-@media (prefers-color-scheme: dark) { :root { --ink: #dde4ea; --soft: #93a1af; --line: #2e3943; --card: #1a222a;
-  --back: #11171c; --link: #6db9ee; --good: #5bd19d; --bad: #ff8a80; } img { padding: 6px; } }
-"""
-_VERDICTS = {"faster": "faster", "slower": "slower", "too noisy": "noisy"}
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title><style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 0 auto; padding: 1rem; color: #1c2733; }
+nav a { display: inline-block; margin-right: 1em; } a { color: #0065a8; }
+img { max-width: 100%; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #e2e7ec; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+pre { background: #f4f6f8; padding: .6em; overflow-x: auto; } summary { cursor: pointer; color: #0065a8; }
+</style></head><body><h1>$title</h1><p>$lead</p><nav>$links</nav>$about$figures$files</body></html>
+""")
+#: Okabe and Ito's colours, which people with colour blindness can tell apart; a peer has the same in every figure.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+_KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
+_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ucc_hetero"}
+#: Parts of a file that say where its numbers come from.
+_ORIGIN = ("date", "machine", "source", "versions", "gpu", "ranks", "job", "topology", "ucc", "ucx", "nccl", "torch")
+#: Settings that the package makes itself, and paths, which say where and not what.
+_OWN = ("UCCHB_", "UCCHN_", "UCC_MC_CUDA_MPOOL_", "UCX_MODULE_DIR", "CUDA_MODULE_LOADING")
 
 
-def _table(sheet: Sheet) -> str:
-    def cell(text: str, tag: str) -> str:
-        kind = next((name for word, name in _VERDICTS.items() if text.endswith(word)), "")
-        return f"<{tag}{f' class={kind!r}' if kind else ''}>{html.escape(text)}</{tag}>"
+class Table(NamedTuple):
+    """A table: a title, and cells as text."""
 
-    head = "<tr>" + "".join(cell(text, "th") for text in sheet.header) + "</tr>"
-    body = "".join("<tr>" + "".join(cell(text, "td") for text in row) + "</tr>" for row in sheet.rows)
-    note = f'<p class="note">{html.escape(sheet.note)}</p>' if sheet.note else ""
-    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{note}'
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
-def _values(figure: Figure) -> Sheet:
+class Figure(NamedTuple):
+    """Curves drawn together: same benchmark, datatype and unit."""
+
+    benchmark: str
+    dtype: str
+    unit: str
+    curves: tuple[Curve, ...]
+
+    @property
+    def name(self) -> str:
+        """A file name."""
+        what = {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
+        return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{self.benchmark}-{self.dtype}-{what}")
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the curves: the file's name is added where two files have the same series."""
+        plain = [curve.label for curve in self.curves]
+        return [f"{c.label} ({c.source})" if plain.count(c.label) > 1 else c.label for c in self.curves]
+
+
+def short_size(nbytes: float) -> str:
+    """``64K``: bytes in powers of 1024."""
+    for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:g}{unit}"
+    return f"{nbytes:g}"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> str:
+    """Four significant digits of a float; other values as they are."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    return "" if value is None else str(value)
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """(name, text) of all plain values in a value: ``peers mpi4py ratio low``; entries of lists go by their words."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from flat(each, f"{name} {key}".strip())
+    elif isinstance(value, list):
+        for each in value:
+            if isinstance(each, dict):
+                # A verdict is another one in each row.
+                words = {key: word for key, word in each.items() if isinstance(word, str) and key != "verdict"}
+                rest = {key: part for key, part in each.items() if key not in words}
+                yield from flat(rest, " ".join([*filter(None, [name]), *words.values()]))
+    else:
+        yield name, number(value)
+
+
+def tables(data: Data, title: str = "") -> Iterator[Table]:
+    """The tables of a result file, of whatever kind: its rows, those of its cases, and all other values."""
+    rows = data.get("rows")
+    rows = [dict(flat(row)) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    if names:
+        yield Table(title or "rows", names, tuple(tuple(row.get(name, "") for name in names) for row in rows))
+    cases = data.get("cases")
+    for case in cases if isinstance(cases, list) else ():
+        if isinstance(case, dict):
+            yield from tables(case, str(case.get("case", "")))
+    shown = {"rows", "cases", "case", "format", "command", "settings", "environment", "plans", "about", *_ORIGIN}
+    rest = {name: value for name, value in data.items() if name not in shown}
+    values = tuple(flat(rest))
+    if values:
+        yield Table(f"{title} values".strip(), ("name", "value"), values)
+
+
+def _values(figure: Figure) -> Table:
     """The numbers of a figure, with the ratio of every other series to the first where both have a size."""
     columns = [{point.size: point.value for point in curve.points} for curve in figure.curves]
-    names = labels(figure)
     others = [i for i, curve in enumerate(figure.curves) if i and curve.label != LIMIT]
-    header = ["size", *(f"{name} [{figure.unit.replace('us', 'µs')}]" for name in names)]
-    header += [f"{names[i]} / {names[0]}" for i in others]
-    rows = []
+    names, rows = figure.labels, []
     for size in sorted(set().union(*columns)):
         cells = [short_size(size), *(f"{column[size]:.2f}" if size in column else "" for column in columns)]
         first = columns[0].get(size)
         cells += [f"{columns[i][size] / first:.2f}" if first and size in columns[i] else "" for i in others]
         rows.append(tuple(cells))
-    return Sheet("", tuple(header), tuple(rows))
+    header = ("size", *(f"{name} [{figure.unit}]" for name in names), *(f"{names[i]} / {names[0]}" for i in others))
+    return Table("", header, tuple(rows))
 
 
-def _drawing(drawing: Drawing, svg: bytes) -> str:
-    title, data = html.escape(drawing.title), base64.b64encode(svg).decode()
-    text = (
-        f'<section id="{html.escape(drawing.name)}"><h2>{title}</h2>'
-        f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
-    )
-    if drawing.figure is not None:
-        text += f"<details><summary>Numbers</summary>{_table(_values(drawing.figure))}</details>"
-    return text + "</section>"
+def _facts(data: Data) -> Data:
+    """The facts of a file, wherever its program keeps them."""
+    about = data.get("about")
+    return {**about, **data} if isinstance(about, dict) else data
+
+
+def reproduce(data: Data) -> str:
+    """The command that makes such a file: settings, mpirun where the ranks are its own, and the words of then."""
+    facts = _facts(data)
+    settings = {name: str(v) for name, v in (facts.get("settings") or facts.get("environment") or {}).items()}
+    shown = [f"{k}={shlex.quote(v)}" for k, v in settings.items() if v and "/" not in v and not k.startswith(_OWN)]
+    ranks = (facts.get("job") or {}).get("ranks")
+    launcher = ["mpirun", "-np", str(ranks)] if ranks else []
+    words = [shlex.quote(str(word)) for word in facts.get("command") or []]
+    return " ".join([*shown, *launcher, *words]) if words else ""
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures(curves: Sequence[Curve]) -> list[Figure]:
+    """Group the curves; the order is that of first appearance."""
+    groups: dict[tuple[str, str, str], list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault((curve.benchmark, curve.dtype, curve.unit), []).append(curve)
+    return [Figure(*key, tuple(members)) for key, members in groups.items()]
+
+
+def render(figure: Figure, kind: str) -> bytes:
+    """A figure as ``png`` or ``svg``. ``BadUsage`` where matplotlib is missing."""
+    try:
+        matplotlib, module = importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise BadUsage("report: matplotlib draws the figures; install the extra 'plot'") from None
+    out = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        canvas = module.Figure(figsize=(8.0, 4.4), dpi=110, layout="constrained")
+        _draw(figure, canvas)
+        # Neither date nor version: equal results make equal files.
+        plain = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        canvas.savefig(out, format=kind, metadata=plain)
+    return out.getvalue()
+
+
+def _draw(figure: Figure, canvas: Any) -> None:
+    axes = canvas.subplots()
+    for i, (curve, label) in enumerate(zip(figure.curves, figure.labels, strict=True)):
+        x, y = [point.size for point in curve.points], [point.value for point in curve.points]
+        if curve.label == LIMIT:
+            axes.plot(x, y, color="black", linestyle="--", linewidth=1.1, label=label)
+            continue
+        series = curve.label.removesuffix("*")  # a star: persistent calls
+        colour = _COLOURS[_KNOWN.get(series, i) % len(_COLOURS)]
+        line = ":" if curve.label.endswith("*") else "-"
+        axes.plot(x, y, color=colour, marker="osD^vP*X"[i % 8], markersize=3.5, linestyle=line, label=label)
+    axes.set_xscale("log", base=2)
+    if figure.unit != "%":
+        axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: short_size(value))
+    axes.set(xlabel="message size [bytes]", ylabel=figure.unit.replace("us", "µs"))
+    axes.set_title(f"{figure.benchmark}, {figure.dtype}", loc="left", fontweight="bold")
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    canvas.legend(loc="outside lower center", ncols=3, frameon=False)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def _table(table: Table) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(row(cells, "td") for cells in table.rows)
+    title = f"<h4>{escape(table.title)}</h4>" if table.title else ""
+    return f'{title}<div class="wide"><table>{row(table.header, "th")}{body}</table></div>'
+
+
+def _details(summary: str, text: str) -> str:
+    return f"<details><summary>{summary}</summary>{text}</details>" if text else ""
+
+
+def _section(figure: Figure, svg: bytes) -> str:
+    name, data = escape(figure.name), base64.b64encode(svg).decode()
+    image = f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
+    return f'<section id="{name}"><h2>{name}</h2>{image}{_details("Numbers", _table(_values(figure)))}</section>'
 
 
 def _file(source: str, data: Data) -> str:
-    """One result file: its tables, its command, its plans."""
-    parts = [f"<h3>{html.escape(source)}</h3>", f'<p class="note">{html.escape(origin(data))}</p>']
-    command = reproduce(data)
-    parts.append(f"<pre>{html.escape(command)}</pre>" if command else "")
-    tables = "".join(f"<h4>{html.escape(sheet.title)}</h4>{_table(sheet)}" for sheet in sheets(data))
-    parts.append(f"<details><summary>Tables</summary>{tables}</details>" if tables else "")
-    if data.get("plans"):
-        parts.append(f"<details><summary>Plans</summary><pre>{html.escape(str(data['plans']))}</pre></details>")
-    return "".join(parts)
-
-
-def page(
-    drawn: Sequence[Drawing],
-    images: Mapping[str, bytes],
-    files: Sequence[tuple[str, Data]],
-    curves: Sequence[Curve],
-    heading: str = "ucc_hetero benchmarks",
-    about: str = "",
-) -> str:
-    """The whole page; ``images`` are SVGs by the drawings' names, ``files`` the JSON files by name."""
-    links = "".join(f'<a href="#{html.escape(d.name)}">{html.escape(d.title)}</a>' for d in drawn)
-    body = "".join(_drawing(drawing, images[drawing.name]) for drawing in drawn)
-    names = list(dict.fromkeys([*(source for source, _ in files), *(curve.source for curve in curves)]))
-    sources = "".join(_file(source, data) for source, data in files)
-    if sources:
-        sources = f'<section id="files"><h2>Where the numbers come from</h2>{sources}</section>'
-        links += '<a href="#files">files</a>'
-    lead = f"{len(drawn)} drawings from {len(names)} files: {', '.join(names)}"
-    text, title = f"<section><pre>{html.escape(about)}</pre></section>" if about else "", html.escape(heading)
+    """One result file: where it comes from, its tables, its plans."""
+    facts = _facts(data)
+    origin = "; ".join(f"{name} {value}" for name, value in flat({k: facts[k] for k in _ORIGIN if k in facts}))
+    plans = f"<pre>{escape(str(data['plans']))}</pre>" if data.get("plans") else ""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_CSS}</style></head><body><main><h1>{title}</h1>"
-        f'<p class="lead">{html.escape(lead)}</p><nav>{links}</nav>{text}{body}{sources}</main></body></html>\n'
+        f"<h3>{escape(source)}</h3><p>{escape(origin)}</p><pre>{escape(reproduce(data))}</pre>"
+        + _details("Tables", "".join(map(_table, tables(data))))
+        + _details("Plans", plans)
     )
 
 
-def write_page(paths: Sequence[str | Path], target: Path, *words: str) -> Sequence[Drawing]:
+def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]], title: str, about: str = "") -> str:
+    """The whole page.
+
+    Args:
+        drawn: figures, each with its SVG.
+        files: the JSON files by name.
+        title: of the page.
+        about: text above the figures.
+    """
+    return _PAGE.substitute(
+        title=escape(title),
+        lead=f"{len(drawn)} figures, {len(files)} result files",
+        links="".join(f'<a href="#{escape(figure.name)}">{escape(figure.name)}</a>' for figure, _ in drawn),
+        about=f"<pre>{escape(about)}</pre>" if about else "",
+        figures="".join(_section(*each) for each in drawn),
+        files="".join(_file(*each) for each in files),
+    )
+
+
+def write_page(
+    paths: Sequence[str | Path], target: Path, title: str = "ucc_hetero benchmarks", about: str = ""
+) -> list[Figure]:
     """Write the page of some result files, with a heading and a text; returns what was drawn."""
     curves, files = read_all(paths)
-    drawn = drawings(curves, files)
-    images = {drawing.name: render(drawing, "svg") for drawing in drawn}
+    found = figures(curves)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(drawn, images, files, curves, *words), encoding="utf-8")
-    return drawn
-
-
-def _html(paths: Sequence[str], folder: Path) -> str:
-    """Write the page and the PNGs; returns what to say."""
-    drawn = write_page(paths, folder / "index.html")
-    for drawing in drawn:
-        (folder / f"{drawing.name}.png").write_bytes(render(drawing, "png"))
-    return f"{folder / 'index.html'}: {len(drawn)} drawings from {len(paths)} files"
+    text = page([(figure, render(figure, "svg")) for figure in found], files, title, about)
+    target.write_text(text, encoding="utf-8")
+    return found
 
 
 def run(words: Sequence[str], command: list[str]) -> int:
@@ -149,8 +272,12 @@ def run(words: Sequence[str], command: list[str]) -> int:
     parser.add_argument("files", nargs="+", help="results of --json, or the output of OSU's programs or nccl-tests")
     parser.add_argument("-o", "--output", default="report", help="folder to write to (report)")
     arguments = parser.parse_args(list(words))
+    folder = Path(arguments.output)
     try:
-        print(_html(arguments.files, Path(arguments.output)))
+        found = write_page(arguments.files, folder / "index.html")
     except UnknownFile as why:
         raise BadUsage(f"report: {why}") from None
+    for figure in found:
+        (folder / f"{figure.name}.png").write_bytes(render(figure, "png"))
+    print(f"{folder / 'index.html'}: {len(found)} figures from {len(arguments.files)} files")
     return 0

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from . import collective, graph, onesided, output, pt2pt
-from .files import Results
 from .interleave import Measure, interleaved
 from .limits import open_limit
-from .meanings import Options
 from .memory import Memory, dtype_of, label_of, open_memory
+from .option_table import Options
 from .options import BadUsage
 from .output import Row
-from .peers import Peer, World, open_peer
+from .peers import open_peer
+from .result_file import Results
 from .session import Progress, Session
 from .stats import sizes, verdict
 from .table import Bench
 from .validate import Log
+from .world import Peer, World
 
 
 def _measure(session: Session) -> Measure:
@@ -115,7 +116,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
             session.limit, results.links = limit.of, limit.links
         status = _nccl(session, dtypes) if options.format == "nccl" else _osu(session, dtypes)
         progress.clear()
-        results.finish(session)
+        results.finish(session.bench, session.options, session.peer)
         return status
     finally:
         for peer in peers.values():

@@ -11,13 +11,13 @@ from typing import TextIO
 import numpy as np
 import numpy.typing as npt
 
-from .files import Results
-from .meanings import Options
 from .memory import Memory
-from .peers import Peer, World
+from .option_table import Options
+from .result_file import Results
 from .stats import osu_percentile
 from .table import Bench
 from .validate import Log
+from .world import Peer, World
 
 #: Characters of a full bar.
 _BAR = 24

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from time import perf_counter
 
-from .files import write_job
-from .meanings import Options
+from .option_table import Options
 from .output import init_line, osu_preamble
-from .peers import open_peer, open_world, prepare
+from .peers import open_peer
+from .result_file import write_job
 from .table import Bench
+from .world import open_world, prepare
 
 
 def run(bench: Bench, options: Options, command: list[str]) -> int:

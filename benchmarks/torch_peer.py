@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .peers import NotOffered, World
+from .world import NotOffered, World
 
 
 class _InPlace:

@@ -17,7 +17,7 @@ from ucc_hetero.bindings.ucc import Coll, CollFlag, Lib, MemType, Request, check
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS, DType
 
-from .peers import NotOffered, World
+from .world import NotOffered, World
 
 #: Rounds of progress before the core is offered to others.
 _SPINS = 1000

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .calls import Buffers, Case, shares
+from .cases import Buffers, Case, shares
 from .memory import Block
 
 Host = npt.NDArray[Any]

@@ -59,6 +59,7 @@ if SANITIZERS:
     # Python's own flags let signed integers wrap, which not every Python's do. What is undefined ends in a trap, which
     # AddressSanitizer writes down: beside it the other one has no file of its own.
     FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", "-fstrict-overflow", f"-fsanitize={SANITIZERS}"]
+    FLAGS += ["-DUCCH_CHECK_LOCKS"]
     FLAGS += ["-Wno-tsan"] if SANITIZERS == "thread" else ["-fsanitize-undefined-trap-on-error"]
 
 CDEF = "\n".join(

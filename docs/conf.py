@@ -1,33 +1,44 @@
-"""Sphinx configuration. The pages of all figures are made from the committed results at each build."""
+"""Sphinx configuration. Figures and tables that come from the code and from results are made anew at each build."""
 
 import sys
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import generate
 from figures import write_pages
+
+HERE = Path(__file__).resolve().parent
 
 project = "ucc_hetero"
 author = "ucc_hetero authors"
 copyright = "2026, ucc_hetero authors"
 version = release = installed_version("ucc-hetero")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-autodoc_typehints = "description"
-exclude_patterns = ["_build"]
+autodoc_typehints = "none"  # signatures have them
+autodoc_member_order = "bysource"
+autodoc_mock_imports = [] if find_spec("torch") else ["torch"]
+napoleon_numpy_docstring = False
+exclude_patterns = ["_build", "_generated"]
 #: Its content goes beside the pages.
 html_extra_path = ["figures"]
-html_theme = "alabaster"
+html_theme = "furo"
+html_title = f"ucc_hetero {version}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 
-def _figures(app: Any, config: Any) -> None:
-    here = Path(__file__).parent
-    write_pages(sorted((here.parent / "benchmarks" / "results").glob("*.tar.xz")), here / "figures")
+def _made(app: Any, config: Any) -> None:
+    generate.write(HERE / "_generated")
+    write_pages(sorted((HERE.parent / "benchmarks" / "results").glob("*.tar.xz")), HERE / "figures")
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx before it reads the pages."""
-    app.connect("config-inited", _figures)
+    app.connect("config-inited", _made)

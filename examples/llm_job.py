@@ -24,7 +24,7 @@ WAYS = {
     "fsdp1": "data parallel, everything sharded (FullyShardedDataParallel)",
     "fsdp2": "data parallel, everything sharded (fully_shard)",
     "hsdp": "everything sharded inside groups, --replicas of them",
-    "tp": "tensor parallel",
+    "tp": "tensor parallel, --replicas of it data parallel, sharded (fully_shard)",
     "cp": "context parallel, every rank has a part of each sequence (Ulysses)",
     "pp": "pipeline (--schedule), --replicas of it data parallel",
 }
@@ -100,8 +100,9 @@ class Job:
             raise ValueError(f"--replicas {s.replicas} does not divide the {self.size} ranks")
         if s.batch % parts and not s.balanced:
             raise ValueError(f"--batch {s.batch} is not a multiple of the {parts} ranks that share it")
-        if s.parallel == "tp" and self.config.kv_heads % self.size:
-            raise ValueError(f"{self.size} ranks do not divide the {self.config.kv_heads} key and value heads")
+        if s.parallel == "tp" and self.config.kv_heads % (self.size // s.replicas):
+            ranks = self.size // s.replicas
+            raise ValueError(f"{ranks} ranks do not divide the {self.config.kv_heads} key and value heads")
         if s.parallel == "cp" and (self.config.kv_heads % self.size or s.length % self.size):
             raise ValueError(
                 f"{self.size} ranks must divide the {self.config.kv_heads} key and value heads and --length {s.length}"
@@ -115,15 +116,15 @@ class Job:
     def _data_ranks(self) -> int:
         """How many ranks share a batch."""
         way = self.settings.parallel
-        return {"tp": 1, "cp": 1, "pp": self.settings.replicas}.get(way, self.size)
+        return {"tp": self.settings.replicas, "cp": 1, "pp": self.settings.replicas}.get(way, self.size)
 
     def _share(self) -> balance.Share:
         s, parts = self.settings, self._data_ranks()
         if s.parallel == "pp":
             return balance.Share((s.batch // parts,) * parts, self.rank % parts)
-        if s.balanced and parts > 1:
+        if s.balanced and parts == self.size > 1:
             return self._profile().split(s.batch)
-        return balance.Share((s.batch // parts,) * parts, self.rank if parts > 1 else 0)
+        return balance.Share((s.batch // parts,) * parts, self.rank // (self.size // parts))
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -150,11 +151,14 @@ class Job:
             return replicate(model)
         if s.parallel == "fsdp1":
             return self._fully_sharded(model)
+        if s.parallel == "fsdp2":
+            return self._sharded(model, dist.init_device_mesh(self.device.type, (self.size,)))
+        names = ("replicate", "shard" if s.parallel == "hsdp" else "split")
+        mesh = dist.init_device_mesh(self.device.type, (s.replicas, self.size // s.replicas), mesh_dim_names=names)
         if s.parallel == "hsdp":
-            shape, names = (s.replicas, self.size // s.replicas), ("replicate", "shard")
-            return self._sharded(model, dist.init_device_mesh(self.device.type, shape, mesh_dim_names=names))
-        mesh = dist.init_device_mesh(self.device.type, (self.size,))
-        return self._sharded(model, mesh) if s.parallel == "fsdp2" else self._split(model, mesh)
+            return self._sharded(model, mesh)
+        model = self._split(model, mesh["split"])
+        return self._sharded(model, mesh["replicate"]) if s.replicas > 1 else model
 
     def _fully_sharded(self, model: Decoder) -> nn.Module:
         from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
@@ -179,7 +183,7 @@ class Job:
             fully_shard(layer, mesh=mesh, **more)
         return fully_shard(model, mesh=mesh, **more)
 
-    def _split(self, model: Decoder, mesh: Any) -> nn.Module:
+    def _split(self, model: Decoder, mesh: Any) -> Decoder:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         names = ("attention.q", "attention.k", "attention.v", "feed.gate", "feed.up")
@@ -258,7 +262,9 @@ class Job:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def _autocast(self) -> Any:
-        half = self.settings.dtype == "bf16" and self.settings.parallel not in ("fsdp1", "fsdp2", "hsdp")
+        s = self.settings
+        sharded = s.parallel in ("fsdp1", "fsdp2", "hsdp") or (s.parallel == "tp" and s.replicas > 1)
+        half = s.dtype == "bf16" and not sharded
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     @staticmethod

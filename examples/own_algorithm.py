@@ -14,7 +14,7 @@ import argparse
 import numpy as np
 
 from ucc_hetero import Communicator
-from ucc_hetero.planner.algorithms import Case, Piece, Stages, algorithm, fitness
+from ucc_hetero.planner.algorithms import Case, Piece, Stages, algorithm, ranking
 from ucc_hetero.planner.algorithms.builders import only, region, stages, step, without
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.topology import Topology
@@ -24,7 +24,7 @@ LIMIT = 256  # bytes
 
 def suits(case: Case) -> int:
     """Very short calls: better than all that the package has."""
-    return fitness.ALONE + 1 if case.nbytes <= LIMIT else 0
+    return ranking.ALONE + 1 if case.nbytes <= LIMIT else 0
 
 
 @algorithm("allreduce", "by_rank_0", suits=suits)

@@ -100,15 +100,6 @@ static int sim_flag(void **word) {
     return *word ? (memset(*word, 0, 64), OK) : NO_MEMORY;
 }
 
-/* Other processes cannot open it. */
-static int sim_alloc_shared(void **address, size_t bytes) { return NOT_SUPPORTED; }
-
-static int sim_share(void *address, void *handle) { return NOT_SUPPORTED; }
-
-static int sim_open_shared(void **address, const void *handle) { return NOT_SUPPORTED; }
-
-static int sim_close_shared(void *address) { return NOT_SUPPORTED; }
-
 /* ---- streams and events ---- */
 
 /* A point in a stream; an event names its latest, and may be recorded anew while somebody waits for that. */
@@ -293,7 +284,7 @@ static int sim_version(int *version) {
 }
 
 static int sim_traits(int *bits) {
-    *bits = UCCH_EAGER | UCCH_FINE | UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
+    *bits = UCCH_EAGER | UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
     return OK;
 }
 
@@ -323,8 +314,6 @@ static int sim_use(int device) {
 }
 
 /* It has no compiler: the host does its arithmetic. */
-static int sim_resident(int device, unsigned threads, int *blocks) { return NOT_SUPPORTED; }
-
 static int sim_kernel(const void *image, void **function) { return NOT_SUPPORTED; }
 
 static int sim_launch(void *function, unsigned blocks, unsigned threads, void **arguments, void *stream) {

@@ -1,7 +1,7 @@
 """A vendor of your own, outside the package: an adapter in C (own_vendor.c), and this row.
 
     cc -std=gnu11 -shared -fPIC -Icffi_build examples/own_vendor.c -o libsim.so -lpthread
-    UCCH_SIM_LIB=$PWD/libsim.so UCCH_EMULATE=sim:2,nvidia:2 mpirun -np 4 python examples/own_vendor.py
+    UCCH_SIM_LIB=$PWD/libsim.so UCCH_EMULATE=sim:2,nvidia:2 ucch-run -np 4 python examples/own_vendor.py
 
 Its ranks send, receive, sum and exchange what lies in their devices' memory with ranks of other vendors.
 """

@@ -1,7 +1,7 @@
 """Train a classifier on handwritten digits, data-parallel over the ranks of an MPI job. Plain numpy.
 
-    mpirun -np 4 python examples/train_digits.py
-    UCCH_EMULATE=nvidia:2,amd:2 mpirun -np 4 python examples/train_digits.py --check
+    ucch-run -np 4 python examples/train_digits.py
+    UCCH_EMULATE=nvidia:2,amd:2 ucch-run -np 4 python examples/train_digits.py --check
 
 Every rank holds the whole model and a share of each batch. Gradients are summed over the ranks in one Allreduce per
 step, so all ranks take the same step and their weights stay identical, bit for bit. That is verified at the end;

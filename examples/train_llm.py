@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("llama", "qwen2"), default="llama")
     parser.add_argument("--size", choices=tuple(SIZES), default="1m", help="parameters (default: 1m)")
     parser.add_argument("--parallel", choices=tuple(WAYS), default="ddp", help=_listed(WAYS))
-    parser.add_argument("--replicas", type=int, default=1, help="for hsdp and pp (default: 1)")
+    parser.add_argument("--replicas", type=int, default=1, help="for hsdp, tp and pp (default: 1)")
     parser.add_argument("--schedule", choices=tuple(SCHEDULES), default="1f1b", help="of the pipeline (default: 1f1b)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help=_listed(DTYPES))
     parser.add_argument("--steps", type=int, default=100)

@@ -1,1 +1,1 @@
-"""Installed as ucc_hetero.launch: starting jobs, and the emulated cluster that rehearses them."""
+"""Starting jobs, and the emulated cluster that rehearses them; mpi_launch/ in the repository."""

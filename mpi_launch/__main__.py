@@ -18,8 +18,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from .._version import __version__
+from ..installed import module
 from ..machine.vendors import VENDORS
 from ..stdio import ends_with_its_reader
 from . import cluster as cluster_file
@@ -27,14 +29,23 @@ from . import command, k8s, launcher, slurm, sources, supervise
 from .cluster import Cluster, ClusterError
 
 #: Program of every rank under --check.
-DOCTOR = ("-m", "ucc_hetero.launch.doctor", "--job")
+DOCTOR = (*module("ucc_hetero.launch.doctor"), "--job")
 
 #: Seconds within which every rank has to start. Containers may have to fetch their image first.
 START_TIMEOUT = 120.0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says how a value that begins with a dash is given, which argparse takes for another option."""
+
+    def error(self, message: str) -> NoReturn:
+        if "--mpi-args: expected" in message:
+            message += ", after an equals sign where it begins with a dash: --mpi-args='--x y'"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ucch-run",
         usage="ucch-run [options] PROGRAM …",
         description="Start an MPI job on one machine or on a cluster that a file describes.",
@@ -46,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
     parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
     parser.add_argument("--launcher", choices=("auto", *launcher.KINDS), default="auto", help="default: what is here")
-    parser.add_argument("--devices", choices=("one", "all"), default="one", help="devices that a rank sees")
+    parser.add_argument(
+        "--devices", choices=("auto", "one", "all"), default="auto",
+        help="devices that a rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
+    )  # fmt: skip
     parser.add_argument("--no-numa", action="store_true", help="do not bind ranks to the processors near their device")
     parser.add_argument("--emulate", action="store_true", help="pretend the hosts' vendors, on host memory")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after this many seconds")
@@ -61,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-np", "-n", type=int, dest="np", metavar="N", help="ranks; default: all slots of the cluster")
+    parser.add_argument(
+        "-np", "-n", "--np", type=int, dest="np", metavar="N", help="ranks; default: all slots of the cluster"
+    )
     parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", help="cluster file")
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="lines of: host slots=N")
     parser.add_argument("--vendor", choices=("auto", *VENDORS), help="of all hosts; default: as each host finds")
@@ -112,23 +128,42 @@ def _free_port(here: bool) -> int:
         return int(probe.getsockname()[1])
 
 
+def _as_root(kind: str, given: str) -> list[str]:
+    """Words without which Open MPI starts nothing as root, unless the user has given them; says so."""
+    told = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= set(os.environ)
+    if kind != "openmpi" or os.geteuid() != 0 or told or "--allow-run-as-root" in given:
+        return []
+    print("ucch-run: runs as root, so mpirun gets --allow-run-as-root", file=sys.stderr)
+    return ["--allow-run-as-root"]
+
+
+def _program(words: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """The program, by ``python`` if it is a script of Python's that cannot be executed by itself."""
+    if words and words[0].endswith(".py") and os.path.isfile(words[0]) and not os.access(words[0], os.X_OK):
+        return (python, *words)
+    return words
+
+
 def run(arguments: Sequence[str]) -> int:
     """Start a job and return its exit status."""
     options = _parser().parse_args(arguments)
-    program = command.program_of(options.program)
     found = _cluster(options)
+    python = found.python or sys.executable
+    program = _program(command.program_of(options.program), python)
     variables = _variables(options.env)
     if options.check:
-        program = (found.python or sys.executable, *DOCTOR, *program)
+        program = (python, *DOCTOR, *program)
         # UCX logs to the standard output, which is the report's.
         variables.setdefault("UCX_LOG_FILE", "stderr")
+    starter = launcher.find(options.launcher)
+    mpi_args = (*_as_root(starter.kind, options.mpi_args), *shlex.split(options.mpi_args))
     job = command.Job(
         cluster=found, program=program,
         master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
         env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate, tag=options.tag,
-        report=not options.dry_run, mpi_args=tuple(shlex.split(options.mpi_args)),
+        report=not options.dry_run, mpi_args=mpi_args,
     )  # fmt: skip
-    words = command.compile_job(job, launcher.find(options.launcher))
+    words = command.compile_job(job, starter)
     if options.dry_run:
         print("\n".join(command.lines(words)))
         return 0

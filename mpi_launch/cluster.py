@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..installed import extra
 from ..machine.vendors import VENDORS
 from . import sources
 
@@ -238,7 +239,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
     try:
         import yaml
     except ImportError:
-        raise ClusterError("reading a cluster file needs PyYAML: pip install 'ucc-hetero[launch]'") from None
+        raise ClusterError(f"reading a cluster file needs PyYAML: {extra('launch')}") from None
     try:
         text = path.read_text()
     except OSError as error:

@@ -32,8 +32,8 @@ class Job:
     master_port: int
     #: Variables named on the command line.
     env: Mapping[str, str] = field(default_factory=dict)
-    #: How many of its vendor's devices a rank sees: "one" or "all".
-    devices: str = "one"
+    #: How many of its vendor's devices a rank sees: "one", "all", or "auto", which depends on the program.
+    devices: str = "auto"
     numa: bool = True
     #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using their devices.
     emulate: bool = False
@@ -119,7 +119,7 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
     words = [job.cluster.python or sys.executable, "-I", "-S", str(RANK_WRAPPER)]
     words += ["--vendor", "host" if job.emulate else part.vendor, "--size", str(job.cluster.size)]
     words += ["--master", f"{'127.0.0.1' if job.only_here else first}:{job.master_port}"]
-    words += [] if job.devices == "one" else ["--devices", job.devices]
+    words += [] if job.devices == "auto" else ["--devices", job.devices]
     words += [] if job.numa else ["--numa", "off"]
     words += ["--first-local", str(part.first_local)] if part.first_local else []
     words += [f"--{flag}" for flag in ("tag", "report") if getattr(job, flag)]

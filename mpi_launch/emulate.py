@@ -32,7 +32,7 @@ from typing import Any
 
 from ..stdio import ends_with_its_reader
 from . import emulated_host, emulated_net
-from .emulated_host import Host
+from .emulated_host import EmulatedHost
 
 _GOODPUT = Path(__file__).with_name("emulated_goodput.py")
 _PORT = 47000
@@ -43,6 +43,9 @@ def unavailable() -> str | None:
     """Return why no cluster can be emulated on this machine, with the way out, or None where one can."""
     if not sys.platform.startswith("linux"):
         return f"emulated hosts are made of Linux namespaces; this is {sys.platform}"
+    beyond = [folder for folder in ("/usr/sbin", "/sbin") if folder not in os.environ.get("PATH", "").split(os.pathsep)]
+    # Where Debian has ip and tc, and a user's PATH does not lead.
+    os.environ["PATH"] = os.pathsep.join([*filter(None, [os.environ.get("PATH")]), *beyond])
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc", "cat") if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not found: install iproute2 and util-linux"
@@ -103,7 +106,7 @@ class Cluster:
         self._owner = os.getpid()
         self._switch: subprocess.Popen[bytes] | None = None
         self.directory = Path()
-        self.hosts: tuple[Host, ...] = ()
+        self.hosts: tuple[EmulatedHost, ...] = ()
 
     @property
     def slots(self) -> int:
@@ -133,7 +136,7 @@ class Cluster:
                 start_new_session=True,
             )
             self.hosts = tuple(
-                Host(plan, self.directory, self.launch_agent, extra)
+                EmulatedHost(plan, self.directory, self.launch_agent, extra)
                 for plan, extra in zip(self.layout, self._extra_env, strict=True)
             )
             assert self._switch.stdout is not None

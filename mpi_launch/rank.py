@@ -73,10 +73,33 @@ class Start:
         if self.vendor == "auto":
             self.vendor = self.vendors.native_vendor(self.devices)
         self.devices = [device for device in self.devices if device.vendor == self.vendor]
+        self._check_devices()
         self.index = self.local_rank - options.first_local
         #: The word that chooses this rank's device among those that it was given, and the device where that is known.
         self.chosen, self.device = self._mine({**environ, **self._given()})
         self.env = self._environment(environ)
+
+    def _check_devices(self) -> None:
+        """``ValueError`` where devices of a vendor were asked for by name and there are none: it would use the host."""
+        row = self.vendors.VENDORS[self.vendor]
+        if row.module and not self.devices:
+            what = "no device of it" if (self.root / row.module).exists() else f"no driver (/{row.module})"
+            raise ValueError(
+                f"vendor {self.vendor} was asked for (vendor: in the cluster file, or --vendor), but this host has "
+                f"{what} that this process may use: correct the vendor, write auto or host, or pretend with --emulate"
+            )
+
+    def _shows_all(self, environ: Mapping[str, str]) -> bool:
+        """True if the program is to see all devices: scripts written for torchrun choose theirs by LOCAL_RANK."""
+        if self.options.devices != "auto":
+            return bool(self.options.devices == "all")
+        if environ.get("UCCH_TORCH_REPLACE", "").strip():
+            return True
+        script = next((Path(word) for word in self.options.program if word.endswith(".py")), None)
+        with contextlib.suppress(OSError):
+            text = script.read_text(errors="replace") if script else ""
+            return "LOCAL_RANK" in text and "set_device" in text
+        return False  # the program will say what is wrong with the file
 
     def _given(self) -> dict[str, str]:
         words = (setting.partition("=") for setting in self.options.set)
@@ -97,7 +120,7 @@ class Start:
         if self.options.master:
             env["MASTER_ADDR"], _, env["MASTER_PORT"] = self.options.master.rpartition(":")
         variable = self.vendors.VENDORS[self.vendor].visible
-        if self.chosen and self.options.devices == "one":
+        if self.chosen and not self._shows_all(env):
             env[variable] = self.chosen
         for each in self.vendors.settings(self.vendor, self.devices, environ=env):
             env.setdefault(each.name, each.value)
@@ -141,11 +164,9 @@ class Parent:
         self.pending: dict[int, bytes] = {}
 
     def report(self, **event: object) -> None:
-        """Tell ucch-run; one write, so that lines of several ranks do not mix."""
+        """Tell ucch-run, where it listens."""
         if self.start.options.report:
-            text = json.dumps({"rank": self.start.rank, "host": self.host, **event})
-            with contextlib.suppress(OSError):
-                os.write(2, MARK + text.encode() + b"\n")
+            report(self.start.rank, **event)
 
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
@@ -157,9 +178,10 @@ class Parent:
                 stdout=subprocess.PIPE if tag else None,
                 stderr=subprocess.PIPE,
                 preexec_fn=ending_with_parent(signal.SIGKILL),
+                close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
             )
         except OSError as error:
-            return self.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")
+            return self.not_started(words, error)
         for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
         self.report(event="started")
@@ -172,10 +194,10 @@ class Parent:
             die_of(-status)
         return status
 
-    def failed(self, status: int, text: str) -> int:
-        print(f"ucch-run: rank {self.start.rank} on {self.host}: {text}", file=sys.stderr, flush=True)
-        self.report(event="failed", status=status, lines=text)
-        return status
+    def not_started(self, words: list[str], error: OSError) -> int:
+        """The exit status of a program that could not be started, as a shell's."""
+        status = 127 if isinstance(error, FileNotFoundError) else 126
+        return failed(self.start.rank, status, f"{words[0]}: {error.strerror}", self.start.options.report)
 
     def pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
         """A rank that is told to end did not fail."""
@@ -216,6 +238,21 @@ class Parent:
         write_all(target, b"".join(tag + line + b"\n" for line in lines) if tag else data)
 
 
+def report(rank: int, **event: object) -> None:
+    """Tell ucch-run; one write, so that lines of several ranks do not mix."""
+    text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
+    with contextlib.suppress(OSError):
+        os.write(2, MARK + text.encode() + b"\n")
+
+
+def failed(rank: int, status: int, text: str, told: bool) -> int:
+    """Say why a rank's program does not run, to ucch-run too where that listens; returns the exit status."""
+    print(f"ucch-run: rank {rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+    if told:
+        report(rank, event="failed", status=status, lines=text)
+    return status
+
+
 def ending_with_parent(number: int) -> Callable[[], None]:
     """For a child before it becomes its program: it gets this signal when its parent ends, however that ends."""
     libc = ctypes.CDLL(None)
@@ -252,7 +289,10 @@ def parser() -> argparse.ArgumentParser:
     """The options that ucch-run gives."""
     found = argparse.ArgumentParser(prog="rank.py", description="Bind a rank's device and run its program.")
     found.add_argument("--vendor", default="auto", help="whose devices: nvidia, amd, host, or auto: as found here")
-    found.add_argument("--devices", choices=("one", "all"), default="one", help="how many of them the rank sees")
+    found.add_argument(
+        "--devices", choices=("auto", "one", "all"), default="auto",
+        help="how many of them the rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
+    )  # fmt: skip
     found.add_argument("--numa", choices=("on", "off"), default="on", help="run beside the device")
     found.add_argument("--size", type=int, default=0, help="ranks of the job")
     found.add_argument("--ranks-here", type=int, default=0, help="ranks on this host")
@@ -273,8 +313,8 @@ def main() -> int:
     try:
         start = Start(options, os.environ)
     except (OSError, ValueError) as error:
-        print(f"ucch-run: rank {load('launchers').number('RANK', os.environ, 0)}: {error}", file=sys.stderr)
-        return 1
+        rank = load("launchers").number("RANK", os.environ, 0)
+        return failed(rank, 1, str(error), options.report)
     allowed = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, start.processors(allowed))
@@ -285,7 +325,7 @@ def main() -> int:
     try:
         os.execvpe(words[0], words, start.env)
     except OSError as error:
-        return parent.failed(127 if isinstance(error, FileNotFoundError) else 126, f"{words[0]}: {error.strerror}")
+        return parent.not_started(words, error)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ GRACE = 10.0
 #: Seconds that a launcher has for ending a job after a rank has failed. Hydra only ends it for ranks that use MPI.
 AFTER_FAILURE = 3.0
 
+#: Bytes of the launcher's messages that are kept, to look for names of hosts in.
+SAID = 1 << 14
+
 #: Exit status of a job that did not start or end in time, as of timeout(1).
 LATE = 124
 
@@ -67,7 +70,7 @@ class Filter:
 
     def feed(self, data: bytes) -> bytes:
         """Text for people; the rest of a report that is not complete is held back."""
-        data, self.held = self.held + data, b""
+        data, self.held = self.held + data.replace(b"\0", b""), b""  # Open MPI's own lines may bring some
         shown = []
         while data:
             text, mark, rest = data.partition(MARK)
@@ -107,6 +110,8 @@ class _Watch:
         self.kill_at: float | None = None
         self.asked = 0
         self.failed_at: float | None = None
+        #: The end of what the launcher and its ssh have said.
+        self.said = b""
         #: Why the job was ended: a signal's number, "late", "start" or "failure".
         self.why: int | str = 0
 
@@ -181,7 +186,9 @@ def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) ->
     os.set_blocking(fd, False)
 
     def copy(data: bytes) -> None:
-        write_all(2, stream.feed(data))
+        text = stream.feed(data)
+        watch.said = (watch.said + text)[-SAID:]
+        write_all(2, text)
 
     with selectors.DefaultSelector() as waiting:
         waiting.register(fd, selectors.EVENT_READ)
@@ -213,8 +220,9 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
         others = [name for name in missing if name not in ("localhost", "127.0.0.1")]
         if others:
+            suspect = _blamed(others, watch.said.decode(errors="replace"))
             _say(
-                f"try: ssh {others[0]} hostname; it must work without a password, the program and this Python must be "
+                f"try: ssh {suspect} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return code if code and why != "start" else LATE
@@ -224,6 +232,11 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
         _say(f"the job took longer than {watch.timeout:g} s (--timeout) and was ended")
         return LATE
     return code
+
+
+def _blamed(hosts: Sequence[str], said: str) -> str:
+    """The host that the launcher's messages name last. While one does not come up, none of the others starts ranks."""
+    return max(hosts, key=lambda name: (said.rfind(name), len(name)))
 
 
 def _names(hosts: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib.util
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "crew"))
+from crews import RANK, CaseFailed, Crew  # noqa: E402
 
 # A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
 # wait for ever. A handler, unlike SIG_IGN, is not inherited.
@@ -62,6 +65,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+#: Has what ranks print go out by the line.
+LINES = ROOT / "tests" / "lines"
 FAKEGPU = ROOT / "tests" / "fakegpu"
 sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 #: vendor -> what the source of its fake library is built as
@@ -80,6 +85,10 @@ class MPIResult:
     stderr: str
     ranks: int = 0
 
+    def said(self, words: str) -> int:
+        """How many lines of the standard output begin with these words: how many ranks said so, each once."""
+        return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
+
     @property
     def output(self) -> str:
         return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
@@ -94,7 +103,7 @@ def find_mpirun() -> str | None:
 @cache
 def mpi_flavour(mpirun: str) -> tuple[str, int]:
     """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
-    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    banner = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=240, check=False).stdout
     if found := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", banner):
         return "openmpi", int(found[1])
     if "HYDRA" in banner or "Intel(R) MPI" in banner:
@@ -208,6 +217,8 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
         start, limit = time.monotonic(), timeout * ROOM
         environment = mpi_environment(program) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
+        paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         result, late = run_limited(command, environment, folder, limit)
         if NOT_STARTED in result.stderr:
             result, late = run_limited(command, environment, folder, limit)
@@ -223,6 +234,107 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         return result
 
     yield run
+
+
+#: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
+CREWS = 8
+#: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
+MOST_HOOKED = 2
+
+
+class Crews:
+    """Crews by number of ranks and environment; one of the largest makes room for another."""
+
+    def __init__(self) -> None:
+        self._crews: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Crew, list[str]]] = {}
+
+    def run(
+        self, path: Path, case: str, ranks: int, args: Sequence[object], env: Mapping[str, str],
+        job: Mapping[str, str], limit: float,
+    ) -> MPIResult:  # fmt: skip
+        """Run a case on a crew whose processes have ``job`` in their environment from the beginning."""
+        key = ranks, tuple(sorted(job.items()))
+        crew, cases = self._crews.pop(key, None) or self._start(ranks, job)
+        cases.append(case)
+        try:
+            texts = crew.run(path, case, args, env, limit)
+        except CaseFailed as error:
+            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
+        except BaseException:
+            crew.kill()
+            raise
+        self._crews[key] = crew, cases
+        return MPIResult(0, *texts, ranks)
+
+    def _start(self, ranks: int, job: Mapping[str, str]) -> tuple[Crew, list[str]]:
+        program = find_mpirun()
+        if program is None:
+            pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+        if len(self._crews) == CREWS:
+            self.end(max(self._crews, key=lambda key: key[0]))
+        env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
+        if ranks <= MOST_HOOKED:
+            env.pop("UCX_MEM_MMAP_HOOK_MODE", None)
+        try:
+            return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, 60 * ROOM, kill_session), []
+        except CaseFailed as error:
+            pytest.fail(str(error), pytrace=False)
+
+    def end(self, key: tuple[int, tuple[tuple[str, str], ...]]) -> None:
+        """End a crew as a program ends."""
+        crew, cases = self._crews.pop(key)
+        try:
+            crew.end(60 * ROOM)
+        except CaseFailed as error:
+            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
+
+    def close(self) -> None:
+        """End all of them."""
+        try:
+            while self._crews:
+                self.end(next(iter(self._crews)))
+        finally:
+            for crew, _ in self._crews.values():
+                crew.kill()
+
+
+@pytest.fixture(scope="session")
+def crews() -> Iterator[Crews]:
+    """Jobs that stay for all tests."""
+    made = Crews()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., MPIResult]:
+    """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
+
+    A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
+    before; or a program, given as `mpirun` has it, runs there. ``env`` is set meanwhile, ``job`` from the start of the
+    processes, as is a ``layout`` of emulated vendors.
+    The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
+    """
+
+    def run(
+        case: str | Path,
+        n: int = 2,
+        *,
+        args: Sequence[object] = (),
+        layout: str = "",
+        env: Mapping[str, str] | None = None,
+        job: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> MPIResult:
+        module, _, name = str(case).partition(":")
+        if not name or "\n" in name:
+            path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
+        else:
+            path = request.path.with_name(f"{module}.py")
+        whole = {"UCCH_EMULATE": layout} | dict(job or {})
+        return crews.run(path, name, n, args, dict(env or {}), whole, timeout * ROOM)
+
+    return run
 
 
 @pytest.fixture
@@ -272,6 +384,13 @@ def ulfm(recovery: list[str]) -> list[str]:
     if not recovery:
         pytest.skip("needs Open MPI 5")
     return ["--with-ft", "ulfm"]
+
+
+@pytest.fixture
+def with_torch() -> None:
+    """Skip without torch. Ranks import it; in the tests' own process that would cost two seconds for nothing."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: pip install '.[torch]'")
 
 
 @pytest.fixture(scope="session")

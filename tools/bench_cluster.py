@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ucc_hetero.bench.files import origin, write_json
 from ucc_hetero.bench.links import Links
+from ucc_hetero.bench.result_file import origin, write_json
 from ucc_hetero.bench.roofline import least_seconds
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.launch.emulate import Cluster, goodput, unavailable

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.bench.calls import Case, Pool, bind, in_place_only, longest
+from ucc_hetero.bench.cases import Case, Pool, bind, in_place_only, longest
 from ucc_hetero.bench.memory import open_memory
-from ucc_hetero.bench.peers import NotOffered, Peer, World, open_peer, open_world, prepare
+from ucc_hetero.bench.peers import open_peer
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.bench.validate import Checker
+from ucc_hetero.bench.world import NotOffered, Peer, World, open_world, prepare
 from ucc_hetero.cli.tune import measure
 
 #: Length of one sample, in seconds, and the most calls in it; of calls below the limit, in seconds, at least a few: one

@@ -7,8 +7,8 @@ Each kind of work first runs for a tenth of its rounds, in which caches fill; wh
 its growth, a line each. The job ends with status 1 where descriptors, threads or shared segments have grown, or memory
 by more than ``--most`` KiB. With ``--minutes`` all kinds take turns, torch's groups and one-sided transfers among them,
 and the largest holdings of any rank go to a file every ten seconds. Calls that came to nothing stay in libucc, which
-cannot take them back: a refused one may leave 20 KiB, and one that failed 100 KiB and a page of shared memory, with the
-communicator that it made unusable.
+cannot take them back: a refused one may leave 20 KiB, and one that failed 100 KiB, and either a page of shared memory,
+with the communicator that it made unusable.
 """
 
 from __future__ import annotations
@@ -101,11 +101,13 @@ class Work:
             comm.Allreduce(IN_PLACE, self.arrays[number % 3][1])
 
     def refusals(self, number: int) -> None:
-        """Arguments that one rank cannot call with."""
+        """Arguments that one rank cannot call with, after which the communicator is given back."""
+        comm = Communicator()
         x, y = self.arrays[1]
         with suppress(CollectiveError, ValueError):
-            self.comm.Allreduce(x, y[:-1] if self.comm.rank == number % self.comm.size else y)
-        self.comm.Allreduce(x, y)
+            comm.Allreduce(x, y[:-1] if comm.rank == number % comm.size else y)
+        comm.Free()
+        MPI.COMM_WORLD.Barrier()
 
     def failures(self, number: int) -> None:
         """Calls that differ, after which the communicator is given back."""
@@ -208,7 +210,7 @@ def main() -> int:
         if count := getattr(args, name):
             growth = run(name, getattr(work, name), count)
             lost = LOST.get(name, 0)
-            grown = growth.descriptors > 2 or growth.threads > 0 or growth.segments > (count + 2 if lost > 50 else 2)
+            grown = growth.descriptors > 2 or growth.threads > 0 or growth.segments > (count + 2 if lost else 2)
             bad += [name] if grown or growth.kib > args.most + lost * count else []
     for start in work.starts:
         start.Free()

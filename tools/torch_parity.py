@@ -36,6 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fsdp2": {"parallel": "fsdp2"},
     "hsdp": {"parallel": "hsdp", "replicas": 2},
     "tp": {"parallel": "tp"},
+    "tp x dp": {"parallel": "tp", "replicas": 2},
     "cp": {"parallel": "cp"},
     "gpipe": {"parallel": "pp", "schedule": "gpipe"},
     "pp": {"parallel": "pp"},

@@ -4,7 +4,8 @@
     python tools/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
 
 Every backend is a job of its own, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
-stages times data parallel, one after the other. ``mixed``: the last half of the ranks is another vendor's, so that the
+stages times data parallel, one after the other; under HSDP and two replicas of tensor parallel ranks, too, if
+``--ways`` says so. ``mixed``: the last half of the ranks is another vendor's, so that the
 boundary lies inside the groups of DDP and FSDP2 and between the pipeline's stages; ``--amd`` ranks take their GPU
 through the HIP runtime that ``--hip`` names, and without GPUs the vendors are emulated. Times are medians over rounds,
 of the slowest rank. A backend that fails, or takes too long, costs its own figures only.
@@ -27,14 +28,17 @@ WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
     "ddp": ({"parallel": "ddp"}, 0.98, 0.99),
     "fsdp2": ({"parallel": "fsdp2"}, 0.97, 0.99),
     "pp2 x dp": ({"parallel": "pp"}, 0.98, 0.99),
+    "hsdp": ({"parallel": "hsdp", "replicas": 2}, 0.98, 0.99),
+    "tp x dp2": ({"parallel": "tp", "replicas": 2}, 0.98, 0.99),
 }
+USUAL = ("ddp", "fsdp2", "pp2 x dp")
 BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     found = parser(__doc__, 4, 120, ",".join(BACKENDS))
-    found.add_argument("--ways", default=",".join(WAYS), help="some of %(default)s")
+    found.add_argument("--ways", default=",".join(USUAL), help=f"some of {','.join(WAYS)} (default: %(default)s)")
     found.add_argument("--size", default="1b", help="of the model (default: 1b)")
     found.add_argument("--dtype", default="", help="fp32, bf16, bf16-all (default: bf16-all on GPUs, else fp32)")
     found.add_argument("--batch", type=int, default=32, help="sequences per step over all ranks (default: 32)")

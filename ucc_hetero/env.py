@@ -6,6 +6,7 @@ not in the table is a typing mistake and gives one warning.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -16,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .machine import fabric
+from .machine.launchers import number
 from .machine.vendors import VENDORS, Vendor
 
 PREFIX = "UCCH_"
@@ -219,6 +222,14 @@ _VARIABLES = (
         "Where a host stands, outermost first: hosts with the same beginning are a level of their own.",
         "site/rack",
     ),
+    Variable(
+        "FABRIC",
+        _choice(*fabric.WORDS),
+        "auto",
+        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with RDMA that it will "
+        "use; host: on each host; all: on all hosts.",
+        "auto|host|all",
+    ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
     Variable(
         "CHECK",
@@ -269,13 +280,6 @@ _VARIABLES = (
         "bytes",
     ),
     Variable(
-        "ARENA",
-        _window,
-        128 << 20,
-        "Device memory of each rank that others of its vendor on its host open, for messages in streams; 0: none.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -309,13 +313,6 @@ _VARIABLES = (
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
     Variable("UCX_DIR", str, "", "The directory whose libucp.so.0 and its family are loaded.", "path"),
-    Variable(
-        "WIRE_UCX_DIR",
-        str,
-        "",
-        "The directory whose libucp the network threads between hosts load for themselves, as one with InfiniBand.",
-        "path",
-    ),
     *(library(row) for row in VENDORS.values() if row.setting),
     Variable(
         "RTC_LIB", str, "", "The libnvrtc or libhiprtc that makes kernels, or none: compute on the host.", "path|none"
@@ -327,12 +324,26 @@ _VARIABLES = (
         "Backends in whose place torch scripts get ours (`ucch`).",
         "nccl,gloo",
     ),
+    Variable(
+        "TORCH_VENDOR",
+        parse_flag,
+        True,
+        "Make torch groups of one vendor's devices on one fabric of torch's own backend for these (NCCL, RCCL).",
+        "y|n",
+    ),
     Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),
     Variable("TRACE_EVENTS", _count, 1 << 18, "Events of each rank that the trace keeps: the last ones.", "number"),
 )  # fmt: skip
 
 #: Every variable by its name without prefix.
 TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES}
+
+#: Variables that there were, and what to do instead.
+GONE = {
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp or through "
+    "UCCH_WINDOW; unset it",
+    "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
+}
 
 
 def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -359,13 +370,29 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
 _warned: set[str] = set()
 
 
+def refuse_gone() -> None:
+    """``ValueError`` where a variable is set that there was and is no more; it says what to do instead."""
+    for name, instead in GONE.items():
+        if os.environ.get(PREFIX + name, "").strip():
+            raise ValueError(f"{PREFIX}{name} is no more: {instead}")
+
+
+def meant(name: str) -> str:
+    """The way out of an unknown variable: what to do instead, the known one most like it, or where all are listed."""
+    word = name.removeprefix(PREFIX)
+    if word in GONE:
+        return GONE[word]
+    near = difflib.get_close_matches(word, TABLE, 1)
+    return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
+
+
 def warn_unknown() -> None:
-    """Warn of unknown variables, once each in a process."""
+    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
     for name in unknown():
         if name not in _warned:
             _warned.add(name)
-            known = ", ".join(PREFIX + other for other in TABLE)
-            warnings.warn(f"{name} is set but means nothing; known are {known}", stacklevel=2)
+            if number("LOCAL_RANK", os.environ, 0) == 0:
+                warnings.warn(f"{name} is set but means nothing: {meant(name)}", stacklevel=2)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AgreementError",
     "CollectiveError",
@@ -17,6 +19,7 @@ __all__ = [
     "RevokedError",
     "TruncationError",
     "UCCHError",
+    "ranks_text",
 ]
 
 
@@ -68,9 +71,9 @@ class PeerError(CollectiveError, ConnectionError):
 
 
 class RefusedError(CollectiveError):
-    """Another rank refused its part of a call, having found its arguments to be wrong; the message says who, and why.
+    """A rank refused its part of a call, having found its arguments to be wrong; the message says which, and why.
 
-    The call has come to nothing on all ranks, and the communicator stays usable.
+    The communicator has ended on all its ranks: free it, and make a new one.
     """
 
 
@@ -84,3 +87,9 @@ class LibraryError(UCCHError):
     def __init__(self, call: str, status: int, name: str, hint: str = "") -> None:
         self.call, self.status, self.name = call, status, name
         super().__init__(f"{call} failed: {name} ({status}){'; ' + hint if hint else ''}")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as messages name them: ``rank 3``, ``ranks 0, 2``; of more than 16 the first ones."""
+    more = ", …" if len(ranks) > 16 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:16]))}{more}"

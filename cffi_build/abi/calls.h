@@ -1,5 +1,4 @@
-/* The library functions as static functions of their own names, each going through a table that loader.c fills. Network
- * threads may have a libucp of their own: a file that defines UCCH_TABLE before it includes this uses that table. */
+/* The library functions as static functions of their own names, each going through a table that loader.c fills. */
 #ifndef UCCH_CALLS_H
 #define UCCH_CALLS_H
 
@@ -25,23 +24,20 @@ typedef struct ucch_symbols {
 
 /* loader.c */
 int ucch_losses(void);
+void ucch_endpoint_errors_tell(void (*function)(void));
 
 extern ucch_symbols ucch_sym;
-extern const ucch_symbols *ucch_wire_sym;
-#ifndef UCCH_TABLE
-#define UCCH_TABLE ucch_sym
-#endif
 
 /* An absent optional function answers NOT_IMPLEMENTED; the required ones are there once a library is loaded, and
  * Python calls nothing before that. */
 #define UCC_SYMBOL(ret, name, params, args, need)                                                                      \
-    static inline ret name params { return (need) || UCCH_TABLE.name ? UCCH_TABLE.name args : (ret)UCCH_UCC_ABSENT; }
+    static inline ret name params { return (need) || ucch_sym.name ? ucch_sym.name args : (ret)UCCH_UCC_ABSENT; }
 #define UCC_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params { UCCH_TABLE.name args; }
+    static inline ret name params { ucch_sym.name args; }
 #define UCP_SYMBOL(ret, name, params, args, need)                                                                      \
-    static inline ret name params { return UCCH_TABLE.name args; }
+    static inline ret name params { return ucch_sym.name args; }
 #define UCP_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params { UCCH_TABLE.name args; }
+    static inline ret name params { ucch_sym.name args; }
 #include "abi/symbols.h"
 
 #endif

@@ -24,19 +24,26 @@
 #define CANCELED (-16) /* UCS_ERR_CANCELED */
 
 static int errors;
+static void (*told)(void);
+
+/* Called in the middle of libucc's progress, before a task goes on with what it has not received. */
+static void count(void) {
+    __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
+    if (told) told();
+}
 
 static void cancel(ucp_worker_h worker, void *request) {
     if (request && !IS_STATUS(request))
         ucp_request_cancel(worker, request);
     else
-        __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
+        count();
 }
 
 /* Failures are counted, too: libucc 1.4.0 may say that the collective it is part of has ended well. */
 static void free_request(void *request) {
     if (!request || IS_STATUS(request)) return;
     int status = ucp_request_check_status(request);
-    if (status < 0 && status != CANCELED) __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
+    if (status < 0 && status != CANCELED) count();
     ucp_request_free(request);
 }
 
@@ -48,6 +55,9 @@ static void *ours(const char *name) {
 
 /* Operations of libucc's in this process that were found to have ended in an endpoint's error. */
 int ucch_endpoint_errors(void) { return __atomic_load_n(&errors, __ATOMIC_RELAXED); }
+
+/* Have a function called at each of them. Under the lock. */
+void ucch_endpoint_errors_tell(void (*function)(void)) { told = function; }
 
 /* Relocation tables of a loaded library; NULL where it has none of a kind. */
 typedef struct relocations {

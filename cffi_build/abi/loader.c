@@ -10,9 +10,6 @@
 #include "api/api.h"
 
 ucch_symbols ucch_sym;
-/* Table of the network threads: the same, or that of a libucp which they have to themselves. */
-const ucch_symbols *ucch_wire_sym = &ucch_sym;
-static ucch_symbols own_sym;
 
 typedef struct symbol {
     const char *name;
@@ -49,10 +46,7 @@ static int fail(void) {
 /* RTLD_NOW: a library that lacks a symbol fails here, with its name, instead of ending the process at first use. */
 int ucch_preload(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL) ? 0 : fail(); }
 
-/* Load a library that calls functions of others which need it; these are loaded next. */
-int ucch_preload_lazily(const char *path) { return dlopen(path, RTLD_LAZY | RTLD_LOCAL) ? 0 : fail(); }
-
-static int load_table(const char *path, const symbol *list, ucch_symbols *table) {
+static int load_table(const char *path, const symbol *list) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) return fail();
     void *found[MOST_SYMBOLS] = {0};
@@ -69,18 +63,17 @@ static int load_table(const char *path, const symbol *list, ucch_symbols *table)
     /* Only a complete set goes in: a refused candidate must not leave half of itself behind. */
     n = 0;
     for (const symbol *s = list; s->name; s++, n++)
-        memcpy((char *)table + s->offset, &found[n], sizeof(void *));
+        memcpy((char *)&ucch_sym + s->offset, &found[n], sizeof(void *));
     return 0;
 }
 
-int ucch_load_ucc(const char *path) { return load_table(path, ucc_symbols, &ucch_sym); }
+int ucch_load_ucc(const char *path) { return load_table(path, ucc_symbols); }
 
 /* ---- messages that libucp throws away ----
  *
  * What comes in before it is received is kept in memory of libucp's. Where that cannot be had, libucp (1.12 to 1.22)
  * says so in its log and throws the message away, and the next one with its tag is taken for it. Whichever thread calls
- * libucp then is the one that hears of it, before the next message can be matched. The libucp that network threads may
- * have to themselves need not be heard: a range that is lost keeps its slot of a ring, whose credit nobody gets. */
+ * libucp then is the one that hears of it, before the next message can be matched. */
 #define NO_ROOM "ucp recv descriptor is not allocated"
 
 enum { LEVEL_FATAL, LEVEL_ERROR }; /* ucs_log_level_t */
@@ -126,13 +119,7 @@ static void hear_of_losses(const char *path) {
 }
 
 int ucch_load_ucp(const char *path) {
-    int status = load_table(path, ucp_symbols, &ucch_sym);
+    int status = load_table(path, ucp_symbols);
     if (!status) hear_of_losses(path);
     return status;
 }
-
-/* A second libucp, whose names in memory are not those of the first. */
-int ucch_load_wire_ucp(const char *path) { return load_table(path, ucp_symbols, &own_sym); }
-
-/* Before there are wires: whether they use the second one. */
-void ucch_wire_use(int own) { ucch_wire_sym = own ? &own_sym : &ucch_sym; }

@@ -1,4 +1,4 @@
-/* Contexts of libucp: that of everybody, or with `wires` the one that network threads use (loader.c). */
+/* Contexts of libucp. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,38 +11,31 @@
 #define ACTIVE 0x50
 #define PARAMS (0x1 | 0x20)
 
-static const ucch_symbols *table(int wires) { return wires ? ucch_wire_sym : &ucch_sym; }
-
 /* Make a context with these settings, names and values in turn and NULL at the end: 0, or the failure, with the name of
  * the setting that libucp refused. */
-int ucch_ucp_open(int wires, int active, const char *const *settings, ucp_context_h *context, const char **refused) {
-    const ucch_symbols *ucp = table(wires);
+int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused) {
     ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES | (active ? ACTIVE : 0), .mt_workers_shared = 1};
     ucp_config_t *config;
     unsigned major, minor, release;
-    ucp->ucp_get_version(&major, &minor, &release);
-    int status = ucp->ucp_config_read(NULL, NULL, &config);
+    ucp_get_version(&major, &minor, &release);
+    int status = ucp_config_read(NULL, NULL, &config);
     if (status) return status;
     for (; *settings && !status; settings += 2) {
-        status = ucp->ucp_config_modify(config, settings[0], settings[1]);
+        status = ucp_config_modify(config, settings[0], settings[1]);
         *refused = status ? settings[0] : NULL;
     }
-    if (!status) status = ucp->ucp_init_version(major, minor, &params, config, context);
-    ucp->ucp_config_release(config);
+    if (!status) status = ucp_init_version(major, minor, &params, config, context);
+    ucp_config_release(config);
     return status;
 }
 
-void ucch_ucp_close(int wires, ucp_context_h context) { table(wires)->ucp_cleanup(context); }
-
-const char *ucch_ucp_version(int wires) { return table(wires)->ucp_get_version_string(); }
-
 /* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */
-char *ucch_ucp_describe(int wires, ucp_context_h context) {
+char *ucch_ucp_describe(ucp_context_h context) {
     char *text = NULL;
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return NULL;
-    if (table(wires)->ucp_context_print_info) table(wires)->ucp_context_print_info(context, stream);
+    if (ucch_sym.ucp_context_print_info) ucp_context_print_info(context, stream);
     fclose(stream);
     return text;
 }

@@ -3,18 +3,13 @@
 
 /* ---- loader.c ---- */
 int ucch_preload(const char *path);
-int ucch_preload_lazily(const char *path);
 int ucch_load_ucc(const char *path);
 int ucch_load_ucp(const char *path);
-int ucch_load_wire_ucp(const char *path);
-void ucch_wire_use(int own);
 const char *ucch_load_error(void);
 
-/* ---- ucp.c: contexts of libucp, or with `wires` of the network threads' ---- */
-int ucch_ucp_open(int wires, int active, const char *const *settings, ucp_context_h *context, const char **refused);
-void ucch_ucp_close(int wires, ucp_context_h context);
-const char *ucch_ucp_version(int wires);
-char *ucch_ucp_describe(int wires, ucp_context_h context);
+/* ---- ucp.c: contexts of libucp ---- */
+int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused);
+char *ucch_ucp_describe(ucp_context_h context);
 void ucch_release(char *text);
 
 /* ---- guard.c: what libucc would cancel that is no request ---- */
@@ -29,6 +24,8 @@ typedef struct ucch_program ucch_program;
 typedef struct ucch_message ucch_message;
 typedef struct ucch_board ucch_board;
 typedef struct ucch_channels ucch_channels;
+typedef struct ucch_lanes ucch_lanes;
+typedef struct ucch_letter ucch_letter;
 
 typedef struct ucch_error {
     int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */
@@ -177,12 +174,6 @@ int ucch_message_deliver(ucch_message *message, void *data, void *stream);
 /* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
 int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                          uint64_t tag, int dest, int on_device, double timeout);
-int ucch_send_queued(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                     uint64_t tag, int dest, void *stream, int eager, double timeout);
-void *ucch_stream_ours(void);
-void ucch_message_later(ucch_message *message);
-void ucch_message_number(ucch_message *message, uint64_t process, uint32_t number);
-int ucch_message_take(ucch_message *message, void *stream, int early);
 void ucch_message_rendezvous(ucch_message *message, void *data, size_t bytes, int on_device);
 int ucch_message_moved(ucch_message *message);
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
@@ -250,7 +241,6 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_cores(void);
 int ucch_wire_new(ucp_context_h context, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
@@ -274,32 +264,27 @@ int ucch_board_reach(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 
+/* ---- process.c: processes of this host ---- */
+int ucch_process_ended(int pid);
+void ucch_process_meet(int pid);
+
 /* ---- board.c: who has arrived where, on one host ---- */
 typedef struct ucch_refusal {
-    uint64_t first, last; /* the calls that come to nothing */
-    uint64_t call;        /* the one among them, or before them, that a rank refused */
-    int64_t rank;         /* that rank */
-    int64_t by;           /* who says so, as the calls come to nothing there */
-    char text[232];
+    uint64_t call; /* that a rank refused, and another one makes */
+    int64_t rank;  /* who refused it */
+    char text[240];
 } ucch_refusal;
 
-uint64_t ucch_board_refuse(ucch_board *board, int rank, const char *text);
-void ucch_board_give_up(ucch_board *board, const ucch_refusal *refusal);
-void ucch_board_told(ucch_board *board, const ucch_refusal *refusal);
-int ucch_board_refused(ucch_board *board, uint64_t since, uint64_t seq, ucch_refusal *found);
-int ucch_board_room(ucch_board *board);
+uint64_t ucch_board_refuse(ucch_board *board, const char *text);
+int ucch_board_refusal(const ucch_board *board, ucch_refusal *found);
+int ucch_board_verdict(ucch_board *board, uint64_t seq, int *peer);
 void ucch_board_open(ucch_board *board, int more);
-int ucch_board_left(ucch_board *board, int rank, uint64_t seq);
 uint64_t ucch_board_next(ucch_board *board);
-int ucch_board_stale(ucch_board *board);
-int ucch_board_entered(ucch_board *board, uint64_t seq);
-uint64_t ucch_board_started(ucch_board *board);
-uint64_t ucch_board_since(ucch_board *board);
-void ucch_board_settle(ucch_board *board, uint64_t since);
 void *ucch_board_map(const char *path, size_t bytes);
 void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
 void ucch_board_free(ucch_board *board);
+int ucch_board_doubtful(const ucch_board *board, uint64_t seq);
 void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);
 void ucch_board_stats(ucch_board *board, uint64_t *calls, double *seconds, uint64_t *bytes);
 size_t ucch_board_bytes(int nslots);
@@ -308,9 +293,9 @@ uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *l
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);
 int ucch_board_gone(ucch_board *board, uint64_t seq);
 int ucch_board_fate(ucch_board *board, int slot);
-int ucch_process_ended(int pid);
-void ucch_process_meet(int pid);
 void ucch_board_leave(ucch_board *board);
+void ucch_board_failed(ucch_board *board, uint64_t seq);
+uint64_t ucch_board_given_up(ucch_board *board, int peer);
 void ucch_board_break(ucch_board *board);
 int ucch_board_launches(ucch_board *board);
 ucch_op *ucch_board_first_failure(ucch_board *board);
@@ -318,4 +303,5 @@ int ucch_board_broken(ucch_board *board);
 void ucch_board_revoke(ucch_board *board);
 int ucch_board_revoked(ucch_board *board);
 uint64_t ucch_board_seq(ucch_board *board, int slot);
+double ucch_board_waits(ucch_board *board, int slot);
 int ucch_board_label(ucch_board *board, int slot, uint64_t seq, char *label);

@@ -15,11 +15,15 @@
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_FUSED 6
-#define UCCH_STREAM_COPY 7
+#define UCCH_LANE_COPY 7
 #define UCCH_PIECES 8
 /* Types of elements that UCC has none of, numbered as its own are. */
 #define UCCH_E4M3FN 256
 #define UCCH_E4M3FNUZ 264
+/* How a message between streams is begun: it is received, ends when it has been taken, is ordered in its stream. */
+#define UCCH_LETTER_COMES 1
+#define UCCH_LETTER_SYNC 2
+#define UCCH_LETTER_ORDERED 4
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_FUSED_BYTES 786432
 
@@ -34,25 +38,20 @@
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
- * device. FINE: memory for others is coherent on every link. PARKS: a stream that waits for a word keeps no part of the
- * device busy. WAITS_ANYWHERE: it may be any word, not one of the runtime's own. OWN_QUEUES: streams share no queue, in
- * which one that waits holds up those behind it. TELLS_CURRENT: a thread that has chosen no device has none, not the
- * first. PEERS_BY_NUMBER: memory of another process's device is opened by that device's number here. */
+ * device. PARKS: a stream that waits for a word keeps no part of the device busy. WAITS_ANYWHERE: it may be any word,
+ * not one of the runtime's own. OWN_QUEUES: streams share no queue, in which one that waits holds up those behind it.
+ * TELLS_CURRENT: a thread that has chosen no device has none, not the first. */
 #define UCCH_EAGER 1
-#define UCCH_FINE 2
 #define UCCH_PARKS 4
 #define UCCH_WAITS_ANYWHERE 8
 #define UCCH_OWN_QUEUES 16
 #define UCCH_TELLS_CURRENT 32
-#define UCCH_PEERS_BY_NUMBER 64
 /* Mode of a thread that may do anything beside a capture, as graphs do not see it. */
 #define UCCH_RELAXED 2
-/* Bytes of what a process gives to others that are to open its device memory. */
-#define UCCH_SHARE_BYTES 64
 
 /* Statuses of our own, apart from both libraries' ranges. ALIASED: the send and the receive buffer are one; the
- * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. STALE:
- * an earlier call came to nothing, of which the caller is to take note first. PINNED: no pinned memory is left.
+ * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
+ * pinned memory is left.
  * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
  * of one. */
 #define UCCH_FAIL_TIMEOUT -1001
@@ -68,7 +67,6 @@
 #define UCCH_FAIL_CANCELLED -1010
 #define UCCH_LATER -1012
 #define UCCH_FAIL_REFUSED -1013
-#define UCCH_STALE -1014
 #define UCCH_FAIL_PINNED -1015
 #define UCCH_FAIL_STALE -1016
 #define UCCH_FAIL_RANGE -1017
@@ -96,7 +94,7 @@
 #define UCCH_FAIL_OVERLAP -1019
 
 /* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
-#define UCCH_RINGS 5
+#define UCCH_RINGS 7
 
 /* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
  * asks for all of them: the best of their fates. */
@@ -112,8 +110,11 @@
 #define UCCH_RTS_BIT 50
 
 #define UCCH_LABEL_BYTES 48
-/* Bytes of the text of a refusal. */
-#define UCCH_REFUSAL_BYTES 232
+/* Bytes of the text of a refusal, and the signature of a call that is one. */
+#define UCCH_REFUSAL_BYTES 240
+#define UCCH_REFUSED_CALL 1380271701
+/* The signature that is announced while a call is set up, to be made later: it fits any call but a refused one. */
+#define UCCH_ANY_CALL 1380271702
 
 /* Bytes that a rank brings to a call on the arrival board at most, and ranks of which each reads those of all others;
  * and whose it reads that are none. */

@@ -30,7 +30,6 @@ int ucch_event_record(int runtime, void *event, void *stream);
 int ucch_event_done(int runtime, void *event);
 int ucch_device_traits(int runtime, int *bits);
 int ucch_device_target(int runtime, int device, char *text, int room);
-int ucch_device_resident(int runtime, int device, unsigned threads, int *blocks);
 int ucch_device_room(int runtime, size_t *bytes);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
@@ -47,16 +46,10 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 /* ---- segment.c: shared memory that devices of several vendors copy to and from ---- */
 int ucch_window_own(uint64_t key, size_t *bytes);
 int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_windows_pin(int with_chunks);
+int ucch_windows_pin(void);
 
-/* ---- room.c: what is left of windows ---- */
+/* ---- room.c: chunks of windows ---- */
 int ucch_window_room(void);
-int ucch_messages_by_hosts(uint64_t key);
-
-/* ---- arenas: device memory that processes of one vendor open ---- */
-int ucch_arena_own(size_t bytes, void *handle);
-int ucch_arena_open(uint64_t key, const void *handle);
-void ucch_arena_close(uint64_t key);
 
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
 ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);
@@ -69,6 +62,21 @@ void ucch_channels_free(ucch_channels *channels);
 size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);
 size_t ucch_channels_pinned(void);
+
+/* ---- lane.c: messages that streams hand each other ---- */
+ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
+void ucch_lanes_discard(ucch_lanes *lanes);
+void ucch_lanes_stop(ucch_lanes *lanes);
+int ucch_lanes_idle(ucch_lanes *lanes);
+void ucch_lanes_free(ucch_lanes *lanes);
+ucch_letter *ucch_letter_new(void);
+void ucch_letter_free(ucch_letter *letter);
+ucch_op *ucch_letter_op(ucch_letter *letter);
+int ucch_letter_post(ucch_lanes *lanes, ucch_letter *letter, int peer, int slot, int how, uintptr_t data, size_t bytes,
+                     uint64_t tag, uintptr_t stream, double timeout);
+int ucch_letter_follow(ucch_letter *letter, uintptr_t stream, double timeout);
+int ucch_letter_held(const ucch_letter *letter);
+void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
 int ucch_program_device(ucch_program *program);

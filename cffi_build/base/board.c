@@ -4,27 +4,23 @@
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/far.h"
 #include "base/flight.h"
 #include "base/parcel.h"
+#include "base/process.h"
 
 #define RING 64
-/* Refusals of a rank that others may still have to read: with more it waits (ucch_board_room). */
-#define REFUSALS 32
 #define LABEL UCCH_LABEL_BYTES
 #define LEFT (-1)
 
@@ -34,42 +30,34 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
-/* A refusal as others read it; `version` is odd while it is written. */
-typedef struct notice {
-    uint64_t version;
-    ucch_refusal refusal;
-} notice;
-
 typedef struct slot {
     int64_t pid;
     uint64_t seq;  /* the last call entered or refused */
-    uint64_t open; /* calls entered that have not ended: who makes progress looks for their refusals */
+    uint64_t open; /* calls entered that have not ended */
     uint64_t
         behind; /* of the ranks of other hosts that the rank hears of: the last one's call, and its number plus one */
     uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
     uint64_t asked;  /* to do so, because of this call, by anyone */
     uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
-    int64_t file;    /* the process's descriptor of its recorder's memory */
-    uint64_t news;   /* of slot 0: how many refusals there were, of all ranks; in a line that is hardly ever written */
-    uint64_t refused;
-    uint64_t read;    /* so much of the news */
-    uint64_t revoked; /* of slot 0: somebody of this host has heard that the communicator is revoked */
-    char more[32];
-    notice notices[REFUSALS];
+    uint64_t began;  /* and when the last call that the engine runs was entered */
+    /* A line that is hardly ever written; slot 0's is all ranks'. */
+    uint64_t revoked;  /* somebody of this host has heard that the communicator is revoked */
+    uint64_t ending;   /* the first call that a rank refuses and another one makes, as far as is known; 0 for none */
+    uint64_t doubtful; /* the last call that was under way on a rank when its process met an endpoint error */
+    uint64_t failed;   /* the first call that has failed on the rank; 0 for none */
+    uint64_t since_failed; /* ns of CLOCK_MONOTONIC when it first knew of one */
+    int64_t file;          /* the process's descriptor of its recorder's memory */
+    char more[16];
+    ucch_refusal refused; /* the last call that this rank refused */
+    ucch_refusal end;     /* the first refusal that has ended the communicator, as this rank knows it */
     arrival ring[RING];
 } slot;
 
 struct ucch_board {
+    ucch_board *next; /* of this process's */
     slot *slots;
     int n, mine;
-    uint64_t seq, started; /* the last call, and the last one that was not refused */
-    uint64_t since;        /* refusals of earlier calls are of no interest to those that start now */
-    ucch_refusal *known;   /* read, or told by ranks on other hosts */
-    int nread, room;
-    uint64_t *versions;               /* of all notices, as they were read */
-    uint64_t tickets[REFUSALS];       /* of our own: their numbers among the news */
-    uint64_t heard, collected;        /* news from other hosts, and from this one */
-    uint64_t quiet_news, quiet_since; /* with so much news nothing concerned calls from there on */
+    uint64_t seq; /* the last call */
     int *ranks;
     ucch_post post;
     ucch_far *far;         /* of a communicator that is on several hosts */
@@ -116,6 +104,46 @@ void *ucch_board_map(const char *path, size_t bytes) {
 
 void ucch_board_unmap(void *page, size_t bytes) { munmap(page, bytes); }
 
+/* ---- data that cannot be trusted ---- */
+
+static ucch_board *boards; /* under the lock */
+
+/* An operation of libucc's in this process has ended in an endpoint's error. A task of libucc 1.4.0 may go on all the
+ * same, and send to other ranks what it has not received, for which their part of the collective then ends well. Which
+ * collective it was is not known: all ranks of this host are to know before they can have received anything. */
+static void doubt_locked(void) {
+    for (ucch_board *b = boards; b; b = b->next) {
+        if (!b->n || !b->slots[b->mine].open) continue;
+        uint64_t *doubtful = &b->slots[0].doubtful, known = __atomic_load_n(doubtful, __ATOMIC_RELAXED);
+        while (known < b->seq &&
+               !__atomic_compare_exchange_n(doubtful, &known, b->seq, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+            ;
+    }
+}
+
+/* True if what call `seq` has received may be what another rank of this host had not received itself. */
+int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
+    return b->n && __atomic_load_n(&b->slots[0].doubtful, __ATOMIC_ACQUIRE) >= seq;
+}
+
+static void enlist(ucch_board *b) {
+    ucch_lock();
+    b->next = boards;
+    boards = b;
+    ucch_endpoint_errors_tell(doubt_locked);
+    ucch_unlock();
+}
+
+static void delist(const ucch_board *b) {
+    ucch_lock();
+    for (ucch_board **at = &boards; *at; at = &(*at)->next)
+        if (*at == b) {
+            *at = b->next;
+            break;
+        }
+    ucch_unlock();
+}
+
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
     ucch_board *b = calloc(1, sizeof(*b));
@@ -125,8 +153,7 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
     b->mine = mine;
     b->losses = ucch_losses();
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    b->versions = calloc((size_t)b->n * REFUSALS + 1, sizeof(uint64_t));
-    if (!b->ranks || !b->versions || !open_post(b)) {
+    if (!b->ranks || !open_post(b)) {
         ucch_board_free(b);
         return NULL;
     }
@@ -137,14 +164,14 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
         b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
         b->slots[mine].file = file;
     }
+    enlist(b);
     return b;
 }
 
 void ucch_board_free(ucch_board *b) {
+    delist(b);
     free(b->post.each);
     ucch_far_free(b->far);
-    free(b->known);
-    free(b->versions);
     free(b->ranks);
     free(b);
 }
@@ -174,31 +201,7 @@ void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t 
     ucch_unlock();
 }
 
-static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
-    arrival *a = &b->slots[b->mine].ring[seq % RING];
-    __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
-    memcpy(a->label, label, LABEL);
-    __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
-}
-
-uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
-    uint64_t seq = b->started = ++b->seq;
-    if (!b->n) return seq;
-    write_arrival(b, seq, signature, label);
-    if (b->far) ucch_far_call(b->far, seq, signature);
-    __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
-    return seq;
-}
-
-/* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
- * Returns the number it will have. */
-uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
-    if (b->n) write_arrival(b, b->seq + 1, signature, label);
-    if (b->far) ucch_far_call(b->far, b->seq + 1, signature);
-    return b->seq + 1;
-}
+/* ---- calls, and refused ones ---- */
 
 /* The signature and, if asked for, the label with which a rank entered call `seq`: 1, or 0 where it has not, or has
  * moved on past the ring, be it while we read. */
@@ -211,65 +214,153 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
 
-/* ---- refusals ---- */
-
-/* A descriptor of the process, or -1, and then whether there is no such process. */
-static int descriptor_of(pid_t pid, int *gone) {
-    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    *gone = fd < 0 && (errno == ESRCH || (kill(pid, 0) && errno == ESRCH));
-    return fd;
+static int unlike(uint64_t one, uint64_t other) {
+    if (one == UCCH_ANY_CALL) return other == UCCH_REFUSED_CALL;
+    if (other == UCCH_ANY_CALL) return one == UCCH_REFUSED_CALL;
+    return one != other;
 }
 
-static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
+static uint64_t call_of(const slot *s) { return __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE); }
 
-/* Processes that were met, by their numbers, and descriptors of them: the number of one that has ended is another one's
- * some day. */
-#define MOST_MET 512
+static ucch_refusal refusal_by(uint64_t call, int rank, const char *text) {
+    ucch_refusal made = {.call = call, .rank = rank};
+    strncpy(made.text, text, UCCH_REFUSAL_BYTES - 1);
+    return made;
+}
 
-static struct {
-    pid_t pid;
-    int fd;
-} met[MOST_MET];
-static pthread_mutex_t met_lock = PTHREAD_MUTEX_INITIALIZER;
+static void write_refusal(ucch_refusal *at, const ucch_refusal *made) {
+    __atomic_store_n(&at->call, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    at->rank = made->rank;
+    memcpy(at->text, made->text, sizeof(at->text));
+    __atomic_store_n(&at->call, made->call, __ATOMIC_RELEASE);
+}
 
-/* Where a process is, or would be; -1 where there is no room. */
-static int place_of(pid_t pid) {
-    for (int i = 0; i < MOST_MET; i++) {
-        int at = (int)(((unsigned)pid + (unsigned)i) % MOST_MET);
-        if (!met[at].pid || met[at].pid == pid) return at;
+/* 1, or 0 where that is a refusal of another call, be it while we read. */
+static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *found) {
+    if (__atomic_load_n(&at->call, __ATOMIC_ACQUIRE) != call) return 0;
+    *found = *at;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    found->text[UCCH_REFUSAL_BYTES - 1] = 0;
+    return __atomic_load_n(&at->call, __ATOMIC_RELAXED) == call;
+}
+
+static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A rank has refused a call that another one makes: that ends the communicator, from this call on, on all ranks of this
+ * host. Of several such calls the first one counts. */
+void ucch_board_end(ucch_board *b, uint64_t call, int rank, const char *text) {
+    if (!b->n) return;
+    uint64_t *ending = &b->slots[0].ending;
+    ucch_refusal made = refusal_by(call, rank, text);
+    pthread_mutex_lock(&end_lock);
+    uint64_t known = __atomic_load_n(ending, __ATOMIC_ACQUIRE);
+    if (!known || call < known) write_refusal(&b->slots[b->mine].end, &made);
+    while ((!known || call < known) &&
+           !__atomic_compare_exchange_n(ending, &known, call, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
+        ;
+    pthread_mutex_unlock(&end_lock);
+}
+
+/* As ucch_board_end, by the rank of slot `i`, which refused call `seq`. */
+static void end_by(ucch_board *b, int i, uint64_t seq) {
+    uint64_t signature;
+    char label[LABEL] = "";
+    ucch_refusal last;
+    int whole = read_refusal(&b->slots[i].refused, seq, &last); /* it may have refused another one since */
+    if (!whole) read_arrival(&b->slots[i], seq, &signature, label);
+    label[LABEL - 1] = 0;
+    ucch_board_end(b, seq, b->ranks[i], whole ? last.text : label);
+}
+
+/* A refused call is about to be written over on the page: all ranks of this host have to have refused it. */
+static void let_go(ucch_board *b, uint64_t seq) {
+    uint64_t theirs;
+    for (int i = 0; i < b->n; i++)
+        if (call_of(&b->slots[i]) < seq ||
+            (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != UCCH_REFUSED_CALL))
+            end_by(b, b->mine, seq);
+}
+
+static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
+    arrival *a = &b->slots[b->mine].ring[seq % RING];
+    if (a->signature == UCCH_REFUSED_CALL && a->seq) let_go(b, a->seq);
+    __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
+    memcpy(a->label, label, LABEL);
+    __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
+    if (b->far) ucch_far_call(b->far, seq, signature);
+}
+
+uint64_t ucch_board_publish(ucch_board *b, uint64_t signature, const char *label) {
+    uint64_t seq = ++b->seq;
+    if (!b->n) return seq;
+    write_arrival(b, seq, signature, label);
+    __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
+    return seq;
+}
+
+/* Say what the next call will be, before it is entered: its teams are made first, by ranks that wait for each other.
+ * Returns the number it will have. */
+uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *label) {
+    if (b->n) write_arrival(b, b->seq + 1, signature, label);
+    return b->seq + 1;
+}
+
+/* Whether the rank of a slot makes call `seq`, or has made it. One that has moved on past the ring has: of a call that
+ * it refused it would have ended the communicator by then (let_go). */
+static int makes(const ucch_board *b, int i, uint64_t seq) {
+    uint64_t theirs;
+    if (call_of(&b->slots[i]) < seq) return 0;
+    return !read_arrival(&b->slots[i], seq, &theirs, NULL) || theirs != UCCH_REFUSED_CALL;
+}
+
+/* This rank's arguments cannot make its next call. That counts as a call, so that all ranks go on where all refuse it;
+ * a rank that makes it finds out as it does of any other difference, and the communicator ends. Returns its number. */
+uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
+    ucch_lock();
+    uint64_t seq = ++b->seq;
+    ucch_refusal mine = refusal_by(seq, b->ranks[b->mine], text);
+    ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
+    if (b->n) {
+        slot *s = &b->slots[b->mine];
+        write_refusal(&s->refused, &mine);
+        write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
+        __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as those do who make it */
+        for (int i = 0; i < b->n; i++)
+            if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     }
-    return -1;
+    ucch_unlock();
+    return seq;
 }
 
-/* Know the process that has this number now, in place of one that had it and has ended. */
-void ucch_process_meet(int pid) {
-    int gone;
-    pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
-    int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
-    if (fd >= 0 && known) close(met[at].fd);
-    if (fd >= 0) {
-        met[at].fd = fd;
-        met[at].pid = pid;
+/* The first refused call that has ended the communicator, or 0. */
+static uint64_t ending_of(const ucch_board *b) {
+    return b->n ? __atomic_load_n(&b->slots[0].ending, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* What a rank of this host has written of the refusal of a call: 1, or 0 for nothing that is whole. */
+static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
+    for (int i = 0; i < b->n; i++)
+        if (read_refusal(&b->slots[i].end, call, found)) return 1;
+    return 0;
+}
+
+/* Whether a refused call has ended the communicator, and which: the rank is -1 where who was to say so has died. */
+int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
+    uint64_t call = ending_of(b);
+    for (int i = 0; i < 10000 && call; i++) {
+        if (find_end(b, call, found)) return 1;
+        sched_yield();
+        call = ending_of(b);
     }
-    pthread_mutex_unlock(&met_lock);
+    *found = refusal_by(call, -1, "");
+    return call != 0;
 }
 
-/* Whether a process has ended, also where its parent has not asked for its status yet, and where another one has its
- * number since it was met. */
-int ucch_process_ended(int pid) {
-    int gone;
-    pthread_mutex_lock(&met_lock);
-    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
-    if (known) gone = is_readable(met[at].fd);
-    pthread_mutex_unlock(&met_lock);
-    if (known) return gone;
-    int fd = descriptor_of(pid, &gone);
-    if (fd < 0) return gone;
-    gone = is_readable(fd);
-    close(fd);
-    return gone;
-}
+/* ---- who is there ---- */
 
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
@@ -294,26 +385,6 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     return record;
 }
 
-/* Whether a process handles a signal. */
-static int handles(pid_t pid, int number) {
-    char line[256];
-    unsigned long long caught = 0;
-    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
-    FILE *status = fopen(line, "re");
-    while (status && fgets(line, sizeof(line), status) && sscanf(line, "SigCgt: %llx", &caught) != 1)
-        ;
-    if (status) fclose(status);
-    return (int)(caught >> (number - 1) & 1);
-}
-
-/* Send a process a signal that would end any other one, to which its number may have gone meanwhile. */
-static void ask(pid_t pid, int number) {
-    int gone, fd = descriptor_of(pid, &gone);
-    if (fd < 0) return;
-    if (!is_readable(fd) && handles(pid, number)) syscall(SYS_pidfd_send_signal, fd, number, NULL, 0);
-    close(fd);
-}
-
 /* Call `seq` has failed with us. Where that is not because somebody is gone, as all ranks then see by themselves, those
  * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
  * that is done. */
@@ -325,7 +396,7 @@ void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
         if (i == b->mine || !s->signal || pid <= 0) continue;
         if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
-            ask((pid_t)pid, (int)s->signal);
+            ucch_process_signal((int)pid, (int)s->signal);
         ucch_flight_awaits_locked(pid, s->file, __atomic_load_n(&s->since, __ATOMIC_RELAXED));
     }
 }
@@ -337,201 +408,13 @@ void ucch_board_speak(ucch_board *b) {
     if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
 }
 
-/* Forget what is of no interest any more: as much as the page holds stays, for those who ask why. */
-static void forget(ucch_board *b) {
-    int recent = b->nread - REFUSALS * (b->n + 1), kept = 0;
-    for (int i = 0; i < b->nread; i++)
-        if (i >= recent || b->known[i].last >= b->since) b->known[kept++] = b->known[i];
-    b->nread = kept;
-}
-
-static void remember_locked(ucch_board *b, const ucch_refusal *refusal) {
-    int full = b->nread == b->room;
-    if (full) forget(b);
-    if (full && 2 * b->nread >= b->room) {
-        int room = 2 * b->room + REFUSALS;
-        ucch_refusal *known = realloc(b->known, (size_t)room * sizeof(*known));
-        if (known) {
-            b->known = known;
-            b->room = room;
-        }
-    }
-    if (b->nread == b->room) /* no memory */
-        return;
-    b->known[b->nread] = *refusal;
-    b->known[b->nread++].text[UCCH_REFUSAL_BYTES - 1] = 0;
-}
-
-/* Read a notice that is not the one of `version`: 0 while it is being written, and for one never written. */
-static int read_notice(const notice *n, uint64_t *version, ucch_refusal *r) {
-    uint64_t now = __atomic_load_n(&n->version, __ATOMIC_ACQUIRE);
-    if (now == *version || now % 2) return 0;
-    *r = n->refusal;
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&n->version, __ATOMIC_RELAXED) != now) return 0;
-    *version = now;
-    return 1;
-}
-
-/* Read what the others have written since the last time, and say so: they may write over it. A notice is counted when
- * it is complete, so that one which is being written is news to come. */
-static void collect_locked(ucch_board *b) {
-    uint64_t news = b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0;
-    if (news == b->collected) return;
-    ucch_refusal r;
-    for (int i = 0; i < b->n * REFUSALS; i++)
-        if (i / REFUSALS != b->mine && read_notice(&b->slots[i / REFUSALS].notices[i % REFUSALS], &b->versions[i], &r))
-            remember_locked(b, &r);
-    b->collected = news;
-    __atomic_store_n(&b->slots[b->mine].read, news, __ATOMIC_RELEASE);
-}
-
-/* Calls of this rank come to nothing, because a call was refused: those who wait for it there are to know. */
-void ucch_board_give_up(ucch_board *b, const ucch_refusal *refusal) {
-    if (!b->n) return;
-    ucch_lock();
-    slot *s = &b->slots[b->mine];
-    uint64_t at = s->refused++ % REFUSALS;
-    notice *n = &s->notices[at];
-    uint64_t version = n->version + 1;
-    __atomic_store_n(&n->version, version, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    n->refusal = *refusal;
-    __atomic_store_n(&n->version, version + 1, __ATOMIC_RELEASE);
-    b->tickets[at] = __atomic_add_fetch(&b->slots[0].news, 1, __ATOMIC_SEQ_CST);
-    remember_locked(b, refusal);
-    ucch_unlock();
-}
-
-/* A call that a rank's arguments cannot make counts as called, so that all ranks go on with the same number; those that
- * have entered it, or enter it later, learn why it comes to nothing. It may be announced already. Returns its number.
- */
-uint64_t ucch_board_refuse(ucch_board *b, int rank, const char *text) {
-    uint64_t seq = ++b->seq;
-    ucch_refusal refusal = {.first = seq, .last = seq, .call = seq, .rank = rank, .by = rank};
-    strncpy(refusal.text, text, UCCH_REFUSAL_BYTES - 1);
-    ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
-    if (b->far) ucch_far_call(b->far, seq, 0);
-    if (b->n) {
-        __atomic_store_n(&b->slots[b->mine].ring[seq % RING].seq, 0, __ATOMIC_RELEASE);
-        ucch_board_give_up(b, &refusal);
-        __atomic_store_n(&b->slots[b->mine].seq, seq, __ATOMIC_RELEASE);
-    }
-    return seq;
-}
-
-/* Take note of the refusal of a rank on another host. */
-void ucch_board_told(ucch_board *b, const ucch_refusal *refusal) {
-    ucch_lock();
-    remember_locked(b, refusal);
-    b->heard++;
-    ucch_unlock();
-}
-
-static uint64_t news_of(const ucch_board *b) {
-    return b->heard + (b->n ? __atomic_load_n(&b->slots[0].news, __ATOMIC_ACQUIRE) : 0);
-}
-
-/* The latest refusal that concerns a call from `since` to `seq`, if there is one. */
-static int look_up(const ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal *found) {
-    found->first = 0;
-    for (int i = 0; i < b->nread; i++) {
-        const ucch_refusal *r = &b->known[i];
-        if (r->last >= since && r->first <= seq && r->first > found->first) *found = *r;
-    }
-    return found->first > 0;
-}
-
-/* Whether a call from `since` to `seq` was refused, and what is known of the latest one. */
-int ucch_board_refused(ucch_board *b, uint64_t since, uint64_t seq, ucch_refusal *found) {
-    uint64_t news = news_of(b);
-    if (!news || (news == b->quiet_news && since >= b->quiet_since)) return 0;
-    ucch_refusal here;
-    ucch_lock();
-    collect_locked(b);
-    int any = look_up(b, since, seq, found ? found : &here);
-    if (!any && seq == b->seq && !look_up(b, since, UINT64_MAX, &here)) {
-        b->quiet_news = news;
-        b->quiet_since = since;
-    }
-    ucch_unlock();
-    return any;
-}
-
-/* Whether a rank has refused call `seq`, or given it up because another one did. */
-int ucch_board_left(ucch_board *b, int rank, uint64_t seq) {
-    int left = 0;
-    ucch_lock();
-    collect_locked(b);
-    for (int i = 0; i < b->nread && !left; i++)
-        left = b->known[i].by == rank && b->known[i].last >= seq;
-    ucch_unlock();
-    return left;
-}
-
-/* Whether a rank needs our oldest notice no more. Who is behind us has to read it, and who has calls under way; whoever
- * is ahead with nothing under way learns of all of them by the latest one. */
-static int needs_no(const ucch_board *b, int i, uint64_t oldest) {
-    const slot *s = &b->slots[i];
-    if (i == b->mine || __atomic_load_n(&s->read, __ATOMIC_ACQUIRE) >= oldest) return 1;
-    int ahead = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) >= b->seq;
-    return (ahead && !__atomic_load_n(&s->open, __ATOMIC_ACQUIRE)) || fate_of(b, i) != UCCH_THERE;
-}
-
-/* Whether this rank may refuse a call, or give calls up, now: 0 while somebody needs the notice that it would write
- * over. Looking reads those of the others, who may be waiting for us as well. */
-int ucch_board_room(ucch_board *b) {
-    int room = 1;
-    ucch_lock();
-    collect_locked(b);
-    uint64_t refused = b->n ? b->slots[b->mine].refused : 0;
-    for (int i = 0; i < b->n && refused >= REFUSALS && room; i++)
-        room = needs_no(b, i, b->tickets[refused % REFUSALS]);
-    ucch_unlock();
-    return room;
-}
-
 /* One more call that is entered (before it is published), or one that has ended. Under the lock. */
 void ucch_board_open(ucch_board *b, int more) {
     if (b->n) __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
 }
 
-/* Whether a call up to the last one was refused, and this rank does not know of it. A refusal that reaches beyond the
- * last one, as a rank that was ahead has given more up, concerns the calls to come, each by itself. */
-int ucch_board_stale(ucch_board *b) { return b->since <= b->seq && ucch_board_refused(b, b->since, b->seq, NULL); }
-
-static int has_refused(const ucch_board *b, int rank, uint64_t seq) {
-    for (int i = 0; i < b->nread; i++)
-        if (b->known[i].call == seq && b->known[i].rank == rank) return 1;
-    return 0;
-}
-
-/* Whether any other rank of this host has entered a call that it could have refused: 1; 0 when none will, -1 when that
- * is not known yet. */
-int ucch_board_entered(ucch_board *b, uint64_t seq) {
-    int open = 0, entered = 0;
-    ucch_lock();
-    for (int i = 0; i < b->n; i++) {
-        if (i == b->mine) continue;
-        int came = __atomic_load_n(&b->slots[i].seq, __ATOMIC_ACQUIRE) >= seq;
-        collect_locked(b);
-        open |= !came;
-        entered |= came && !has_refused(b, b->ranks[i], seq);
-    }
-    ucch_unlock();
-    return entered ? 1 : -open;
-}
-
 /* The number of the call to come. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
-
-/* The last call that this rank did not refuse. */
-uint64_t ucch_board_started(ucch_board *b) { return b->started; }
-
-/* From which call on refusals concern what starts now. */
-uint64_t ucch_board_since(ucch_board *b) { return b->since; }
-
-void ucch_board_settle(ucch_board *b, uint64_t since) { b->since = since; }
 
 /* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or -1. A peer that has
  * not arrived will see ours; one that has moved on past the ring had seen it. */
@@ -542,29 +425,73 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
         return other; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
-        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && theirs != ours) return i;
+        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && unlike(ours, theirs)) return i;
     return other;
 }
 
-/* A peer that will never enter call `seq`, because it left or its process is gone: its slot, or -2 less its number
- * where it is on another host; -1 for none. */
+/* Call `seq` has failed on this rank. It may still end well on others, within a moment, but none after it. */
+void ucch_board_failed(ucch_board *b, uint64_t seq) {
+    if (!b->n || !seq) return;
+    ucch_lock();
+    slot *s = &b->slots[b->mine];
+    if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+    if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
+    ucch_unlock();
+}
+
+/* The first call that has failed on this rank; 0 for none. */
+uint64_t ucch_board_has_failed(const ucch_board *b) {
+    return b->n ? __atomic_load_n(&b->slots[b->mine].failed, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* Whether a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
+static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
+    double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
+    uint64_t failed = __atomic_load_n(&s->failed, __ATOMIC_ACQUIRE);
+    if (!failed || failed > seq) return 0;
+    return ucch_now() - 1e-9 * (double)__atomic_load_n(&s->since_failed, __ATOMIC_RELAXED) > grace;
+}
+
+/* The first call that a peer, as ucch_board_gone has it, is known to have given up; 0 for none. */
+uint64_t ucch_board_given_up(ucch_board *b, int peer) {
+    if (peer < -1) return b->far ? ucch_far_given_up(b->far, -2 - peer) : 0;
+    return peer >= 0 && peer < b->n ? __atomic_load_n(&b->slots[peer].failed, __ATOMIC_ACQUIRE) : 0;
+}
+
+/* A peer without which call `seq` will never end, because it left before, has given it up or is gone: its slot, or -2
+ * less its number where it is on another host; -1 for none. Of several, one that is gone. */
 int ucch_board_gone(ucch_board *b, uint64_t seq) {
+    int far = b->far ? ucch_far_gone(b->far, seq) : -1, absent = -1;
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
         if (i == b->mine || pid == 0) continue;
-        if (pid == LEFT ? __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq : ucch_process_ended((int)pid)) return i;
+        if (pid != LEFT && ucch_process_ended((int)pid)) return i;
+        int left = pid == LEFT && __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq;
+        if (absent < 0 && (left || has_given_up(b, s, seq))) absent = i;
     }
-    return b->far ? ucch_far_gone(b->far, seq) : -1;
+    return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
 
-/* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. Of
- * refusals those from call `since` on concern it. */
-int ucch_board_verdict(ucch_board *b, uint64_t since, uint64_t seq, int *peer) {
+/* Whether a call up to `seq` was refused, and by whom, as ucch_board_gone has it; `peer` is one that differs from this
+ * rank in call `seq`, which ends the communicator where it has refused that. */
+static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
+    uint64_t theirs = 0;
+    int by_peer = *peer >= 0 && read_arrival(&b->slots[*peer], seq, &theirs, NULL) && theirs == UCCH_REFUSED_CALL;
+    if (by_peer) end_by(b, *peer, seq);
+    uint64_t ending = ending_of(b);
+    ucch_refusal end;
+    if (!ending || ending > seq) return by_peer;
+    if (find_end(b, ending, &end)) *peer = ucch_board_peer(b, (int)end.rank);
+    return 1;
+}
+
+/* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. */
+int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
     if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
-    if (b && ucch_board_refused(b, since, seq, NULL)) return UCCH_FAIL_REFUSED;
     if (b) *peer = ucch_board_mismatch(b, seq);
+    if (b && is_refused(b, seq, peer)) return UCCH_FAIL_REFUSED;
     return *peer == -1 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
@@ -596,6 +523,15 @@ void ucch_board_own_label(ucch_board *b, uint64_t seq, char *label) {
     label[LABEL - 1] = 0;
 }
 
+/* The same, or why we have refused it. */
+void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
+    const ucch_refusal *last = &b->slots[b->mine].refused;
+    if (last->call == seq)
+        memcpy(text, last->text, UCCH_REFUSAL_BYTES);
+    else
+        ucch_board_own_label(b, seq, text);
+}
+
 /* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
     if (!b->first_failure) b->first_failure = op;
@@ -613,7 +549,12 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
-int ucch_board_broken(ucch_board *b) { return b->broken || ucch_board_revoked(b); }
+/* Whether the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
+ * make the ones before, with all others. */
+int ucch_board_broken(ucch_board *b) {
+    uint64_t ending = ending_of(b);
+    return b->broken || ucch_board_revoked(b) || (ending && ending <= b->seq + 1);
+}
 
 /* End all that is under way on this communicator and begin nothing more, on all ranks of this host. */
 void ucch_board_revoke(ucch_board *b) {
@@ -647,6 +588,17 @@ void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
 int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
     uint64_t word = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].behind, __ATOMIC_ACQUIRE) : 0;
     return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
+}
+
+/* The last call was entered at `now`. */
+void ucch_board_began(ucch_board *b, double now) {
+    if (b->n) __atomic_store_n(&b->slots[b->mine].began, (uint64_t)(1e9 * now), __ATOMIC_RELAXED);
+}
+
+/* Seconds since a rank's last call was entered; -1 where that is not known. */
+double ucch_board_waits(ucch_board *b, int i) {
+    uint64_t began = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].began, __ATOMIC_RELAXED) : 0;
+    return began ? ucch_now() - 1e-9 * (double)began : -1;
 }
 
 uint64_t ucch_board_seq(ucch_board *b, int i) {

@@ -7,14 +7,16 @@
 #include <string.h>
 
 typedef struct standing {
-    int how; /* UCCH_THERE, or why no call after `last` can end well */
-    uint64_t last;
+    int how;               /* UCCH_THERE, or why no call after `last` can end well */
+    uint64_t last, failed; /* and the first call that has failed on it, or 0 */
+    double since;          /* when that was heard */
 } standing;
 
 struct ucch_far {
     int size;
     uint64_t called;                  /* the last call, or the one that is being prepared */
-    uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none, or a refused one */
+    uint64_t changed;                 /* the first call that was announced, and made otherwise or refused since */
+    uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none */
     int news;                         /* whether anything of what follows is to be looked at */
     uint64_t differs;                 /* the first call that ranks of several hosts have made differently */
     int by;                           /* a rank that has made it differently from us */
@@ -30,16 +32,24 @@ ucch_far *ucch_far_new(int size) {
 
 void ucch_far_free(ucch_far *far) { free(far); }
 
-/* This rank makes call `seq`; with signature 0 it refuses it. Under the engine's lock. */
+/* This rank makes call `seq`, or refuses it. Under the engine's lock. */
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
-    uint32_t hash = signature ? (uint32_t)(signature ^ signature >> 32) | 1 : 0;
-    __atomic_store_n(&far->hashes[seq % UCCH_CALLS_SEEN], hash, __ATOMIC_RELAXED);
+    uint32_t hash = (uint32_t)(signature ^ signature >> 32) | 1, *at = &far->hashes[seq % UCCH_CALLS_SEEN];
+    if (signature == UCCH_REFUSED_CALL) hash = UCCH_REFUSED_HASH;
+    if (signature == UCCH_ANY_CALL) hash = UCCH_ANY_HASH;
+    uint64_t none = 0;
+    int was_told = far->called == seq && *at != hash;
+    __atomic_store_n(at, hash, __ATOMIC_RELAXED);
     __atomic_store_n(&far->called, seq, __ATOMIC_RELEASE);
+    if (was_told) __atomic_compare_exchange_n(&far->changed, &none, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
+
+/* The first call that others have to be told of anew, and 0 from then on. */
+uint64_t ucch_far_changed(ucch_far *far) { return __atomic_exchange_n(&far->changed, 0, __ATOMIC_ACQUIRE); }
 
 uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
 
-/* A hash of call `seq` as this rank made it; 0 where it refused it, has not come to it, or does not remember. */
+/* A hash of call `seq` as this rank made it; 0 where it has not come to it, or does not remember. */
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq) {
     if (seq > ucch_far_called(far)) return 0;
     uint32_t hash = __atomic_load_n(&far->hashes[seq % UCCH_CALLS_SEEN], __ATOMIC_RELAXED);
@@ -61,8 +71,10 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
 }
 
 /* Whether that was not known. A rank that has left may still be found dead. */
-int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last) {
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed) {
     if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
+    far->ranks[rank].failed = failed;
+    far->ranks[rank].since = ucch_now();
     __atomic_store_n(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0, __ATOMIC_RELEASE);
     __atomic_store_n(&far->ranks[rank].how, how, __ATOMIC_RELEASE);
     __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
@@ -78,11 +90,28 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
     return first && first <= seq ? -2 - far->by : -1;
 }
 
-/* -2 less a rank that will not make call `seq`; -1 for none. */
+/* Whether a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
+ */
+static int hopeless(const standing *s, uint64_t seq) {
+    if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
+    if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
+    return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
+}
+
+/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
-    for (int i = 0; !quiet(far) && i < far->size; i++)
-        if (ucch_far_fate(far, i) && __atomic_load_n(&far->ranks[i].last, __ATOMIC_ACQUIRE) < seq) return -2 - i;
-    return -1;
+    int found = -1;
+    for (int i = 0; !quiet(far) && i < far->size; i++) {
+        if (!hopeless(&far->ranks[i], seq)) continue;
+        if (ucch_far_fate(far, i) >= UCCH_DIED) return -2 - i;
+        if (found == -1) found = -2 - i;
+    }
+    return found;
+}
+
+/* The first call that a rank has said to have given up; 0 for none. */
+uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
+    return ucch_far_fate(far, rank) ? far->ranks[rank].failed : 0;
 }
 
 /* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */

@@ -6,6 +6,13 @@
 
 /* Calls that are remembered, for ranks of other hosts to compare theirs with. */
 #define UCCH_CALLS_SEEN 8192
+/* The hash of a refused call; those of others are odd. */
+#define UCCH_REFUSED_HASH 2
+#define UCCH_ANY_HASH 4
+/* Seconds in which a call that has failed on one rank may still end well on others; and where the ranks are on several
+ * hosts, which are told why some time after it has failed, and on busy ones later still. */
+#define UCCH_GRACE_S 1.0
+#define UCCH_GRACE_FAR_S 5.0
 
 typedef struct ucch_far ucch_far;
 
@@ -15,16 +22,21 @@ void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature);
 int ucch_far_differs(const ucch_far *far, uint64_t seq);
 int ucch_far_gone(const ucch_far *far, uint64_t seq);
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label);
+uint64_t ucch_far_given_up(const ucch_far *far, int rank);
 int ucch_far_fate(const ucch_far *far, int rank);
 
 /* For the thread that hears of other hosts, which alone writes. */
+uint64_t ucch_far_changed(ucch_far *far);
 uint64_t ucch_far_called(const ucch_far *far);
 uint32_t ucch_far_hash(const ucch_far *far, uint64_t seq);
 void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *label);
-int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last);
+int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed);
 
 ucch_far *ucch_board_far(const ucch_board *board);
+void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text);
+void ucch_board_own_text(ucch_board *board, uint64_t seq, char *text);
 int ucch_board_has_left(const ucch_board *board);
+uint64_t ucch_board_has_failed(const ucch_board *board);
 void ucch_board_behind_by(ucch_board *board, int rank, uint64_t reached);
 
 #endif

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "base/lock.h"
 
@@ -26,7 +28,7 @@
 #define LATE_S 100e-6
 #define NAP_YIELDS 4
 
-/* Recursive: Python holds it in places (ucc_hetero/ucc.py), and may collect objects there whose ends need it. */
+/* Recursive: Python holds it in places (bindings/handle.py), and may collect objects there whose ends need it. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 int ucch_spin_rounds = 1000;
@@ -45,6 +47,34 @@ struct timespec ucch_time_after(double seconds) {
     t.tv_sec += ns / 1000000000;
     t.tv_nsec = ns % 1000000000;
     return t;
+}
+
+/* ---- order ---- */
+
+#ifdef UCCH_CHECK_LOCKS
+static _Thread_local int held[UCCH_LOCK_ORDER];
+
+void ucch_order_take(int at) {
+    for (int later = at + 1; later < UCCH_LOCK_ORDER; later++) {
+        if (!held[later]) continue;
+        fprintf(stderr, "ucc_hetero: a thread that has lock %d takes lock %d (base/lock.h)\n", later, at);
+        abort();
+    }
+    held[at]++;
+}
+
+void ucch_order_give(int at) { held[at]--; }
+#endif
+
+/* Take a lock that stands in the order at a place. */
+void ucch_take(pthread_mutex_t *lock, int at) {
+    ucch_order_take(at);
+    pthread_mutex_lock(lock);
+}
+
+void ucch_give(pthread_mutex_t *lock, int at) {
+    pthread_mutex_unlock(lock);
+    ucch_order_give(at);
 }
 
 /* ---- the lock ---- */
@@ -66,6 +96,7 @@ static void relax(void) {
 /* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
  * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
 void ucch_lock(void) {
+    ucch_order_take(UCCH_AT_ENGINE);
     if (pthread_mutex_trylock(&lock) == 0) return;
     wanted++;
     int had = 0;
@@ -78,9 +109,13 @@ void ucch_lock(void) {
 }
 
 /* Whether it could be had at once. */
-int ucch_trylock(void) { return pthread_mutex_trylock(&lock) == 0; }
+int ucch_trylock(void) {
+    int had = pthread_mutex_trylock(&lock) == 0;
+    if (had) ucch_order_take(UCCH_AT_ENGINE);
+    return had;
+}
 
-void ucch_unlock(void) { pthread_mutex_unlock(&lock); }
+void ucch_unlock(void) { ucch_give(&lock, UCCH_AT_ENGINE); }
 
 /* Without the lock: let those have it who wait for it. */
 void ucch_let_others(void) {

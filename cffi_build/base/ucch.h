@@ -13,7 +13,6 @@
 
 double ucch_now(void);
 
-int ucch_board_verdict(ucch_board *board, uint64_t since, uint64_t seq, int *peer);
 int ucch_board_peer(const ucch_board *board, int rank);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);
@@ -21,6 +20,7 @@ int ucch_board_lossy(const ucch_board *board);
 void ucch_board_ask_locked(ucch_board *board, uint64_t seq, int status);
 void ucch_board_speak(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
+void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
 
 #endif

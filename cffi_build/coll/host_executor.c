@@ -37,6 +37,7 @@ static void end_event_locked(uint64_t *event, int status) {
 }
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
+    if (status < 0 && p->board) ucch_board_failed(p->board, p->op.error.seq);
     if (status < 0 && p->board) ucch_board_ask_locked(p->board, p->op.error.seq, status);
     ucch_op_end_locked(&p->op, status, step, peer);
     if (p->board) ucch_board_open(p->board, -1);
@@ -66,7 +67,7 @@ static void abandon_locked(ucch_program *p) {
 }
 
 static void fail_locked(ucch_program *p, int status, int step) {
-    int peer, bad = ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
+    int peer, bad = ucch_board_verdict(p->board, p->op.error.seq, &peer);
     if (!bad && p->board && ucch_board_far(p->board)) {
         peer = ucch_board_gone(p->board, p->op.error.seq);
         if (peer != -1) bad = UCCH_FAIL_PEER;
@@ -125,7 +126,7 @@ static int robbed(const ucch_program *p) {
 
 static int check_locked(ucch_op *op, double now) {
     ucch_program *p = (ucch_program *)op;
-    int bad = ucch_board_verdict(p->board, p->since, op->error.seq, &op->error.peer);
+    int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
     if (bad || !p->board) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
     if (op->error.peer != -1) return UCCH_FAIL_PEER;
@@ -160,14 +161,13 @@ static int init_all_locked(ucch_program *p) {
 static int expected_otherwise(const ucch_program *p) {
     int peer;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return ucch_board_verdict(p->board, p->since, p->op.error.seq, &peer);
+    return ucch_board_verdict(p->board, p->op.error.seq, &peer);
 }
 
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
     if (p->board && ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
-    if (p->board && ucch_board_stale(p->board)) return UCCH_STALE;
     int status = ucch_program_take_scratch(p, owner, anyway);
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
@@ -180,12 +180,12 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     }
     if (p->board) ucch_board_open(p->board, 1);
     p->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
-    p->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING) p->op.event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
     p->op.about = &p->about;
     p->op.late = p->gate.closed;
     ucch_op_begin_locked(&p->op, timeout);
+    if (p->board) ucch_board_began(p->board, p->op.started);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))

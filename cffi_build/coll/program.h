@@ -84,7 +84,6 @@ struct ucch_program {
     ucch_board *board;
     ucch_record about;       /* the call's label, signature and bytes */
     uint32_t salt;           /* of its tags between hosts, of the call's name and arguments */
-    uint64_t since;          /* of the call under way: refusals from that call on concern it */
     uint32_t number;         /* in the timeline */
     int ailing, ailing_step; /* between hosts: how a step failed, while it is not known why */
     double ailed;

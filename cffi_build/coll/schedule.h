@@ -1,6 +1,6 @@
 /* A whole program into streams at once; stream_executor.c keeps the books. */
-#ifndef UCCH_ENQUEUE_H
-#define UCCH_ENQUEUE_H
+#ifndef UCCH_SCHEDULE_H
+#define UCCH_SCHEDULE_H
 
 #include "coll/program.h"
 

@@ -109,7 +109,8 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     }
     /* Whether it was this collective's endpoint is not known; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
-    if (status > 0 || (status == 0 && ucch_endpoint_errors() != s->errors)) status = UCCH_UCC_NO_MESSAGE;
+    int garbage = ucch_endpoint_errors() != s->errors || (p->board && ucch_board_doubtful(p->board, p->op.error.seq));
+    if (status > 0 || (status == 0 && garbage)) status = UCCH_UCC_NO_MESSAGE;
     if (status == 0 && p->board && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
     return status < 0 ? status : 1;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/lock.h"
 #include "base/progress.h"
 #include "coll/graphs.h"
 #include "coll/stream_executor.h"
@@ -25,9 +26,11 @@ int ucch_launch_status(void) { return outcome; }
 ucch_op *ucch_launch_failed(void) { return failed; }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
+    if (status < 0 && l->board) ucch_board_failed(l->board, l->op.error.seq);
     if (status < 0 && l->board) ucch_board_ask_locked(l->board, l->op.error.seq, status);
     if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
-    if (status < 0 && l->channels)
+    int queued = l->ticket.value != 0; /* or no stream waits for anybody, and those before it go on */
+    if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board) ucch_board_launched(l->board, -1);
     l->op.ended = ucch_now();
@@ -69,10 +72,9 @@ static int lost(ucch_launch *l, int *peer) {
 static int tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
     if (by < 0) return 0;
-    int other = l->board ? ucch_board_mismatch(l->board, l->op.error.seq) : -1;
-    *peer = other != -1 ? other : ucch_board_peer(l->board, by);
-    if (other != -1) /* that is why */
-        return UCCH_FAIL_MISMATCH;
+    int bad = ucch_board_verdict(l->board, l->op.error.seq, peer);
+    if (bad) return bad; /* that is why */
+    *peer = ucch_board_peer(l->board, by);
     int why = lost(l, peer);
     return why ? why : by == l->channels->rank ? UCCH_FAIL_BROKEN : UCCH_FAIL_PEER;
 }
@@ -103,7 +105,10 @@ static int collect_locked(ucch_op *op) {
 
 static int check_locked(ucch_op *op, double now) {
     ucch_launch *l = (ucch_launch *)op;
-    int bad = ucch_board_verdict(l->board, l->since, op->error.seq, &op->error.peer);
+    int bad = ucch_board_verdict(l->board, op->error.seq, &op->error.peer);
+    /* Calls before a refused one end as they would have: until then no stream is let go. */
+    int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
+    if (early && !ucch_channels_first(l->channels, l->ticket)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && l->board && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
@@ -174,13 +179,13 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->channels = p->channels;
     if (l->board) ucch_board_launched(l->board, 1);
     l->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
-    l->since = p->board ? ucch_board_since(p->board) : 0;
     if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
+    if (l->board) ucch_board_began(l->board, l->op.started);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
-    int peer, bad = ucch_board_verdict(p->board, l->since, l->op.error.seq, &peer);
+    int peer, bad = ucch_board_verdict(p->board, l->op.error.seq, &peer);
     if (!bad && l->channels) {
         l->ticket = ucch_channels_ticket(l->channels);
         l->queueing = 1;
@@ -229,11 +234,11 @@ static ucch_launch *launch(const asked *a, int *status) {
     int before = ucch_device_enter();
     double began = ucch_now();
     for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
-        if (a->p->channels) pthread_mutex_lock(&queueing);
+        if (a->p->channels) ucch_take(&queueing, UCCH_AT_QUEUE);
         l = try_launch(a, status, &later);
         if (a->p->channels) {
             if (l && *status >= 0) *status = enqueue(a, l);
-            pthread_mutex_unlock(&queueing);
+            ucch_give(&queueing, UCCH_AT_QUEUE);
         }
     }
     ucch_device_leave(before);
@@ -276,7 +281,7 @@ static int begin_capture(ucch_program *p, double timeout) {
     if (!status) {
         uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
         ucch_record_end(ucch_board_record(p->board, UCCH_RECORD_GRAPH, number, p->about.signature, p->about.label), 0);
-        status = ucch_board_verdict(p->board, ucch_board_since(p->board), number, &peer);
+        status = ucch_board_verdict(p->board, number, &peer);
         ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     }
     ucch_unlock();
@@ -290,14 +295,14 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     if (send && send == recv) return UCCH_ALIASED;
     const device_ops *ops = ucch_bound_ops();
     int before = ucch_device_enter(), mode = ucch_capture_mode(UCCH_RELAXED);
-    pthread_mutex_lock(&queueing);
+    ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
     int status = begin_capture(p, timeout);
     if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
     if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
-    pthread_mutex_unlock(&queueing);
+    ucch_give(&queueing, UCCH_AT_QUEUE);
     ucch_capture_mode(mode);
     ucch_device_leave(before);
     ucch_progress_thread(1);

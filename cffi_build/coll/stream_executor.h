@@ -1,6 +1,6 @@
 /* A call in a stream, from its launch to its end. */
-#ifndef UCCH_LAUNCH_H
-#define UCCH_LAUNCH_H
+#ifndef UCCH_STREAM_EXECUTOR_H
+#define UCCH_STREAM_EXECUTOR_H
 
 #include "coll/schedule.h"
 
@@ -11,7 +11,6 @@ struct ucch_launch {
     int alone;    /* no other is under way */
     ucch_board *board;
     ucch_record about;       /* as a program's */
-    uint64_t since;          /* likewise */
     ucch_program *parent;    /* a program whose caller waits for it, not for the launch */
     ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
     ucch_ticket ticket;

@@ -8,11 +8,6 @@
 
 #include "api/constants.h"
 
-/* As the runtimes take it, by value. */
-typedef struct ucch_share {
-    char bytes[UCCH_SHARE_BYTES];
-} ucch_share;
-
 /* Priority of the engine's streams, above the usual 0: their kernels are short, and others' streams wait for them. Both
  * runtimes take the nearest that there is. */
 #define UCCH_STREAM_PRIORITY (-1)

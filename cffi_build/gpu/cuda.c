@@ -19,9 +19,6 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuCtxGetCurrent, "cuCtxGetCurrent", (void **), 1)                                                                \
     X(cuCtxGetDevice, "cuCtxGetDevice", (int *), 1)                                                                    \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, address), 1)                  \
-    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
-    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (address *, ucch_share, unsigned), 0)                               \
-    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (address), 0)                                                        \
     X(cuMemAlloc, "cuMemAlloc_v2", (address *, size_t), 1)                                                             \
     X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
@@ -63,8 +60,7 @@ static const device_symbol symbols[] = {
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
 enum { LOADING_EAGER = 1 };
-enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, PROCESSORS = 16, THREADS_OF_ONE = 39 };
-enum { IPC_ENABLE_PEERS = 1 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
 enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
 #define MOST_DEVICES 64
@@ -95,8 +91,6 @@ PLAIN(event_free, (void *event), cuEventDestroy(event))
 PLAIN(event_record, (void *event, void *stream), cuEventRecord(event, stream))
 PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
 PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
-OPTIONAL(share, (void *where, void *handle), cuIpcGetMemHandle, (handle, (address)(uintptr_t)where))
-OPTIONAL(close_shared, (void *where), cuIpcCloseMemHandle, ((address)(uintptr_t)where))
 OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo, (stream, does, which, NULL, NULL, NULL))
 OPTIONAL(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode, (mode))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32, (stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST))
@@ -138,24 +132,12 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int cuda_open_shared(void **where, const void *handle) {
-    ucch_share share;
-    address a = 0;
-    memcpy(&share, handle, sizeof(share));
-    int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, share, IPC_ENABLE_PEERS) : NOT_SUPPORTED;
-    *where = (void *)(uintptr_t)a;
-    return status;
-}
-
 static int cuda_alloc(void **where, size_t bytes) {
     address a = 0;
     int status = cu.cuMemAlloc(&a, bytes);
     *where = (void *)(uintptr_t)a;
     return status;
 }
-
-/* Any memory of the device is: kernels' fences of the system's scope are enough. */
-static int cuda_alloc_shared(void **where, size_t bytes) { return cuda_alloc(where, bytes); }
 
 static int cuda_room(size_t *bytes) {
     size_t all;
@@ -197,16 +179,8 @@ static int cuda_event_done(void *event, int *done) {
 /* Drivers without the question how kernels are loaded know no other way. */
 static int cuda_traits(int *bits) {
     int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
-    *bits = UCCH_FINE | UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
+    *bits = UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
     *bits |= mode == LOADING_EAGER ? UCCH_EAGER : 0;
-    return status;
-}
-
-static int cuda_resident(int device, unsigned threads, int *blocks) {
-    int processors = 0, most = 0, status = NOT_SUPPORTED;
-    if (cu.cuDeviceGetAttribute) status = cu.cuDeviceGetAttribute(&processors, PROCESSORS, device);
-    if (!status) status = cu.cuDeviceGetAttribute(&most, THREADS_OF_ONE, device);
-    *blocks = processors * (most / (int)threads);
     return status;
 }
 

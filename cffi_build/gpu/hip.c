@@ -10,14 +10,10 @@
     X(hipGetErrorName, (int), 1)                                                                                       \
     X(hipGetDeviceCount, (int *), 1)                                                                                   \
     X(hipDeviceGetPCIBusId, (char *, int, int), 1)                                                                     \
-    X(hipDeviceGetAttribute, (int *, int, int), 0)                                                                     \
     X(hipGetDevice, (int *), 1)                                                                                        \
     X(hipSetDevice, (int), 1)                                                                                          \
     X(hipGetLastError, (void), 1)                                                                                      \
     X(hipPointerGetAttributes, (void *, const void *), 1)                                                              \
-    X(hipIpcGetMemHandle, (void *, void *), 0)                                                                         \
-    X(hipIpcOpenMemHandle, (void **, ucch_share, unsigned), 0)                                                         \
-    X(hipIpcCloseMemHandle, (void *), 0)                                                                               \
     X(hipMalloc, (void **, size_t), 1)                                                                                 \
     X(hipFree, (void *), 1)                                                                                            \
     X(hipMemGetInfo, (size_t *, size_t *), 1)                                                                          \
@@ -55,13 +51,8 @@ static const device_symbol symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_VALUE = 1, INVALID_DEVICE = 101 };
 enum { COPY_DEFAULT = 4, HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2 };
-enum { MALLOC_FINE_GRAINED = 1, MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0 };
-enum { UNITS = 63, THREADS_OF_ONE = 57 }; /* hipDeviceAttribute_t, the same from 5.0 to 7 */
-enum { VERSION_6 = 60000000, VERSION_7 = 70000000 };
-
-/* Of a device that does not say: an MI300X in the smallest partition has 38 units, a small Radeon 32 of 1024 threads.
- */
-enum { LEAST_UNITS = 32, LEAST_THREADS = 1024 };
+enum { MALLOC_SIGNAL_MEMORY = 2, WAIT_AT_LEAST = 0 };
+enum { VERSION_6 = 60000000 };
 
 /* hipPointerAttribute_t has kept its layout; what `type` means changed with HIP 6. */
 typedef struct attributes {
@@ -73,7 +64,7 @@ typedef struct attributes {
 } attributes;
 
 /* Settings that HIP read when it started, as it cannot be asked for them. */
-static int eager, fine, command_waits;
+static int eager, command_waits;
 static int numeric; /* HIP_VERSION: major * 10^7 + minor * 10^5 + patch */
 
 /* As HIP and its driver read numbers: of what is none, 0. */
@@ -105,8 +96,6 @@ PLAIN(event_new, (void **event), hipEventCreateWithFlags(event, EVENT_NO_TIMING)
 PLAIN(event_free, (void *event), hipEventDestroy(event))
 PLAIN(event_record, (void *event, void *stream), hipEventRecord(event, stream))
 PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
-OPTIONAL(share, (void *where, void *handle), hipIpcGetMemHandle, (handle, where))
-OPTIONAL(close_shared, (void *where), hipIpcCloseMemHandle, (where))
 OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), hipStreamGetCaptureInfo, (stream, does, which))
 OPTIONAL(capture_mode, (int *mode), hipThreadExchangeStreamCaptureMode, (mode))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32, (stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
@@ -115,8 +104,6 @@ OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWrit
 
 static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
-    const char *pcie = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
-    fine = pcie && !strcmp(pcie, "1");
     command_waits = told("GPU_STREAMOPS_CP_WAIT", 0);
     int status = hip.hipInit(0);
     return status ? status : hip.hipRuntimeGetVersion(&numeric);
@@ -154,19 +141,6 @@ static int hip_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
-static int hip_open_shared(void **where, const void *handle) {
-    ucch_share share;
-    memcpy(&share, handle, sizeof(share));
-    unsigned enable_peers = numeric >= VERSION_6; /* hipIpcMemLazyEnablePeerAccess, the only flag taken, was 0 in 5 */
-    return hip.hipIpcOpenMemHandle ? hip.hipIpcOpenMemHandle(where, share, enable_peers) : NOT_SUPPORTED;
-}
-
-/* Other devices see what a kernel writes to ordinary memory when it has ended; to fine-grained memory, at once. Where
- * there is none, HIP gives ordinary memory and says nothing (`fine`). */
-static int hip_alloc_shared(void **where, size_t bytes) {
-    return hip.hipExtMallocWithFlags ? hip.hipExtMallocWithFlags(where, bytes, MALLOC_FINE_GRAINED) : NOT_SUPPORTED;
-}
-
 static int hip_room(size_t *bytes) {
     size_t all;
     return hip.hipMemGetInfo(bytes, &all);
@@ -186,28 +160,15 @@ static int hip_event_done(void *event, int *done) {
     return status == NOT_READY ? 0 : status;
 }
 
-/* A wait is a kernel of one work item, which looks at the word all the time, unless the command processor does so.
- * HIP 7 makes the device of its owner's number a peer when memory is opened. */
+/* A wait is a kernel of one work item, which looks at the word all the time, unless the command processor does so. */
 static int hip_traits(int *bits) {
-    *bits = (eager ? UCCH_EAGER : 0) | (fine ? UCCH_FINE : 0) | (command_waits ? UCCH_PARKS : 0) |
-            (numeric >= VERSION_7 ? UCCH_PEERS_BY_NUMBER : 0);
+    *bits = (eager ? UCCH_EAGER : 0) | (command_waits ? UCCH_PARKS : 0);
     return 0;
 }
 
 /* HIP does not say; the kernel's files do. */
 static int hip_target(int device, char *text, int room) {
     *text = 0;
-    return 0;
-}
-
-static int attribute(int device, int which, int least) {
-    int value = 0;
-    if (!hip.hipDeviceGetAttribute || hip.hipDeviceGetAttribute(&value, which, device) || value <= 0) return least;
-    return value;
-}
-
-static int hip_resident(int device, unsigned threads, int *blocks) {
-    *blocks = attribute(device, UNITS, LEAST_UNITS) * (attribute(device, THREADS_OF_ONE, LEAST_THREADS) / (int)threads);
     return 0;
 }
 

@@ -14,10 +14,6 @@ DEVICE(target, (int device, char *text, int room))                   /* what ker
 DEVICE(current, (int *device))                                       /* -1: none yet in this thread */
 DEVICE(use, (int device))
 DEVICE(pointer, (const void *address, int *kind, int *device))       /* UCCH_MEMORY_* */
-DEVICE(alloc_shared, (void **address, size_t bytes))                 /* others read it while kernels write to it */
-DEVICE(share, (void *address, void *handle))                         /* UCCH_SHARE_BYTES, for other processes */
-DEVICE(open_shared, (void **address, const void *handle))            /* of another process: map what it shares */
-DEVICE(close_shared, (void *address))
 DEVICE(alloc, (void **address, size_t bytes))
 DEVICE(release, (void *address))
 DEVICE(room, (size_t *bytes))                                        /* memory of the current device that is free */
@@ -39,7 +35,6 @@ DEVICE(event_new, (void **event))
 DEVICE(event_free, (void *event))
 DEVICE(event_record, (void *event, void *stream))
 DEVICE(event_done, (void *event, int *done))
-DEVICE(resident, (int device, unsigned threads, int *blocks))         /* so many run at a time */
 DEVICE(kernel, (const void *image, void **function))                 /* `ucch` of a compiled module */
 DEVICE(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream))
 DEVICE(error_name, (int code, const char **name))

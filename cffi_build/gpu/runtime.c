@@ -161,7 +161,6 @@ API(ucch_event_free, (int runtime, void *event), event_free, event)
 API(ucch_event_record, (int runtime, void *event, void *stream), event_record, event, stream)
 API(ucch_device_traits, (int runtime, int *bits), traits, bits)
 API(ucch_device_target, (int runtime, int device, char *target, int room), target, device, target, room)
-API(ucch_device_resident, (int runtime, int device, unsigned threads, int *blocks), resident, device, threads, blocks)
 API(ucch_device_room, (int runtime, size_t *bytes), room, bytes)
 /* clang-format on */
 

@@ -30,11 +30,11 @@ typedef struct opinion {
     uint64_t call;
     int32_t rank;
     uint32_t hash;
-    char label[UCCH_LABEL_BYTES];
+    char text[UCCH_REFUSAL_BYTES]; /* a label, or why it was refused */
 } opinion;
 
 typedef struct gone {
-    uint64_t last;
+    uint64_t last, failed; /* calls: the last it made, and the first that has failed there, or 0 */
     int32_t rank, how;
 } gone;
 
@@ -59,6 +59,7 @@ struct ucch_circle {
     ucch_board *board;
     ucch_far *far;
     int rank, size, nspokes, nnews, room, nopinions;
+    int ended; /* whether that was said of this rank */
     int *hosts;
     news *news;
     spoke *spokes;
@@ -72,6 +73,12 @@ static ucch_circle *circle_of(uint64_t key) {
     while (c && c->key != key)
         c = c->next;
     return c;
+}
+
+static int unlike(uint32_t one, uint32_t other) {
+    if (one == UCCH_ANY_HASH) return other == UCCH_REFUSED_HASH;
+    if (other == UCCH_ANY_HASH) return one == UCCH_REFUSED_HASH;
+    return one != other;
 }
 
 /* ---- news ---- */
@@ -98,7 +105,8 @@ static void add(ucch_circle *c, const news *n) {
 }
 
 static void note_gone(ucch_circle *c, const gone *g) {
-    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last)) return;
+    if (g->rank == c->rank && g->how == UCCH_LEFT) return; /* we know */
+    if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last, g->failed)) return;
     add(c, &(news){.kind = GONE, .gone = *g});
     if (g->how >= UCCH_DIED) ucch_board_speak(c->board);
 }
@@ -114,19 +122,38 @@ static void note_opinion(ucch_circle *c, const opinion *o) {
 
 /* Say what this rank called. */
 static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
-    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .label = "another call"};
-    ucch_board_own_label(c->board, call, mine.label);
+    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
+    ucch_board_own_text(c->board, call, mine.text);
     note_opinion(c, &mine);
 }
 
-/* Compare what was said with what this rank called, as soon as it has. */
+/* This rank has left, or a call has failed with it. Whoever has left over a refused call says that first: others would
+ * take it for dead. */
+static void say_left(ucch_circle *c) {
+    ucch_refusal end;
+    if (c->ended) return;
+    c->ended = 1;
+    if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
+        opinion refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
+        memcpy(refused.text, end.text, sizeof(refused.text));
+        note_opinion(c, &refused);
+    }
+    gone left = {ucch_far_called(c->far), ucch_board_has_failed(c->board), c->rank, UCCH_LEFT};
+    add(c, &(news){.kind = GONE, .gone = left});
+}
+
+/* Compare what was said with what this rank called, as soon as it has. Opinions are of calls that differ: of a refused
+ * one, another rank makes it. */
 static void weigh_opinions(ucch_circle *c) {
     for (int i = 0; i < c->nnews; i++) {
         opinion o = c->news[i].opinion; /* the list may move */
-        uint32_t mine = c->news[i].kind == OPINION ? ucch_far_hash(c->far, o.call) : 0;
-        if (!mine || mine == o.hash) continue;
-        give_opinion(c, o.call, mine);
-        ucch_far_note_differs(c->far, o.call, o.rank, o.label);
+        if (c->news[i].kind != OPINION) continue;
+        uint32_t mine = ucch_far_hash(c->far, o.call);
+        if (mine && unlike(mine, o.hash)) give_opinion(c, o.call, mine);
+        if (o.hash == UCCH_REFUSED_HASH)
+            ucch_board_end(c->board, o.call, o.rank, o.text);
+        else if (mine && unlike(mine, o.hash) && mine != UCCH_REFUSED_HASH)
+            ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
 }
 
@@ -139,8 +166,14 @@ static void compare(ucch_circle *c, spoke *s) {
     for (; s->compared < until; s->compared++) {
         uint64_t call = s->compared + 1;
         uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
-        if (mine && theirs && mine != theirs) give_opinion(c, call, mine);
+        if (mine && theirs && unlike(mine, theirs)) give_opinion(c, call, mine);
     }
+}
+
+/* From call `first` on, unless that is 0, what this rank has called is not what it has said. */
+static void tell_anew(spoke *s, uint64_t first) {
+    if (first && s->sent >= first) s->sent = first - 1;
+    if (first && s->compared >= first) s->compared = first - 1;
 }
 
 /* Tell a rank what this one has called since the last time. */
@@ -162,13 +195,15 @@ static void send_calls(ucch_circle *c, spoke *s) {
 }
 
 static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
-    if (word->first <= s->reached) return; /* nobody of ours says so */
-    uint64_t skipped = word->first - s->reached - 1;
+    if (word->first + SEEN / 2 < s->reached) return; /* nobody of ours says so */
+    uint64_t skipped = word->first > s->reached ? word->first - s->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
         s->hashes[(word->first - 1 - i) % SEEN] = 0;
     for (uint64_t i = 0; i < word->count; i++)
         s->hashes[(word->first + i) % SEEN] = word->hashes[i];
-    s->reached = word->first + word->count - 1;
+    uint64_t last = word->first + word->count - 1;
+    if (last > s->reached) s->reached = last;
+    if (s->compared >= word->first) s->compared = word->first - 1; /* told anew */
     compare(c, s);
 }
 
@@ -202,7 +237,7 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
     if (!c) return 0; /* given back, or not made yet */
     memcpy(&word, data, bytes);
     if (kind == OPINION) {
-        word.opinion.label[UCCH_LABEL_BYTES - 1] = 0;
+        word.opinion.text[UCCH_REFUSAL_BYTES - 1] = 0;
         if (word.opinion.rank < 0 || word.opinion.rank >= c->size) return -1;
         note_opinion(c, &word.opinion);
     } else if (kind == GONE) {
@@ -216,17 +251,24 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
     return 0;
 }
 
-static void take_turn(void) {
-    for (ucch_circle *c = circles; c; c = c->next) {
-        if (ucch_board_has_left(c->board)) note_gone(c, &(gone){ucch_far_called(c->far), c->rank, UCCH_LEFT});
-        for (int i = 0; i < c->nspokes; i++) {
-            send_calls(c, &c->spokes[i]);
-            compare(c, &c->spokes[i]);
-        }
-        weigh_opinions(c);
-        tell(c);
-        note_last(c);
+static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
+
+static void take_turn_of(ucch_circle *c) {
+    if (has_ended(c)) say_left(c);
+    uint64_t anew = ucch_far_changed(c->far);
+    for (int i = 0; i < c->nspokes; i++) {
+        tell_anew(&c->spokes[i], anew);
+        send_calls(c, &c->spokes[i]);
+        compare(c, &c->spokes[i]);
     }
+    weigh_opinions(c);
+    tell(c);
+    note_last(c);
+}
+
+static void take_turn(void) {
+    for (ucch_circle *c = circles; c; c = c->next)
+        take_turn_of(c);
 }
 
 /* The process at a link's other end is gone, or all of its host. */
@@ -236,13 +278,20 @@ static void lost(int link, int how) {
             if (c->spokes[i].link != link) continue;
             for (int r = 0; r < c->size; r++) {
                 int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->spokes[i].rank];
-                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){0, r, how});
+                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){.rank = r, .how = how});
             }
             tell(c);
         }
 }
 
 /* ---- from outside ---- */
+
+static void release(ucch_circle *c) {
+    free(c->hosts);
+    free(c->news);
+    free(c->spokes);
+    free(c);
+}
 
 /* Have the ranks of a communicator on several hosts tell each other what they call and who is gone; `key` is the same
  * on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no memory. */
@@ -257,7 +306,7 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
         c->nspokes = n;
     }
     if (!c || !c->hosts || !c->spokes || !c->far) {
-        if (c) ucch_circle_free(c);
+        if (c) release(c);
         return NULL;
     }
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
@@ -270,7 +319,8 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
     c->next = circles;
     circles = c;
     for (int i = 0; i < n; i++) /* it may have died since it was connected */
-        if (ucch_link_fate(links[i]) > UCCH_LEFT) note_gone(c, &(gone){0, ranks[i], ucch_link_fate(links[i])});
+        if (ucch_link_fate(links[i]) > UCCH_LEFT)
+            note_gone(c, &(gone){.rank = ranks[i], .how = ucch_link_fate(links[i])});
     ucch_links_unlock();
     return c;
 }
@@ -279,21 +329,20 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
 void ucch_circle_lost(ucch_circle *c, int rank) {
     if (!c) return; /* given back */
     ucch_links_lock();
-    note_gone(c, &(gone){0, rank, UCCH_DIED});
+    note_gone(c, &(gone){.rank = rank, .how = UCCH_DIED});
     ucch_links_unlock();
 }
 
-/* The communicator makes no more calls. */
+/* The communicator makes no more calls. Where it has come to a bad end others hear of that, whatever this rank does
+ * next: they may wait for it. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();
+    if (has_ended(c)) take_turn_of(c);
     for (ucch_circle **at = &circles; *at; at = &(*at)->next)
         if (*at == c) {
             *at = c->next;
             break;
         }
     ucch_links_unlock();
-    free(c->hosts);
-    free(c->news);
-    free(c->spokes);
-    free(c);
+    release(c);
 }

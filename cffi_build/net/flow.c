@@ -7,13 +7,13 @@
  * ranks made the same call: pieces are published once the receiver has made its own, which says how long a piece is due
  * and of what call, and only if that fits. A rank whose call takes its time tells its peers what it has called. */
 #define _GNU_SOURCE
-#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/flow.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/trace.h"
 
 #define MOST UCCH_MOST_WIRES
@@ -243,9 +243,9 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
 static due about(ucch_flow *f, uint64_t piece) {
     const ucch_slot_header *s = slot_of(f, piece);
     if (f->ring.by_device) return (due){s->bytes, s->call, s->hash};
-    pthread_mutex_lock(&f->lock);
+    ucch_take(&f->lock, UCCH_AT_FLOW);
     due found = f->dues[piece % f->room];
-    pthread_mutex_unlock(&f->lock);
+    ucch_give(&f->lock, UCCH_AT_FLOW);
     return found;
 }
 
@@ -274,10 +274,11 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
 /* Take note of credits: the sender's stream may fill the slots again. */
 static int hear_credit(ucch_flow *f) {
     if (!f->credit.done) return 0;
-    pthread_mutex_lock(&f->lock);
+    ucch_take(&f->lock, UCCH_AT_FLOW);
     __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&f->lock);
+    ucch_give(&f->lock, UCCH_AT_FLOW);
     __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
+    if (f->ring.by_device) __atomic_store_n(f->ring.consumed + 1, (uint32_t)f->credit.said[1], __ATOMIC_RELEASE);
     __atomic_store_n(f->ring.consumed, (uint32_t)f->credit.said[0], __ATOMIC_RELEASE);
     receive_note(&f->credit, CREDIT);
     return UCCH_MOVED;
@@ -435,6 +436,7 @@ static int tell_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
     if (!more || f->credit.request) return 0;
     f->credit.said[0] = f->told + more;
+    f->credit.said[1] = f->ring.by_device ? f->ring.consumed[1] : 0; /* the last message of a lane that was refused */
     __atomic_store_n(&f->told, f->credit.said[0], __ATOMIC_RELEASE);
     send_note(&f->credit, CREDIT);
     return UCCH_MOVED;
@@ -443,10 +445,10 @@ static int tell_credit(ucch_flow *f) {
 static int turn_of_receiver(ucch_flow *f, int which) {
     int waiting = 0, found = look_at_ranges(f, which, &waiting);
     if (found) {
-        pthread_mutex_lock(&f->lock);
+        ucch_take(&f->lock, UCCH_AT_FLOW);
         settle_arrivals(f);
         if (f->ring.by_device) f->expected = f->settled;
-        pthread_mutex_unlock(&f->lock);
+        ucch_give(&f->lock, UCCH_AT_FLOW);
     }
     if (f->ring.by_device) found |= UCCH_WATCHED;
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
@@ -499,7 +501,7 @@ static int make_room(ucch_flow *f) {
 /* This rank's call `number` brings, or takes, one more piece of so many bytes; before its stream does. 0, or a failure.
  */
 int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
-    pthread_mutex_lock(&f->lock);
+    ucch_take(&f->lock, UCCH_AT_FLOW);
     uint64_t piece = f->expected;
     if (UCCH_TRACING && piece == f->settled) __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
     int status = piece - f->settled == f->room ? make_room(f) : 0;
@@ -508,7 +510,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
         __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
         if (!f->sends) settle_arrivals(f);
     }
-    pthread_mutex_unlock(&f->lock);
+    ucch_give(&f->lock, UCCH_AT_FLOW);
     if (!status) ring_for(f, bytes);
     return status;
 }
@@ -519,6 +521,9 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->diffe
 
 /* The failure has come: the peer is to be told. */
 void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
+
+/* A stream will put something in soon, which nobody else tells. */
+void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
 

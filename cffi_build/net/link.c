@@ -22,6 +22,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/lock.h"
+
 /* Seconds between turns, and of silence after which a beat is due. */
 #define TURN_S 0.1
 #define BEAT_S 0.25
@@ -52,8 +54,8 @@ static link_t **links;
 static ucch_listener listener;
 
 void ucch_links_listen(const ucch_listener *l) { listener = *l; }
-void ucch_links_lock(void) { pthread_mutex_lock(&lock); }
-void ucch_links_unlock(void) { pthread_mutex_unlock(&lock); }
+void ucch_links_lock(void) { ucch_take(&lock, UCCH_AT_LINKS); }
+void ucch_links_unlock(void) { ucch_give(&lock, UCCH_AT_LINKS); }
 
 /* Fate of the process at the other end. */
 int ucch_link_fate(int link) { return link >= 0 && link < nlinks ? links[link]->how : UCCH_DIED; }
@@ -83,6 +85,7 @@ static void flush(link_t *l, int number) {
 
 /* Send a word: 0, or -1 where there is no room for it now. */
 int ucch_link_say(int number, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+    if (number >= nlinks) return -1; /* a parent's, or of a process that ends */
     link_t *l = links[number];
     ucch_word_t head = {.bytes = (uint32_t)bytes, .kind = kind, .key = key};
     if (l->fd < 0 || l->queued + sizeof(head) + bytes > OUT_BYTES) return -1;

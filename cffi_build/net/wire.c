@@ -5,7 +5,6 @@
  * memory, and nothing in this folder can call a driver: so a device's streams may wait for them, under any allocator.
  */
 #define _GNU_SOURCE
-#define UCCH_TABLE (*ucch_wire_sym)
 #include "net/wire.h"
 
 #include <pthread.h>
@@ -14,6 +13,8 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+
+#include "base/lock.h"
 
 #define MOST_WIRES (2 * UCCH_MOST_WIRES)
 /* After its last work a thread looks for more this long before it sleeps until it is rung, and with nothing under way
@@ -68,11 +69,11 @@ static pid_t owner;
 void ucch_wire_lock(int wire) {
     ucch_wire *w = &wires[wire];
     __atomic_add_fetch(&w->wanted, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&w->lock);
+    ucch_take(&w->lock, UCCH_AT_WIRE);
     __atomic_sub_fetch(&w->wanted, 1, __ATOMIC_SEQ_CST);
 }
 
-void ucch_wire_unlock(int wire) { pthread_mutex_unlock(&wires[wire].lock); }
+void ucch_wire_unlock(int wire) { ucch_give(&wires[wire].lock, UCCH_AT_WIRE); }
 
 /* There is work for its thread. */
 void ucch_wire_ring(int wire) {
@@ -122,24 +123,13 @@ static void rest(double now, double quiet) {
 
 static int turn(ucch_wire *w, int number) {
     int found = 0;
-    pthread_mutex_lock(&w->lock);
+    ucch_take(&w->lock, UCCH_AT_WIRE);
     __atomic_store_n(&w->rung, 0, __ATOMIC_SEQ_CST);
     if (ucp_worker_progress(w->worker)) found |= UCCH_MOVED;
     for (int i = 0; i < w->ntenants; i++)
         found |= w->tenants[i]->turn(w->tenants[i], number);
-    pthread_mutex_unlock(&w->lock);
+    ucch_give(&w->lock, UCCH_AT_WIRE);
     return found;
-}
-
-/* Cores that the host gives to this process, whatever a launcher has bound the calling thread to. */
-int ucch_wire_cores(void) {
-    cpu_set_t before, all;
-    memset(&all, 0xff, sizeof(all));
-    sched_getaffinity(0, sizeof(before), &before);
-    sched_setaffinity(0, sizeof(all), &all);
-    sched_getaffinity(0, sizeof(all), &all);
-    sched_setaffinity(0, sizeof(before), &before);
-    return CPU_COUNT(&all);
 }
 
 static void *serve(void *at) {

@@ -2,7 +2,7 @@
  * (rendezvous.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
- * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (stream_flag.c).
+ * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/counter.c).
  * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
  * for their turn, and behind a receive all others. */
 #include <stdlib.h>
@@ -42,13 +42,6 @@ static void arrived_locked(ucch_message *m, int status) {
         else if (is_short)
             memcpy(m->landing, &m->rts, m->info.length);
     }
-    if (m->moving && !status) { /* a stream waits for it */
-        status = ucch_pipe_landed_locked(m->pipe, m->landing, m->info.length);
-        m->moved = 1;
-        if (!status) return;
-    }
-    if (m->moving) ucch_pipe_abort_locked(m->pipe);
-    m->moving = 0;
     ucch_message_end_locked(m, status);
 }
 
@@ -100,7 +93,6 @@ static int issue_locked(ucch_message *m) {
             .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
         return ucch_message_offer_begun_locked(m, s->ep, &offer);
     }
-    if (s->what == START_OFFERED) return ucch_rts_send_locked(m, s->ep, s->tag);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         size_t bytes = s->bytes;
@@ -225,35 +217,6 @@ int ucch_send_rendezvous(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, cons
     return begin(m, worker, &start, timeout);
 }
 
-/* Send what is on the device when `stream` gets there; the header goes at once, and streams do the rest. 1, 0
- * where there is no room for that, or a failure. `eager`: over for its sender once the data has left the buffer. */
-int ucch_send_queued(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
-                     int dest, void *stream, int eager, double timeout) {
-    ucch_start start = start_of(START_OFFERED, ep, data, bytes, tag);
-    ucch_offer offer = {.data = data, .bytes = bytes, .on_device = 1, .dest = dest, .tag = tag, .queued = 1};
-    offer.stream = stream;
-    offer.eager = eager;
-    offer.receiver = m->process;
-    offer.number = m->number;
-    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucch_lock();
-    int status = ucch_message_pipe(m);
-    if (!status) status = ucch_pipe_offer_locked(m->pipe, &offer, &m->rts);
-    ucch_unlock();
-    if (status) return status == UCCH_FAIL_MEMORY ? 0 : status;
-    int before = ucch_device_enter();
-    status = ucch_extent_put(m->pipe, m->process, stream);
-    ucch_device_leave(before);
-    if (status) {
-        ucch_lock();
-        ucch_pipe_abort_locked(m->pipe);
-        ucch_unlock();
-        return status;
-    }
-    status = begin(m, worker, &start, timeout);
-    return status ? status : 1;
-}
-
 int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout) {
     ucch_start start = {
@@ -357,10 +320,6 @@ static int check_locked(ucch_op *op, double now) {
 /* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
  * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
-    if (m->waits && m->start.what == START_OFFERED) { /* nobody ever hears of it */
-        ucch_rts_decline_locked(&m->rts);
-        ucch_pipe_abort_locked(m->pipe);
-    }
     if (m->moving) {
         ucch_pipe_abort_locked(m->pipe);
         m->moving = 0;
@@ -399,10 +358,6 @@ void ucch_message_cancel(ucch_message *m) {
     ucch_lock();
     if (m->op.state == UCCH_ACTIVE && m->waits) {
         forget_locked(m);
-        ucch_message_end_locked(m, UCS_CANCELED);
-    } else if (m->op.state == UCCH_ACTIVE && m->op.matched) { /* no stream is to take it */
-        m->moving = 0;
-        ucch_pipe_abort_locked(m->pipe);
         ucch_message_end_locked(m, UCS_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);

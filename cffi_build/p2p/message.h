@@ -18,7 +18,7 @@
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_RENDEZVOUS, START_OFFERED, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_RENDEZVOUS, START_RECV } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
@@ -35,11 +35,8 @@ struct ucch_message {
     int peer;
     ucch_record about; /* whom it is from or to, with which tag */
     double left;       /* when the peer was first seen to have ended; 0 = not yet */
-    /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it; and between the
-     * streams of both sides, the other one's process and which of the messages under their tag it is (0: not known). */
-    int by_rts, on_device, moving, moved, later;
-    uint64_t process;
-    uint32_t number;
+    /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it. */
+    int by_rts, on_device, moving, moved;
     void *data;
     size_t room;
     ucch_rts rts;

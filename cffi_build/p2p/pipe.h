@@ -1,14 +1,13 @@
-/* Either half of a pipe: a message through a window, as pipe.c and stream_copy.c know it. */
+/* Either half of a pipe: a message through a window. */
 #ifndef UCCH_PIPE_H
 #define UCCH_PIPE_H
 
 #include "shm/segment.h"
 
-/* Rendezvous header, from sender to receiver: whose window, which of its controls, and where the data lies if streams
- * copy it: the first chunk of its extent, plus one. */
+/* Rendezvous header, from sender to receiver: whose window, and which of its controls. */
 typedef struct ucch_rts {
     uint64_t bytes, piece, key;
-    uint32_t control, extent;
+    uint32_t control, more;
 } ucch_rts;
 
 /* Kind of a sender's data, on the device or not; for a probe, the message's tag and its receiver's rank. */
@@ -17,23 +16,7 @@ typedef struct ucch_offer {
     size_t bytes;
     int on_device, dest;
     uint64_t tag;
-    int queued, eager; /* in streams, if there is room; over for us once our device has put it there */
-    void *stream;
-    uint64_t receiver; /* its process, where known, and which of our messages under the tag it is to it (0: unknown) */
-    uint32_t number;
 } ucch_offer;
-
-/* Receive in a stream: message `number` under a tag from process `sender`, 0 where it has come, to the device. */
-typedef struct ucch_expected {
-    uint64_t sender, tag;
-    uint32_t number;
-    char *buffer;
-    size_t room;
-} ucch_expected;
-
-/* Stands for a stream of the caller's where there is none. */
-#define UCCH_OURS ((void *)&ucch_ours)
-extern char ucch_ours;
 
 typedef struct ucch_pipe ucch_pipe;
 
@@ -55,11 +38,7 @@ typedef struct control {
 } control;
 _Static_assert(sizeof(control) == UCCH_OFFERS_BYTES / CONTROLS, "room for all controls");
 
-/* AWAITED: it has come, and a stream is to take it. EXPECTED: a stream waits for it, and its header has not come.
- * LANDED: it came as plain data. */
-enum { ENDED, OFFERED, SENDING, RECEIVING, AWAITED, EXPECTED, TAKING, LANDED };
-
-typedef struct ucch_beside ucch_beside;
+enum { ENDED, OFFERED, SENDING, RECEIVING };
 
 struct ucch_pipe {
     int phase, on_device, slots;
@@ -69,18 +48,7 @@ struct ucch_pipe {
     size_t bytes, piece;
     uint64_t pieces, asked, done;
     void *event[SLOTS];
-    double again, since; /* when to look next, and when it began */
-    /* Of one that streams copy: its extent, whose and where that is, the sender's chunks, whether it was given up
-     * meanwhile, and what takes part on our side. */
-    ucch_extent *extent;
-    uint64_t sender;
-    uint32_t where;
-    int first, many, left, ours; /* ours: the host asked for it, and a stream of ours takes it */
-    int by_hosts;                /* no stream may wait for it early */
-    int eager, fetching;         /* over for us once it is there; plus one: the slice whose step a device copies */
-    ucch_beside *beside;
-    void *kernel, *await;
-    ucch_posted *posted;
+    double again; /* when to look next */
 };
 
 /* Either side's part in one message, for use again and again. */
@@ -91,29 +59,9 @@ int ucch_pipe_accept_locked(ucch_pipe *p, void *buffer, size_t room, int on_devi
 int ucch_pipe_pump_locked(ucch_pipe *p);
 void ucch_pipe_abort_locked(ucch_pipe *p);
 void ucch_pipe_offered_locked(ucch_pipe *p);
-void ucch_pipe_over_locked(ucch_pipe *p);
-int ucch_pipe_queued(const ucch_pipe *p);
-void ucch_pipe_by_host_locked(ucch_pipe *p);
-void ucch_pipe_await_locked(ucch_pipe *p, void *buffer, int on_device, const ucch_rts *rts);
-int ucch_pipe_expect_locked(ucch_pipe *p, const ucch_expected *e, void *stream);
-int ucch_pipe_matched_locked(ucch_pipe *p, size_t room, const ucch_rts *rts);
-int ucch_pipe_landed_locked(ucch_pipe *p, const void *landing, size_t bytes);
-int ucch_extent_put(ucch_pipe *p, uint64_t receiver, void *stream);
-int ucch_pipe_take(ucch_pipe *p, const ucch_expected *e, void *stream);
 int ucch_pipe_busy_locked(ucch_pipe *p);
 void ucch_rts_decline_locked(const ucch_rts *rts);
 uint64_t ucch_window_waiting_locked(uint64_t key, uint64_t tag, int dest, int take);
-
-void ucch_posted_drop(ucch_pipe *p);
-int ucch_extent_over(const control *c, ucch_extent *extent);
-int ucch_extent_full(ucch_extent *extent);
-int ucch_extent_begun(ucch_extent *extent);
-void ucch_extent_stop(ucch_extent *extent);
-int ucch_extent_tainted(ucch_extent *extent);
-int ucch_extent_receive(ucch_pipe *p);
-int ucch_extent_fetching(ucch_pipe *p);
-int ucch_extent_offer_locked(ucch_pipe *p, ucch_rts *rts, const ucch_offer *offer);
-int ucch_pipe_take_ready_locked(ucch_pipe *p, const ucch_expected *e, void *stream, int early);
 
 static inline size_t ucch_piece_length(const ucch_pipe *p, uint64_t piece) {
     return piece + 1 < p->pieces ? p->piece : p->bytes - piece * p->piece;

@@ -49,56 +49,10 @@ int ucch_rts_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag) {
         return ucch_message_begun_locked(m, request);
     }
     if (m->op.state == UCCH_ACTIVE) m->request = request;
-    if (m->rts.extent && m->number) ucch_mailbox_deliver(m->process, tag, m->number, m->rts.extent);
     return 0;
 }
 
 /* ---- receiving ---- */
-
-/* Keep a queued message from the host: the caller will say which stream takes it. */
-void ucch_message_later(ucch_message *m) { m->later = 1; }
-
-/* The message that is begun next is the `number`th under its tag between this process and another; both count, so that
- * their streams find each other. */
-void ucch_message_number(ucch_message *m, uint64_t process, uint32_t number) {
-    m->process = process;
-    m->number = number;
-}
-
-/* Whether a stream may take the message now; if so, all is ready for that. */
-static int take_ready_locked(ucch_message *m, ucch_expected *e, void *stream, int early) {
-    int matched = m->op.matched, early_too = early && m->later && m->number && !m->waits && !m->moving && m->request;
-    if (m->op.state != UCCH_ACTIVE || !(matched || early_too) || ucch_message_pipe(m)) return 0;
-    *e = (ucch_expected){m->process, m->start.tag, m->number, m->data, m->room};
-    if (matched) e->sender = m->rts.key;
-    int ready = !ucch_pipe_expect_locked(m->pipe, e, stream);
-    if (!ready) ucch_pipe_by_host_locked(m->pipe);
-    m->op.matched = 0;
-    m->moving |= ready;
-    return ready;
-}
-
-/* Let `stream` wait for the message, and have it in its place from then on: 1; or 0, and it is to be waited for. One
- * that has not come is only taken `early` where both sides have counted it; where it then does not come from a stream,
- * the host receives it, and the stream waits for that. */
-int ucch_message_take(ucch_message *m, void *stream, int early) {
-    ucch_expected expected;
-    ucch_lock();
-    int ready = take_ready_locked(m, &expected, stream, early);
-    ucch_unlock();
-    if (!ready) return 0;
-    int before = ucch_device_enter(), status = ucch_pipe_take(m->pipe, &expected, stream);
-    ucch_device_leave(before);
-    if (!status) return 1;
-    ucch_lock();
-    if (m->op.state == UCCH_ACTIVE) {
-        m->moving = 0;
-        ucch_pipe_abort_locked(m->pipe);
-        ucch_message_end_locked(m, status);
-    }
-    ucch_unlock();
-    return status;
-}
 
 /* Where the data belongs, if a rendezvous header comes in: `data` with room for `bytes`. What comes as a plain message
  * goes to the memory that the receive names. */
@@ -113,20 +67,11 @@ void ucch_message_rendezvous(ucch_message *m, void *data, size_t bytes, int on_d
 int ucch_rts_arrived_locked(ucch_message *m) {
     m->info.sender_tag &= ~UCCH_RTS_TAG;
     m->info.length = m->rts.bytes;
-    if (m->moving) { /* a stream waits for it */
-        m->moved = 1;
-        return ucch_pipe_matched_locked(m->pipe, m->room, &m->rts);
-    }
     int status = ucch_message_pipe(m);
     if (status)
         ucch_rts_decline_locked(&m->rts);
     else
         status = ucch_pipe_accept_locked(m->pipe, m->data, m->room, m->on_device, &m->rts);
-    if (!status && m->later && ucch_pipe_queued(m->pipe)) {
-        ucch_pipe_await_locked(m->pipe, m->data, m->on_device, &m->rts);
-        __atomic_store_n(&m->op.matched, 1, __ATOMIC_RELEASE);
-        if (m->op.has_listener) ucch_ring();
-    }
     m->moving = m->moved = !status;
     return status;
 }

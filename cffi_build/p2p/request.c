@@ -12,7 +12,6 @@ void ucch_message_end_locked(ucch_message *m, int status) {
         status = UCCH_FAIL_TRUNCATED;
     else if (status == UCS_CANCELED)
         status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
-    if (m->pipe) ucch_pipe_over_locked(m->pipe);
     uint64_t from = m->info.sender_tag;
     if (!status && m->op.record && (m->about.peer < 0 || m->about.tag < 0))
         ucch_flight_from(m->op.record, (int)((from & (OWN_TAG - 1)) >> UCCH_SOURCE_BIT), (int)(from & USER_TAG));

@@ -8,6 +8,7 @@
  * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
 #include "shm/ring.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,11 +33,16 @@ typedef struct counts {
     uint32_t steps[];
 } counts;
 
-static size_t counts_of(int size) { return sizeof(counts) + 2 * UCCH_RINGS * (size_t)size * sizeof(uint32_t); }
+/* Counters of a lane: by slot, for the header and for the end. */
+#define MEETINGS 16
+
+static size_t counts_of(int size) {
+    return sizeof(counts) + 2 * (UCCH_RINGS + MEETINGS) * (size_t)size * sizeof(uint32_t);
+}
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
- * is garbage, here and by what other hosts say; words of calls in graphs; and zeros, which stay. */
-enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, ZEROS, HEADER_END };
+ * is garbage, here and by what other hosts say; words of calls in graphs; ends of messages; and zeros, which stay. */
+enum { OUT_WORDS, IN_WORDS, ENDS, TAINTED, REPLAYS, LANES, ZEROS, HEADER_END };
 
 static size_t line_of(int what, int size) {
     size_t n = (size_t)size, words = 2 * UCCH_RINGS * n;
@@ -45,6 +51,7 @@ static size_t line_of(int what, int size) {
                       [ENDS] = MOST_CALLS,
                       [TAINTED] = 1 + n,
                       [REPLAYS] = sizeof(ucch_replays) / LINE,
+                      [LANES] = 2 * n * (1 + UCCH_LANE_DEPTH),
                       [ZEROS] = counts_of(size) / LINE + 1,
                       [HEADER_END] = 0};
     size_t first = 0;
@@ -59,11 +66,10 @@ static size_t header_of(int size) {
 
 /* Bytes of a ring's slots: wires carry shorter pieces at a time than devices of one host hand each other. */
 static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
-    size_t most[] = {[SHORT_RING] = SHORT_SLOT,
-                     [MIDDLE_RING] = SHORTEST,
-                     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
-                     [SHORT_GRAPH_RING] = SHORT_SLOT,
-                     [LONG_GRAPH_RING] = SHORTEST};
+    size_t most[] = {
+        [SHORT_RING] = SHORT_SLOT,       [MIDDLE_RING] = SHORTEST,     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
+        [SHORT_GRAPH_RING] = SHORT_SLOT, [LONG_GRAPH_RING] = SHORTEST, [SHORT_LANE_RING] = SHORT_SLOT,
+        [LONG_LANE_RING] = c->slot};
     return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
 }
 
@@ -220,8 +226,12 @@ static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph
                                                              : LONG_RING;
 }
 
+ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {
+    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
+}
+
 ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring_for(c, peer, bytes, in_graph)];
+    return ucch_channels_at(c, peer, comes, ring_for(c, peer, bytes, in_graph));
 }
 
 /* Bytes of the pieces that a message goes in; the same at both of its ends. */
@@ -231,11 +241,9 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
     return piece < channel->slot ? piece : channel->slot;
 }
 
-/* Have the ring for messages of so many bytes, at its first use, with the turn at queueing: 0, or a failure. No peer
- * has a part in that. */
-int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    int ring = ring_for(c, peer, bytes, in_graph), wire = by_wire(c, peer);
-    ucch_channel *way = ucch_channel_for(c, peer, comes, bytes, in_graph);
+static int furnish(ucch_channels *c, int peer, int comes, int ring) {
+    int wire = by_wire(c, peer);
+    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     if (way->seen) return 0;
     ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
     size_t header = before(ring, wire), at = (size_t)(way->ring - header - part->memory);
@@ -244,6 +252,27 @@ int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, i
     if (!status && wire && !way->flow) status = carry(c, peer, comes, ring);
     if (!status) way->seen = seen + header;
     return status;
+}
+
+/* Lines of a lane, in which its kernels say how messages have ended, and where their blocks meet. */
+ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int comes, unsigned **arrived) {
+    size_t nth = 2 * (size_t)peer + (size_t)comes;
+    *arrived = c->meetings + nth * MEETINGS;
+    return counter_at(c->parts[c->rank], line_of(LANES, c->size) + nth * (1 + UCCH_LANE_DEPTH));
+}
+
+/* Have a ring at its first use: 0, or a failure. No peer has a part in that. */
+int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
+    static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one_by_one);
+    int status = furnish(c, peer, comes, ring);
+    pthread_mutex_unlock(&one_by_one);
+    return status;
+}
+
+/* The ring for messages of so many bytes. */
+int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
+    return ucch_channels_ring(c, peer, comes, ring_for(c, peer, bytes, in_graph));
 }
 
 /* Bytes of a ring's slots, to another rank and from it; 0: it has not been used. */
@@ -262,6 +291,7 @@ static int count_from_zero(ucch_channels *c) {
     counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
     if (!all) return UCCH_FAIL_MEMORY;
     c->arrived = all->arrived;
+    c->meetings = all->steps + 2 * UCCH_RINGS * (size_t)c->size;
     c->graphs = (ucch_graphs){.channels = c,
                               .words = (ucch_replays *)replays.at,
                               .seen = replays.seen,
@@ -353,7 +383,8 @@ int ucch_channels_quiet(ucch_channels *c) {
     ucch_channels_room(c);
     int quiet = c->failed ? -1 : c->landed == c->calls;
     for (int i = 0; i < c->size * UCCH_RINGS && quiet > 0; i++)
-        quiet = i / UCCH_RINGS == c->rank || (emptied(&c->out[i]) && emptied(&c->in[i]));
+        quiet =
+            i / UCCH_RINGS == c->rank || UCCH_OF_LANE(i % UCCH_RINGS) || (emptied(&c->out[i]) && emptied(&c->in[i]));
     ucch_unlock();
     return quiet;
 }
@@ -371,6 +402,14 @@ int ucch_channels_room(ucch_channels *c) {
     while (c->landed < c->calls && ucch_reached(c->done[c->landed % MOST_CALLS].at, generation(c->landed)))
         c->landed++;
     return c->calls - c->landed < MOST_CALLS;
+}
+
+static uint64_t call_of(ucch_ticket ticket) { return ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot; }
+
+/* Whether no call before this one is under way. */
+int ucch_channels_first(ucch_channels *c, ucch_ticket ticket) {
+    ucch_channels_room(c);
+    return c->landed >= call_of(ticket);
 }
 
 /* Number that the next call writes at its end. */
@@ -429,7 +468,7 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
  * then is garbage, also by way of others. -1 for none. Calls are counted alike on all ranks. */
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
-    uint64_t call = ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot;
+    uint64_t call = call_of(ticket);
     for (int i = 0; i < c->size; i++)
         if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call)) return i;
     return taints(c->tainted, call) ? c->rank : -1;

@@ -4,15 +4,8 @@
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
  * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
- * one for messages, its window. That begins with room for the messages that are offered (pipe.c) and those that streams
- * wait for (mailbox.c), and an extent's header for each chunk (stream_copy.c); the rest is chunks (room.c). These take
- * no memory before they are pinned or written to: where all devices are of one vendor, data lies in arenas.
- *
- * An arena is device memory that other processes with devices of one vendor have opened, for messages between their
- * streams (stream_copy.c). The words that go with them are in the window, as hosts look at these; the data never leaves
- * the devices. An arena has a place for every chunk of the window, as far as it goes. Memory of the caller's is not
- * opened itself: handles are of whole allocations, which its allocator may give back or make in ways that have no
- * handles. */
+ * one for messages that hosts move, its window. That begins with room for the messages that are offered (pipe.c); the
+ * rest is chunks (room.c). These take no memory before they are pinned or written to. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
@@ -25,13 +18,6 @@
 #include <unistd.h>
 
 #define MOST_WINDOWS 1024
-/* Blocks with a slice each that copy a message: an H200's NVLink carries 256 MiB each way at a time with 286 GB/s by 32
- * blocks, 236 by 16, 142 by 8 (benchmarks/results/h200-2026-11-22-arena). */
-#define MOST UCCH_MOST_BLOCKS
-/* Kernels that may wait for each other and have all to run at a time, of 512 threads a block: those of five streams of
- * the caller's each way. */
-#define KERNELS 10
-#define THREADS 512
 
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
@@ -144,17 +130,14 @@ size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_REL
 
 /* ---- windows ---- */
 
-static size_t length_of(size_t chunks) {
-    return UCCH_OFFERS_BYTES + (MAILBOX + 1) * sizeof(ucch_posted) + chunks * (sizeof(ucch_extent) + UCCH_CHUNK);
-}
+static size_t length_of(size_t chunks) { return UCCH_OFFERS_BYTES + chunks * UCCH_CHUNK; }
 
 static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
-    ucch_window w = {.key = m->key, .file = m->file, .nchunks = chunks, .offers = m->memory};
-    w.mailbox = (ucch_posted *)(m->memory + UCCH_OFFERS_BYTES);
-    w.credits = (ucch_credits *)(w.mailbox + MAILBOX);
-    w.extents = (ucch_extent *)(w.mailbox + MAILBOX + 1);
-    w.chunks = (char *)(w.extents + chunks);
-    return w;
+    return (ucch_window){.key = m->key,
+                         .file = m->file,
+                         .nchunks = chunks,
+                         .offers = m->memory,
+                         .chunks = m->memory + UCCH_OFFERS_BYTES};
 }
 
 /* A window by its process's key, 0: our own; without memory where there is none. */
@@ -182,82 +165,18 @@ int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
     return known || m ? 0 : UCCH_FAIL_PEER;
 }
 
-static int pin_window(ucch_window *w, int with_chunks) {
-    int status = ucch_bound_ops() ? 0 : UCCH_FAIL_DEVICE;
-    char *seen = NULL;
-    if (!status && !w->mailbox_seen) {
-        status = pin(w->mailbox, (size_t)(w->chunks - (char *)w->mailbox), &seen);
-        w->mailbox_seen = (ucch_posted *)seen;
-        w->extents_seen = status ? NULL : (ucch_extent *)(w->mailbox_seen + MAILBOX + 1);
-    }
-    if (!status && with_chunks && !w->chunks_seen) status = pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
-    return status;
+static int pin_window(ucch_window *w) {
+    if (!ucch_bound_ops()) return UCCH_FAIL_DEVICE;
+    return w->chunks_seen ? 0 : pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
 }
 
-/* Pin all windows that are mapped: for the bound device's copies, or only what its kernels say to others. */
-int ucch_windows_pin_locked(int with_chunks) {
-    int status = pin_window(&own, with_chunks);
+/* Pin all windows that are mapped: 0, or a failure. */
+int ucch_windows_pin(void) {
+    ucch_lock();
+    int before = ucch_device_enter(), status = pin_window(&own);
     for (int i = 0; i < npeers && !status; i++)
-        status = pin_window(&peers[i], with_chunks);
-    return status;
-}
-
-/* Header of the extent that begins with a chunk. */
-ucch_extent *ucch_extent_at(uint64_t key, int first) { return ucch_window_of(key)->extents + first; }
-
-/* ---- arenas ---- */
-
-static int blocks(void) {
-    int device = 0, most = 0;
-    const device_ops *ops = ucch_bound_ops();
-    if (ops->current(&device) || ops->resident(device, THREADS, &most) || most <= 0) return UCCH_BLOCKS;
-    most /= KERNELS;
-    return most > MOST ? MOST : most < 1 ? 1 : most;
-}
-
-/* The arena of this process, which has a window, made at first use with so many bytes, and what others open it by: 0,
- * or a failure. */
-int ucch_arena_make_locked(size_t bytes, ucch_share *handle) {
-    static ucch_share shared;
-    const device_ops *ops = ucch_bound_ops();
-    int before = ucch_device_enter(), status = 0;
-    void *memory = NULL;
-    if (!own.arena) {
-        status = ucch_device_fail(ops->alloc_shared(&memory, bytes), "alloc");
-        if (!status && (status = ucch_device_fail(ops->share(memory, &shared), "sharing device memory")))
-            ops->release(memory);
-    }
-    if (memory && !status) {
-        own.arena = memory;
-        own.near = bytes / UCCH_CHUNK;
-        own.blocks = blocks();
-    }
-    ucch_device_leave(before);
-    *handle = shared;
-    return status;
-}
-
-/* Open the arena of another process, which has a window that we know: 0, or a failure. */
-int ucch_arena_open(uint64_t key, const void *handle) {
-    ucch_lock();
-    ucch_window *w = ucch_window_of(key);
-    void *there = w->arena;
-    int before = ucch_device_enter(), status = w->key == key ? 0 : UCCH_FAIL_PEER;
-    if (!status && !there)
-        status = ucch_device_fail(ucch_bound_ops()->open_shared(&there, handle), "opening device memory of a peer");
-    if (!status) w->arena = there;
+        status = pin_window(&peers[i]);
     ucch_device_leave(before);
     ucch_unlock();
     return status;
-}
-
-/* Do without the arena of a process, as it cannot open ours. */
-void ucch_arena_close(uint64_t key) {
-    ucch_lock();
-    ucch_window *w = ucch_window_of(key);
-    int before = ucch_device_enter();
-    if (w->arena) ucch_bound_ops()->close_shared(w->arena);
-    w->arena = NULL;
-    ucch_device_leave(before);
-    ucch_unlock();
 }

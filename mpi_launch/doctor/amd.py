@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
+from ...installed import module
 from ...machine import vendors
 from ..rank import ending_with_parent
 from . import amd_probes
@@ -150,7 +151,7 @@ def _run(words: Sequence[str], env: Mapping[str, str], seconds: float, stop: Sto
 def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9, stop: Stop = _never) -> dict[str, Any]:
     """The answer to one question: what its process says, or how that ended."""
     seconds, start = min(question.seconds, limit), time.monotonic()
-    words = [sys.executable, "-m", amd_probes.MODULE, question.probe]
+    words = [sys.executable, *module(amd_probes.MODULE), question.probe]
     status, out, err = _run(words, {**environ, **question.env}, seconds, stop)
     took = round(time.monotonic() - start, 2)
     lines = [line for line in out.splitlines() if line.startswith(amd_probes.MARK)]
@@ -176,7 +177,7 @@ def _unanswered(
 
 def _job(command: Sequence[str], environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
     """Findings of ``ucch-doctor --job`` on ranks that ``command`` starts."""
-    words = [*command, sys.executable, "-m", "ucc_hetero.launch.doctor", "--job", "--json", "--seconds", "30"]
+    words = [*command, sys.executable, *module("ucc_hetero.launch.doctor"), "--job", "--json", "--seconds", "30"]
     status, out, err = _run(words, environ, min(JOB.seconds, limit), stop)
     with contextlib.suppress(ValueError):
         found = json.loads(out[out.index("{") :])["findings"]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
+from ...installed import module
 from ...machine.vendors import VENDORS, Library, devices
 from ...native.libraries import candidates, lib
 from ...types import DTYPES, OPS
@@ -184,7 +185,7 @@ def compiler() -> Answer:
     kernel = hip.load(hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code))
     seconds = time.perf_counter() - start
     fused = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["float32"].code
-    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_STREAM_COPY,), fused):
+    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_LANE_COPY,), fused):
         hip.load(hip.compiled(*case))
     a, b = (np.random.default_rng().standard_normal(n).astype(np.float32) for _ in range(2))
     host, stream = hip.pinned(2 * a.nbytes), hip.stream()
@@ -349,7 +350,7 @@ def shared_memory() -> Answer:
     if alone:
         words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
         os.environ["HIP_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"] = words[0], words[-1]
-    command = [sys.executable, "-m", MODULE, "peer", str(min(boards, 2) - 1)]
+    command = [sys.executable, *module(MODULE), "peer", str(min(boards, 2) - 1)]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
         try:
             return _owner(Hip(), _Lines(peer.stdin, peer.stdout))

@@ -7,14 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 
 from ... import env as variables
+from ...machine.ucx_transports import RDMA, SHARED_MEMORY, WIRE_UP
 from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding, ok
-
-_SHARED_MEMORY = {"sysv", "posix", "cma", "xpmem", "knem"}
-#: Transports that can begin a conversation; UCX's lists of one reliable transport alone cannot.
-_WIRE_UP = {"all", "tcp", "ud", "ud_v", "ud_x", "dc", "dc_x", "ib", "rc", "rc_v", "rc_x"}
-_RELIABLE_ONLY = {"rc_v", "rc_x", "rc_verbs", "rc_mlx5"}
 
 MIN_SHM = 1 << 30
 MIN_NOFILE = 4096
@@ -29,8 +25,6 @@ _TIMID = {
     "vegas": "it gives way to connections that do not",
     "lp": "it gives way to all other connections",
 }
-#: UCX's transports for RDMA begin so.
-_RDMA = ("rc", "dc", "ud", "srd")
 _BY_HOST = "network cards get GPU memory by way of the host"
 
 
@@ -97,6 +91,23 @@ def _knows(facts: Facts, vendor: str) -> Iterator[Finding]:
         )
 
 
+def torch(facts: Facts) -> Iterator[Finding]:
+    """torch is built for GPUs that this host has, and for the CUDA that libucc is built for."""
+    libs = facts.libraries
+    if not libs.torch:
+        return
+    kind, _, version = libs.torch_for.partition(" ")
+    what = f"torch {libs.torch} is built for {libs.torch_for}"
+    if facts.vendors and kind not in {VENDORS[vendor].memory for vendor in facts.vendors}:
+        vendors = " and ".join(facts.vendors)
+        yield finding("torch-lacks-vendor", f"{what}, and this host has {vendors} GPUs", vendors)
+    elif facts.vendors and kind == "cuda" and libs.ucc_cuda and version.partition(".")[0] != libs.ucc_cuda:
+        text = f"{what}, and UCC {libs.ucc} from {libs.ucc_path} for cuda {libs.ucc_cuda}"
+        yield finding("torch-cuda", f"{text}: two CUDA runtimes and NCCLs in one process", libs.ucc_cuda)
+    else:
+        yield ok("torch", what)
+
+
 def gpus(facts: Facts) -> Iterator[Finding]:
     """Every GPU of the machine can be used, and reached whole."""
     usable = {device.pci for device in facts.usable}
@@ -159,7 +170,7 @@ def _fast(facts: Facts) -> list[tuple[str, int, int]]:
 def over_tcp(facts: Facts) -> bool:
     """Whether UCX goes over TCP here, on a fast network."""
     ports = any(port.state == "ACTIVE" for port in facts.ports)
-    return bool(_fast(facts)) and not (ports and any(name.startswith(_RDMA) for name in facts.libraries.transports))
+    return bool(_fast(facts)) and not (ports and any(name.startswith(RDMA) for name in facts.libraries.transports))
 
 
 def _short_windows(facts: Facts) -> str:
@@ -199,6 +210,16 @@ def rdma(facts: Facts) -> Iterator[Finding]:
         yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
 
 
+def fabric(facts: Facts) -> Iterator[Finding]:
+    """The libraries of the GPUs' vendors use the RDMA ports, if there are any."""
+    active = [port.name for port in facts.ports if port.state == "ACTIVE"]
+    for vendor, found in facts.fabrics:
+        if active and not found.kind and found.wanted == "auto":
+            yield finding("fabric-idle", f"the library of {vendor} does not use {', '.join(active)}: {found.why}")
+        else:
+            yield ok("fabric", f"{vendor}: {found.describe()}")
+
+
 def _gpudirect(facts: Facts) -> bool:
     """Every vendor's driver hands its devices' memory to network cards: by itself from a kernel on, or by a module."""
     kernel, modules = int(facts.kernel.partition(".")[0]), {*facts.modules, *["open"] * facts.open_driver}
@@ -218,7 +239,7 @@ def host(facts: Facts) -> Iterator[Finding]:
 
 #: Findings that one look at the facts tells: the code, and the text where something is wrong.
 _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
-    ("ucx-lacks-shm", lambda f: f.libraries.ucx and not _SHARED_MEMORY & set(f.libraries.transports)
+    ("ucx-lacks-shm", lambda f: f.libraries.ucx and not SHARED_MEMORY & set(f.libraries.transports)
      and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
     ("peer-access", lambda f: f.no_peers
@@ -231,7 +252,8 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and "network cards cannot reach the GPUs' memory: everything between hosts goes through host memory"),
     ("rdma-idle", lambda f: f.libraries.idle
      and f"UCX {f.libraries.ucx} from {f.libraries.ucx_path} does not reach {', '.join(f.libraries.idle)}: bytes "
-         "between hosts go over TCP, but for what network threads carry (carrier, above)"),
+         "between hosts go over TCP"
+         + (f"; {f.libraries.site_ucx} has a UCX with RDMA" if f.libraries.site_ucx else "")),
     ("memlock", lambda f: f.ports and f.memlock >= 0
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
@@ -264,7 +286,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
     """Environment variables mean something, and do not shut out what this host needs."""
     env = dict(facts.env)
     for name in variables.unknown(env):
-        yield finding("env-unknown", f"{name} is set but means nothing")
+        yield finding("env-unknown", f"{name} is set but means nothing", cure=variables.meant(name))
     for name in variables.TABLE:
         try:
             variables.get(name, env)
@@ -293,7 +315,7 @@ def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:
             yield finding(
                 "tls-no-gpu", f"UCX_TLS={','.join(sorted(words))} shuts out {memory}: GPU memory cannot be sent", memory
             )
-    if not words & (_WIRE_UP - _RELIABLE_ONLY):
+    if not words & WIRE_UP:
         yield finding(
             "tls-no-wireup", f"UCX_TLS={','.join(sorted(words))} has nothing to begin a connection between hosts with"
         )
@@ -329,7 +351,7 @@ def _dmabuf(facts: Facts, value: str, name: str) -> Iterator[Finding]:
     )
 
 
-CHECKS = (mpi, libraries, gpus, network, rdma, host, plain, settings, vendor_settings)
+CHECKS = (mpi, libraries, torch, gpus, network, rdma, fabric, host, plain, settings, vendor_settings)
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -8,16 +8,16 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..._version import __version__
-from ...bindings import ucx
 from ...cli.info import components
 from ...errors import UCCHError
-from ...machine import discover, nics
+from ...machine import discover, nics, rdma
+from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
 from ...transport import carriers
@@ -37,14 +37,20 @@ class Libraries:
     memory_types: tuple[str, ...] = ()
     transports: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: Carriers of bytes between hosts, as text; and active RDMA ports that UCX does not reach.
+    #: Carriers of bytes between hosts, as text; active RDMA ports that UCX does not reach; folder of a UCX that may.
     carriers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
+    site_ucx: str = ""
     #: The library that mpi4py uses, and the program that starts ranks: "openmpi" or "hydra", and words about it.
     mpi: str = ""
     mpi_text: str = ""
     mpirun: str = ""
     mpirun_text: str = ""
+    #: torch's version, empty without one; what it is built for: "cuda 12.6", "rocm 6.4" or "host".
+    torch: str = ""
+    torch_for: str = ""
+    #: Major version of the CUDA runtime that libucc's components load; empty where they load none.
+    ucc_cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class Facts:
     all_interfaces: tuple[str, ...]
     #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
     flow_limit: tuple[str, int]
+    #: Fabric that joins this host to others for the library of each vendor of these GPUs.
+    fabrics: tuple[tuple[str, Fabric], ...]
     #: Settings of the kernel for TCP, as far as they can be read.
     sysctl: tuple[tuple[str, str], ...]
     memlock: int
@@ -139,12 +147,30 @@ def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
+def torch_build(folders: Sequence[Path]) -> dict[str, str]:
+    """Version and purpose of the installed torch, by its version.py: importing it takes seconds."""
+    for folder in folders:
+        said = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']+)'", text(folder / "version.py"), re.M))
+        if "__version__" in said:
+            kinds = [f"{kind} {said[name]}" for kind, name in (("cuda", "cuda"), ("rocm", "hip")) if name in said]
+            return {"torch": said["__version__"], "torch_for": kinds[0] if kinds else "host"}
+    return {}
+
+
+def _ucc_cuda(ucc_path: str) -> str:
+    try:
+        component = (Path(ucc_path).resolve().parent / "ucc/libucc_mc_cuda.so").read_bytes()
+    except OSError:
+        return ""
+    found = re.search(rb"libcudart\.so\.(\d+)", component)
+    return found[1].decode() if found else ""
+
+
 def _libraries(environ: Mapping[str, str]) -> Libraries:
     try:
         loaded = libraries.load()
-        with ucx.Context() as context:
-            memory, transports = tuple(context.memory_types()), tuple(context.transports())
-        described, found = carriers.here()
+        memory, transports = carriers.survey()
+        idle = carriers.idle_ports(transports)
     except UCCHError as error:
         # MPI after UCX, as everywhere: the first UCX in a process serves both.
         return Libraries(error=str(error), **_mpi(environ))
@@ -154,11 +180,14 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
         components=tuple(components(loaded.ucc_path)),
         ucx=loaded.ucx_version,
         ucx_path=loaded.ucx_path,
-        memory_types=memory,
-        transports=transports,
+        memory_types=tuple(memory),
+        transports=tuple(transports),
         notes=loaded.notes,
-        carriers=tuple(described.items()),
-        idle=tuple(map(str, found.idle)),
+        carriers=tuple(carriers.describe(transports).items()),
+        idle=tuple(map(str, idle)),
+        site_ucx=rdma.site_ucx({port.kind for port in idle}, environ) if idle else "",
+        ucc_cuda=_ucc_cuda(loaded.ucc_path),
+        **torch_build(libraries.package_dirs("torch")),
         **_mpi(environ),
     )
 
@@ -272,6 +301,11 @@ def hardware(root: Path) -> dict[str, Any]:
     }
 
 
+def _fabric(vendor: str, environ: Mapping[str, str], root: Path) -> Fabric:
+    wanted = environ.get("UCCH_FABRIC", "").strip().lower()  # of a bad value something else is said
+    return fabric_of(vendor, wanted if wanted in WORDS else "auto", environ, root)
+
+
 def collect(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
 ) -> Facts:
@@ -287,6 +321,7 @@ def collect(
         no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
         memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
         cores=discover.cores(), host_cores=len(discover.host_cores()), ranks_here=ranks,
+        fabrics=tuple((name, _fabric(name, environ, root)) for name in sorted({d.vendor for d in found["usable"]})),
         flow_limit=nics.flow_limit(environ.get("UCX_NET_DEVICES", ""), root), clock_synchronised=_clock_synchronised(),
         env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
     )  # fmt: skip

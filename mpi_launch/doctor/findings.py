@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ...installed import extra
 from ...machine.rdma import CURE
 
 LEVELS = ("ok", "warning", "error")
@@ -18,18 +19,22 @@ _RUN = (
 #: Every problem that can be found -> how bad it is, and its cure where that is always the same. A test provokes each.
 CODES = {
     # MPI
-    "mpi-missing": ("error", "pip install 'ucc-hetero[mpi]', or load the site's MPI module and name its mpirun in "
+    "mpi-missing": ("error", f"{extra('mpi')}, or load the site's MPI module and name its mpirun in "
                     "MPIRUN"),
     "mpi-mismatch": ("error", "use the mpirun of that MPI (MPIRUN=/path/to/mpirun), or reinstall mpi4py against the "
                      "other"),
     # UCC and UCX
-    "libraries-missing": ("error", "pip install 'ucc-hetero[ucc]', or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
+    "libraries-missing": ("error", f"{extra('ucc')}, or name yours in UCCH_UCC_LIB and UCCH_UCX_DIR"),
     "ucx-foreign": ("warning", "import ucc_hetero before mpi4py.MPI, or keep MPI off UCX (OMPI_MCA_pml=ob1)"),
     "ucx-lacks-vendor": ("error", "install a UCX built with {} (docs/containers.md) and name its folder in "
                          "UCCH_UCX_DIR"),
     "ucx-lacks-shm": ("warning", "install a UCX with sysv, posix or cma"),
     "ucc-lacks-vendor": ("error", "install a UCC built for {} (docs/containers.md) and name it in UCCH_UCC_LIB"),
     "ucc-lacks-library": ("warning", "install a UCC with {}, if speed inside a host matters"),
+    "torch-lacks-vendor": ("warning", "install the torch for {} (docs/install.md has the table), if the job uses "
+                           "torch"),
+    "torch-cuda": ("warning", "install a torch for CUDA {} (docs/install.md has the table), or name a UCC for torch's "
+                   "CUDA in UCCH_UCC_LIB"),
     # GPUs
     "gpu-unusable": ("error", "load the driver (modprobe nvidia or amdgpu), or give the container its devices "
                      "(docs/containers.md)"),
@@ -44,6 +49,8 @@ CODES = {
     "rdma-down": ("warning", "check the cable and switch port (ibstat); leave it out by interfaces: in the cluster "
                   "file"),
     "rdma-idle": ("warning", CURE),
+    "fabric-idle": ("warning", "give the container /dev/infiniband and rdma-core, EFA its plugin (aws-ofi-nccl), and "
+                    "unset what switches them off; UCCH_FABRIC=host says that it is meant"),
     "roce-gid": ("error", "give the network interface of {} an IP address"),
     "mtu-small": ("warning", "ip link set dev {} mtu 9000, on every host and switch of that network"),
     "flow-limit": ("warning", "one placement group for all hosts (10 Gbit/s), ENA Express (25) or EFA; two cores a "
@@ -65,7 +72,7 @@ CODES = {
     "numa-balancing": ("warning", "sysctl kernel.numa_balancing=0"),
     "clock": ("warning", "start chronyd or systemd-timesyncd (in a container: on its host)"),
     # Settings
-    "env-unknown": ("warning", "python -m ucc_hetero env lists all that do"),
+    "env-unknown": ("warning", ""),
     "env-bad": ("error", "correct {}, or unset it"),
     "tls-no-gpu": ("error", "add {} to UCX_TLS, or unset it"),
     "tls-no-wireup": ("warning", "add tcp or ud to UCX_TLS, or unset it"),
@@ -81,6 +88,7 @@ CODES = {
     "job-processors": ("warning", "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9"),
     "job-mtu": ("warning", "ip link set dev {} mtu N, with one N on every host"),
     "job-congestion": ("warning", "sysctl net.ipv4.tcp_congestion_control=NAME, with one NAME on every host"),
+    "job-fabric": ("warning", "make RDMA usable on all hosts of a vendor alike, or set UCCH_FABRIC to host"),
     "job-wires": ("warning", "fewer ranks on the host, more cores for its container, or a lower UCCH_WIRES"),
     "job-clock": ("warning", "start chronyd or systemd-timesyncd on every host"),
     "job-memory": ("warning", "use one build of UCX on all hosts, or UCCH_STAGING=staged"),

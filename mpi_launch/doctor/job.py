@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ...bootstrap.agreement import differences, judged, steering
+from ...errors import ranks_text
+from ...machine.fabric import Fabric
 from ...machine.vendors import VENDORS, seen
 from ...transport.wires import USUAL
 from .checks import over_tcp
@@ -19,11 +22,6 @@ from .findings import Finding, finding, ok
 CLOCK = 0.1
 #: The version of UCC from which its settings by model of processor no longer differ within a team.
 UCC_FORGETS_PROCESSORS = (1, 9)
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return f"rank{'s' * (len(numbers) > 1)} {text}"
 
 
 def _hosts(everyone: Sequence[Facts]) -> str:
@@ -42,9 +40,9 @@ def _differences(
     return list(groups.items())
 
 
-def _table(title: str, groups: Sequence[tuple[object, list[int]]]) -> str:
+def _table(title: str, groups: Sequence[tuple[object, Sequence[int]]]) -> str:
     return "\n".join(
-        [f"{title} differs between ranks:", *(f"{value or 'none'}: {_ranks(ranks)}" for value, ranks in groups)]
+        [f"{title} differs between ranks:", *(f"{value or 'none'}: {ranks_text(ranks)}" for value, ranks in groups)]
     )
 
 
@@ -52,34 +50,16 @@ def _before(version: str, limit: tuple[int, int]) -> bool:
     return bool(version) and tuple(map(int, re.findall(r"\d+", version)[:2])) < limit
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-_MUST_AGREE: tuple[tuple[str, Callable[[Facts], object], str], ...] = (
-    ("ucc_hetero", lambda f: f.package, "install the same version on every host"),
-    ("UCC", lambda f: f.libraries.ucc,
-     "use the same libucc everywhere (UCCH_UCC_LIB): contexts of different versions hang"),
-    ("UCX", lambda f: _minor(f.libraries.ucx),
-     "use the same minor version of UCX everywhere (UCCH_UCX_DIR): others do not always understand each other"),
-    ("the set of UCC_* settings",
-     lambda f: " ".join(f"{k}={v}" for k, v in f.env if re.match(r"UCC_(?!EC|MC)", k)),
-     "export the same values on every rank (ucch-run -x NAME=VALUE), or unset them"),
-)  # fmt: skip
-
-
 def agreement(everyone: Sequence[Facts], size: int) -> Iterator[Finding]:
     """Differences that make a job impossible."""
     told = {dict(f.env).get("WORLD_SIZE", str(size)) for f in everyone}
     if told != {str(size)}:
         yield finding("job-size", f"{', '.join(sorted(told))} ranks were started, but MPI sees {size} in this one")
-    good = True
-    for title, what, cure in _MUST_AGREE:
-        groups = _differences(everyone, what)
-        if len(groups) > 1:
-            good = False
-            yield finding("job-disagrees", _table(title, groups), cure=cure)
-    if good:
+    found = [judged(f.package, f.libraries.ucc, f.libraries.ucx, steering(dict(f.env))) for f in everyone]
+    unlike = differences(found)
+    for each in unlike:
+        yield finding("job-disagrees", _table(each.what, each.groups), cure=each.cure)
+    if not unlike:
         yield ok("job", f"{len(everyone)} ranks on {_hosts(everyone)} agree on versions and settings")
 
 
@@ -99,7 +79,7 @@ def placement(everyone: Sequence[Facts]) -> Iterator[Finding]:
         )
     for (host, device), ranks in users.items():
         if len(ranks) > 1:
-            yield finding("job-device-shared", f"{_ranks(ranks)} on {host} use one device, {device}")
+            yield finding("job-device-shared", f"{ranks_text(ranks)} on {host} use one device, {device}")
 
 
 def _visible(facts: Facts) -> list[str]:
@@ -152,10 +132,29 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
         yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
 
 
+def _fabric(vendor: str, facts: Facts) -> str:
+    return dict(facts.fabrics)[vendor].describe()
+
+
+def fabric(everyone: Sequence[Facts]) -> Iterator[Finding]:
+    """Hosts of a vendor that its library's own fabric joins, or does not."""
+    for vendor in VENDORS:
+        of: dict[str, Fabric] = {f.host: dict(f.fabrics)[vendor] for f in everyone if vendor in dict(f.fabrics)}
+        kinds = {found.kind for found in of.values()}
+        if len(of) < 2:
+            continue
+        if len(kinds) > 1:
+            groups = _differences(everyone, partial(_fabric, vendor), partial(_has_vendor, vendor))
+            yield finding("job-fabric", _table(f"the fabric of {vendor}", groups))
+        else:
+            yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {next(iter(of.values())).describe()}")
+
+
 def network_threads(everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Cores for the network threads between devices of two vendors on several hosts."""
+    """Cores for the network threads between devices of several hosts that no vendor's fabric joins."""
     ranks = Counter(facts.host for facts in everyone)
-    if len(ranks) < 2 or len({device.vendor for facts in everyone for device in facts.usable}) < 2:
+    islands = {(vendor, found.kind or facts.host) for facts in everyone for vendor, found in facts.fabrics}
+    if len(ranks) < 2 or len(islands) < 2:
         return
     for facts in {facts.host: facts for facts in everyone if over_tcp(facts)}.values():
         usual = USUAL["limited" if facts.flow_limit[1] else "tcp"]
@@ -199,6 +198,6 @@ def clock_offsets(comm: Any) -> list[float]:
 
 def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:
     """Everything there is to say about the ranks of a job together."""
-    alone = (placement, likeness, network_threads)
+    alone = (placement, likeness, fabric, network_threads)
     found = [each for check in alone for each in check(everyone)]
     return [*agreement(everyone, size), *found, *clocks(everyone, offsets)]

@@ -91,12 +91,12 @@ class Churn:
             now = round(time.monotonic() - self.began, 1)
             self.curves.append([now, number, self.incarnations[number], pages * 4, descriptors, self.generation])
 
-    def run(self, seconds: float) -> None:
-        """Let things happen."""
+    def run(self, seconds: float, faults: int) -> None:
+        """Let things happen for so long, or so many times."""
         for number in range(self.ranks):
             self.start(number)
         fate = restart = sampled = 0.0
-        while (now := time.monotonic()) - self.began < seconds:
+        while (now := time.monotonic()) - self.began < seconds and self.kills + self.stops < faults:
             self.regroup()
             if self.store.check(["unlike"]):
                 raise AssertionError(f"replicas differ: {self.store.get('unlike').decode()}")
@@ -159,6 +159,7 @@ def main() -> None:
     """Churn for some seconds."""
     parser = argparse.ArgumentParser(prog="python -m tests.churn", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--faults", type=int, default=sys.maxsize, help="kills and stops after which it ends as well")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--curves", help="file for (second, replica, incarnation, kB, descriptors)")
@@ -166,7 +167,7 @@ def main() -> None:
     print(f"seed {options.seed}", flush=True)
     churn = Churn(options.ranks, options.seed)
     try:
-        churn.run(options.seconds)
+        churn.run(options.seconds, options.faults)
         state = churn.end()
         assert (churn.expected(state) == np.array(state["parameters"])).all(), "the parameters are wrong"
     finally:

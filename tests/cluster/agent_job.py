@@ -24,13 +24,10 @@ def serve() -> None:
 
 def found(agent: rma.Agent, host: str) -> rma.AgentPeer:
     """Agent of another host, which may not have begun yet."""
-    until = time.monotonic() + 60
     while True:
         try:
             return agent.connect(f"tcp://{host}:7000")
         except OSError:
-            if time.monotonic() > until:
-                raise
             time.sleep(0.05)
 
 
@@ -64,7 +61,7 @@ def use(folder: Path) -> None:
     for _ in range(3):
         put(other)
     other.send({"still": "there"})
-    assert agent.receive(60)[1] == {"still": "there"}
+    assert agent.receive(3600)[1] == {"still": "there"}
     print("right", flush=True)
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     store = Store(folder, rank in lost)
     load()
     at_exit.register()
-    comm = Communicator._adopt(StoreComm.first(store, rank, range(size), size, 60.0))
+    comm = Communicator._adopt(StoreComm.first(store, rank, range(size), size, 200.0))
     try:
         for number in range(10**9 if fault != "hold" else 2 * CALLS):
             if number == CALLS and rank == lost[0]:
@@ -85,7 +85,7 @@ def main() -> None:
         dead = comm._run.board.dead_ranks()
         assert dead and set(dead) <= set(lost), dead
         place = living.index(rank)
-        anew = StoreComm.first(Store(folder / "anew"), place, living, size, 60.0)
+        anew = StoreComm.first(Store(folder / "anew"), place, living, size, 200.0)
         with Communicator._adopt(anew) as survivors:
             call(survivors)
         print(f"rank {rank} goes on", flush=True)

@@ -48,7 +48,7 @@ def main() -> None:
     else:
         load()
         at_exit.register()
-        comm = grown(Communicator._adopt(StoreComm.first(store, int(rank), range(2), 2, 60.0)), store, 4)
+        comm = grown(Communicator._adopt(StoreComm.first(store, int(rank), range(2), 2, 200.0)), store, 4)
     if not (folder / "shrunk").exists():
         print(f"{comm.rank} of {comm.size}, with topology {comm.topology.describe()}", flush=True)
         if comm.rank == 3:

@@ -20,7 +20,7 @@ def main() -> None:
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     mpi4py.rc.initialize = False
     load()
-    comm = Communicator._adopt(StoreComm.first(Store(folder, 0), rank, range(size), size, 60.0))
+    comm = Communicator._adopt(StoreComm.first(Store(folder, 0), rank, range(size), size, 200.0))
     other, found = comm.Dup(), np.full(5, -1)
 
     def await_all(what: str) -> None:

@@ -106,7 +106,9 @@ def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]
 
 def test_hosts_inside_vendors(emulate: Callable[..., Cluster]) -> None:
     cluster = emulate(hosts=3, slots=2, rate="1gbit")
-    assert _found(cluster, {"UCCH_EMULATE": "nvidia:4,amd:2"}) == f"found {[('eth0', 2)] * 6}"
+    env = {"UCCH_EMULATE": "nvidia:4,amd:2"}
+    assert _found(cluster, env | {"UCCH_FABRIC": "all"}) == f"found {[('eth0', 2)] * 6}"
+    assert _found(cluster, env) == f"found {[('eth0', 1)] * 6}"
 
 
 #: Each host has one vendor's devices, or each has both.
@@ -114,7 +116,7 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
 @pytest.mark.parametrize("script, layout, env", [
-    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}), ("COLLECTIVES", MIXED, {}),
+    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}),
     ("COLLECTIVES", "nvidia:2,host:1,amd:1", {}), ("STREAMS", APART, device_scripts.OWN_QUEUES),
     ("MESSAGES", APART, {}), ("MESSAGES", MIXED, {"UCCH_STAGING": "staged"}),
 ])  # fmt: skip

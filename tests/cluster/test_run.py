@@ -12,7 +12,7 @@ import pytest
 from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.native.libraries import load
 
-yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 Emulate, Run = Callable[..., Cluster], Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,7 +63,7 @@ def test_two_vendors_on_three_hosts(emulate: Emulate, ucch_run: Run) -> None:
             {"name": "node[1-2]", "slots": 1, "vendor": "amd"},
         ],
         "interfaces": ["eth0"],
-        "env": {"UCCH_TIMEOUT": 60},
+        "env": {"UCCH_TIMEOUT": 300},
     }
     done = ucch_run(cluster, document, "--emulate", sys.executable, "-c", ALLREDUCE)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -138,7 +138,7 @@ def different_ucx() -> dict[str, object]:
         "hosts": [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}],
         "interfaces": ["eth0"],
         "vendors": {"amd": {"env": {"UCCH_UCX_DIR": str(found.parent)}}},
-        "env": {"UCCH_TIMEOUT": 30},
+        "env": {"UCCH_TIMEOUT": 300},
     }
 
 

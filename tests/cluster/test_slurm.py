@@ -15,7 +15,7 @@ import pytest
 from ucc_hetero.launch import slurm
 from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
 
-pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -159,7 +159,7 @@ def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("libraries", "ucch_run")
 def test_mpi_in_a_heterogeneous_job(sbatch: Sbatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``srun --mpi=pmix``: the ranks of both components are one MPI job, and one communicator of two vendors."""
-    monkeypatch.setenv("UCCH_TIMEOUT", "60")
+    monkeypatch.setenv("UCCH_TIMEOUT", "300")
     text = slurm.script(MIXED, [sys.executable, "-c", ALLREDUCE], 5, ["--emulate"])
     out = tmp_path / "out.txt"
     done = sbatch(text, f"--output={out}", "--wait")

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from ucc_hetero.launch.emulate import Cluster
 
 from .test_hosts_lost import OUTSIDE, hole
 
-pytest.importorskip("vllm_engine", exc_type=ImportError)  # which needs torch and transformers
-pytestmark = pytest.mark.usefixtures("libraries")
+NO_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+pytestmark = [pytest.mark.usefixtures("libraries"), NO_TORCH]
 PORT = 14579
 VENDORS = "nvidia", "amd"
 
@@ -124,7 +125,7 @@ def test_tokens_are_those_of_one_engine(pair: Callable[..., Pair], interfaces: s
         assert engine.process.returncode == 0
 
 
-@pytest.mark.parametrize("fault", ["kill", *OUTSIDE])
+@pytest.mark.parametrize("fault", ["kill", "hole"])  # of other ways to be lost, test_rma.py
 def test_prefill_that_is_lost_on_the_way_is_computed_again(pair: Callable[..., Pair], fault: str) -> None:
     """Long before the deadline of loads; and one whose host comes back is asked again."""
     two = pair(rate="100mbit")
@@ -146,9 +147,14 @@ def test_prefill_that_is_lost_on_the_way_is_computed_again(pair: Callable[..., P
     if fault == "hole":  # a link that was cut and comes back has ended the prefill engine in libucp (docs/vllm.md)
         heal(two.cluster, 0)
         prefill.free(before[0])
-        decode.add("again", asked["r0"], 4, prefill.prefilled("again", asked["r0"]))
-        said = decode.done("again")
-        assert (said["tokens"], said["computed"]) == (right["r0"], 4)
+        # An error of the connection of before the cut may still be on its way to either side.
+        for number in range(5):
+            decode.add(f"again{number}", asked["r0"], 4, prefill.prefilled(f"again{number}", asked["r0"]))
+            said = decode.done(f"again{number}")
+            assert said["tokens"] == right["r0"]
+            if said["computed"] == 4:
+                break
+        assert said["computed"] == 4, "it is not asked again"
 
 
 def test_prefill_that_cannot_be_asked_is_computed(pair: Callable[..., Pair]) -> None:
@@ -200,7 +206,7 @@ def test_nothing_is_written_to_blocks_that_have_been_given_back(
     appear([tmp_path / "failed"], ends[1:])
     if fault == "hole":
         heal(cluster, 0)
-    time.sleep(2)
+    time.sleep(2)  # data that is still on its way has time to do harm; with less time the test finds less, and passes
     (tmp_path / "over").touch()
     out = ends[1].communicate(timeout=60 * room)[0]
     assert "right" in out, out

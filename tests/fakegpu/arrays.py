@@ -40,6 +40,13 @@ def runtime() -> device.DeviceRuntime:
     return found
 
 
+def wait_until_held(stream: device.Stream) -> None:
+    """Return once the stream has come to a wait for what is not there yet, or is in a queue that has."""
+    library = ctypes.CDLL(runtime().path)
+    while not library.fakegpu_held(ctypes.c_void_p(stream.handle)):
+        time.sleep(1e-3)
+
+
 class Array:
     """``n`` elements on the current device, with the protocol that both vendors' libraries export."""
 
@@ -78,9 +85,7 @@ class Array:
         self.runtime.copy(host.handle, self.block.handle, self.block.nbytes, stream.handle)
         done = self.runtime.event()
         done.record(stream.handle)
-        until = time.monotonic() + 150
-        while not done.done():
-            assert time.monotonic() < until, "the stream does not get there"
+        while not done.done():  # a job that hangs is killed
             time.sleep(1e-4)
         memory = (ctypes.c_char * self.block.nbytes).from_address(host.handle)
         found = np.frombuffer(memory, self.dtype, self.size).copy()

@@ -5,6 +5,8 @@ from channel_scripts import COMMON
 #: A rank that never calls: the others' streams go on, and they say so, at their next call at the latest.
 MISSING = COMMON
 MISSING += """
+from contextlib import suppress
+from ucc_hetero import CollectiveError
 comms = [Communicator() for n in (1000, 300_000)]
 for comm, n in zip(comms, (1000, 300_000)):
     stream, x, y = runtime().stream(), Array(n).set(1), Array(n).set(-1)
@@ -12,9 +14,12 @@ for comm, n in zip(comms, (1000, 300_000)):
     assert made["allreduce"] == {True} and (y.peek == comm.size).all()
     if comm.rank == 0:
         comm._run.timeout = 0.5
-        requests = [comm.Iallreduce(x, y, stream=stream) for _ in range(3)]
+        waits = [comm.Iallreduce(x, y, stream=stream).Wait]
+        for _ in range(2):
+            with suppress(CollectiveError):  # on a busy machine the first one has failed by now
+                waits.append(comm.Iallreduce(x, y, stream=stream).Wait)
         reached(stream)
-        print("waited for:", [failure(q.Wait) for q in requests], flush=True)
+        print("waited for:", [failure(wait) for wait in waits], flush=True)
         print("next:", failure(lambda: comm.Allreduce(x, y)), flush=True)
     MPI.COMM_WORLD.Barrier()
 """
@@ -52,13 +57,18 @@ def part(comm, n):
     good = comm.Iallreduce(x, z, stream=stream)
     reached(stream)
     good.Wait()
-    if r == p - 1:
-        MPI.COMM_WORLD.recv(source=0, tag=n)  # the first one has given up by then, the others have not
-    elif r:
-        time.sleep(0.5)
+    if r:
+        MPI.COMM_WORLD.recv(source=0, tag=n)  # the last one comes once the first has given up, the others before
     else:
         comm._run.timeout = 1.0
-    outcome = failure(lambda: comm.Iallreduce(x, y, stream=stream).Wait())
+
+    def attempt():
+        request = comm.Iallreduce(x, y, stream=stream)
+        if not r:
+            [MPI.COMM_WORLD.send(None, other, tag=n) for other in range(1, p - 1)]
+        request.Wait()
+
+    outcome = failure(attempt)
     if not r:
         MPI.COMM_WORLD.send(None, p - 1, tag=n)
     assert outcome != "nothing" or (y.peek == p * (p + 1) / 2).all(), (r, y.peek[:5])
@@ -107,9 +117,11 @@ assert made["allreduce"] == {True}
 if r == comm.size - 1:
     Gate(stream)
     comm.Iallreduce(x, y, stream=stream)
-    time.sleep(0.3)
+    [MPI.COMM_WORLD.recv(source=other) for other in range(r)]
     os.kill(os.getpid(), signal.SIGKILL)
 request = comm.Iallreduce(x, y, stream=stream)
+wait_until_held(stream)
+MPI.COMM_WORLD.send(None, comm.size - 1)
 reached(stream)
 print("died:", failure(request.Wait), failure(lambda: comm.Allreduce(x, y)), flush=True)
 os._exit(0)

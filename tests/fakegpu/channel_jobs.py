@@ -41,7 +41,7 @@ JOBS = {
     "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
     "a rank that never calls": Job(
-        failures.MISSING, _LONG, {r"waited for: \['CollectiveTimeout', ": 2, "next: CollectiveError": 2}, "nothing",
+        failures.MISSING, _LONG, {r"waited for: \['CollectiveTimeout'": 2, "next: CollectiveError": 2}, "nothing",
     ),
     "a rank that never calls what others wait for": Job(
         failures.MISSING_TOO, _LONG, {"blocking: CollectiveTimeout": 1, "later: CollectiveError": 1, "right": 2},

@@ -17,7 +17,7 @@
  * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
  * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
  * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
- * FAKEGPU_UNITS, FAKEGPU_UNIT_THREADS: a device's size (60, 2048). FAKEGPU_AHEAD: how much a stream may have to do
+ * FAKEGPU_AHEAD: how much a stream may have to do
  * before whoever gives it more waits, and with him all who call the driver (0: no limit). FAKEGPU_LAZY: kernels are
  * loaded at their first launch, which waits until the device has nothing to do, and with it all who call the driver. */
 #define _GNU_SOURCE
@@ -32,6 +32,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "../../ucc_hetero/device/kernels/lane.h"
 #include "../../ucc_hetero/device/kernels/layout.h"
 
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
@@ -43,7 +44,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, STREAM_COPY, PIECES };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -77,7 +78,7 @@ typedef struct work {
 typedef struct queue {
     pthread_t thread;
     work *head, **tail;
-    int users;
+    int users, waits; /* its work does, for what is not there yet */
     unsigned seed;
     pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
 } queue;
@@ -199,8 +200,12 @@ static int there(const void *word, uint32_t least) {
     return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
+/* The queue of this thread. */
+static _Thread_local queue *at_work;
+
 /* Sleep until a queue's next look: waits become longer by a quarter at most. */
 static void look_later(unsigned *us) {
+    __atomic_store_n(&at_work->waits, 1, __ATOMIC_RELEASE);
     *us = *us ? *us + *us / 4 : LOOK_US;
     *us = *us < LONGEST_LOOK_US ? *us : LONGEST_LOOK_US;
     usleep(*us);
@@ -217,8 +222,8 @@ static void hold(const void *word, uint32_t least, int is_kernel) {
 static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
 #include "fused.h"
+#include "lane.h"
 #include "pieces.h"
-#include "stream_copy.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -246,8 +251,8 @@ static void run(queue *s, const work *w) {
     case FUSED:
         run_fused(s, w->dst);
         break;
-    case STREAM_COPY:
-        run_stream_copy(s, w->dst);
+    case LANE:
+        run_lane(s, w->dst);
         break;
     case PIECES:
         run_pieces(s, w->dst);
@@ -309,8 +314,8 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, and how often one
- * was told to wait for memory ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how often one was
+ * told to wait for memory, whether one is held, and whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -338,6 +343,17 @@ int fakegpu_misuses(void) {
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
 
 int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
+
+/* By what is not there yet: its own work waits, or that before it in the queue that it shares. */
+int fakegpu_held(void *handle) {
+    stream *s = handle;
+    enter();
+    int held = s->unfinished && __atomic_load_n(&s->queue->waits, __ATOMIC_ACQUIRE);
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
+int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
 
 /* UCC and UCX see what it is: host memory. */
 int ucch_memory_type(void) { return 0; }

@@ -58,19 +58,6 @@ int cuMemAlloc_v2(address *where, size_t bytes) {
     return status;
 }
 int cuMemFree_v2(address where) { return release((void *)(uintptr_t)where, DEVICE_MEMORY); }
-int cuIpcGetMemHandle(share *out, address where) {
-    return usable() ? usable() : share_memory(out, (void *)(uintptr_t)where);
-}
-int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
-    void *there = NULL;
-    int status = usable() ? usable() : flags == 1 ? open_memory(&there, &from) : INVALID_VALUE;
-    *where = (address)(uintptr_t)there;
-    return status;
-}
-int cuIpcCloseMemHandle(address where) {
-    (void)where; /* kept, as all memory is */
-    return OK;
-}
 int cuMemGetInfo_v2(size_t *room, size_t *all) { return usable() ? usable() : memory_left(room, all); }
 int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
@@ -123,7 +110,7 @@ int cuModuleGetLoadingMode(int *mode) {
     return OK;
 }
 int cuDeviceGetAttribute(int *value, int which, int device) {
-    *value = which == 75 ? 9 : which == 16 ? 40 : which == 39 ? 1024 : 0;
+    *value = which == 75 ? 9 : 0;
     return device < device_count() ? OK : INVALID_DEVICE;
 }
 int cuModuleLoadData(void **module, const void *image) {
@@ -248,10 +235,6 @@ int hipGraphExecDestroy(void *exec) { return drop_graph(exec); }
 int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 
 /* The numbers of multiprocessors, and of the threads that one holds. */
-int hipDeviceGetAttribute(int *value, int which, int device) {
-    *value = which == 63 ? setting("FAKEGPU_UNITS", 60) : which == 57 ? setting("FAKEGPU_UNIT_THREADS", 2048) : 0;
-    return device >= 0 && device < device_count() ? OK : INVALID_DEVICE;
-}
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
     *module = (void *)image;

@@ -1,6 +1,6 @@
 /* Streams, the queues that they share, and copy engines. Included by fakegpu.c. */
 static void *worker(void *data) {
-    queue *q = data;
+    queue *q = at_work = data;
     enter();
     for (;;) {
         while (!q->head)
@@ -12,6 +12,7 @@ static void *worker(void *data) {
         run(q, w);
         enter();
         if (w->of) w->of->unfinished--;
+        q->waits = 0;
         free(w);
     }
     return NULL;
@@ -101,8 +102,9 @@ static int give_locked(queue *q, stream *of, work w) {
     return OK;
 }
 
-/* Whoever has it keeps the driver from everybody. */
+/* Whoever has it keeps the driver from everybody, and does so for long where it is `kept`. */
 static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+static int kept;
 
 static void pass_driver(void) {
     pthread_mutex_lock(&driver);
@@ -118,6 +120,7 @@ static void load_kernel(int *loaded) {
         for (stream *s = streams; s && !busy; s = s->next)
             busy = s->unfinished;
         pthread_mutex_unlock(&lock);
+        __atomic_store_n(&kept, busy, __ATOMIC_RELEASE);
     }
     *loaded = 1;
     pthread_mutex_unlock(&driver);
@@ -130,6 +133,7 @@ static void wait_for_room(stream *s) {
         enter();
         full = s->unfinished >= most_ahead;
         pthread_mutex_unlock(&lock);
+        __atomic_store_n(&kept, full, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&driver);
 }

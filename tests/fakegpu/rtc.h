@@ -2,14 +2,14 @@
  * do all of a short call, one side of a message, or pieces of pages; everything else is too hard for it. Included by
  * fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  FUSED_TEXT[] = "does it all", COPIES[] = "copies a message", PIECES_TEXT[] = "converts pieces";
+                  FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces";
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
     if (strstr(source, "ucch(ucch_moves all)"))
         return adds && (strstr(source, "float FROM;") || strstr(source, "unsigned char FROM;")) ? FUSED_TEXT : NULL;
     if (adds && strstr(source, "float FROM;")) return ADDS;
-    if (strstr(source, "ucch(ucch_stream_copy c)")) return COPIES;
+    if (strstr(source, "ucch(ucch_lane_copy c)")) return LANES;
     if (strstr(source, "ucch(ucch_pieces all)")) return PIECES_TEXT;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
@@ -37,10 +37,9 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         if (all) all->blocks = blocks;
         return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
-    if (function == COPIES) {
-        stream_copy *c = argument(arguments, sizeof(*c), offsetof(stream_copy, blocks));
-        if (c) c->blocks = blocks;
-        return c ? submit(handle, (work){.kind = STREAM_COPY, .dst = c}) : OUT_OF_MEMORY;
+    if (function == LANES) {
+        ucch_lane_copy *c = argument(arguments, sizeof(*c), sizeof(*c));
+        return c ? submit(handle, (work){.kind = LANE, .dst = c}) : OUT_OF_MEMORY;
     }
     if (function == PIECES_TEXT) {
         ucch_pieces *all = argument(arguments, sizeof(*all), sizeof(*all));
@@ -59,7 +58,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, COPIES, PIECES_TEXT};
+    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, LANES, PIECES_TEXT};
     for (int i = 0; i < 6; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +36,9 @@ class Event:
     _native: NativeEvent | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        self._native = self._native or RUNTIME.event()
+        if self._native is None:
+            RUNTIME.use(HERE)  # in whichever thread
+            self._native = RUNTIME.event()
         self._native.record((stream or state.current).cuda_stream)
 
     def query(self) -> bool:
@@ -48,6 +51,7 @@ class Stream:
     device = DEVICE
 
     def __init__(self, device: Any = None) -> None:
+        RUNTIME.use(HERE)
         self._native = RUNTIME.stream()
         self.cuda_stream = self._native.handle
 
@@ -67,11 +71,14 @@ class Stream:
         self._native.synchronize()
 
 
-class _State:
-    """Stream that a test's thread uses now; ``capturing`` is for tests to set."""
+_first = Stream()
+
+
+class _State(threading.local):
+    """Stream that a thread uses now; ``capturing`` is for tests to set."""
 
     def __init__(self) -> None:
-        self.current = Stream()
+        self.current = _first
         self.capturing = False
 
 

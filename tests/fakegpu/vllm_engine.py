@@ -1,4 +1,4 @@
-"""An engine that serves a small Llama through the connector in vLLM's order: a process of its own, told what to do in
+"""An engine that serves a small model through the connector in vLLM's order: a process of its own, told what to do in
 lines of JSON. Its scheduler is the one below, or vLLM's own where that is installed.
 
     python vllm_engine.py '{"role": "kv_producer", "port": 7000, ...}'
@@ -19,7 +19,7 @@ from types import SimpleNamespace as Facts
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from vllm_model import Decoder
 
 BLOCK, BUDGET, LAYERS, HEADS, DIM, VOCABULARY, LONGEST = 16, 32, 3, 2, 16, 256, 256
 SHAPE = {
@@ -273,8 +273,8 @@ class Runner:
     def __init__(self, connector: Any, blocks: int, layout: str, vendor: str, dim: int) -> None:
         torch.manual_seed(1)
         torch.set_num_threads(1)
-        self.model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "head_dim": dim})).eval()
-        self.connector, self.dim = connector, dim
+        self.model = Decoder(LAYERS, HEADS, dim, VOCABULARY, LONGEST)
+        self.connector = connector
         sizes = {"H": HEADS, "N": BLOCK}
         shape = [blocks, *(sizes[axis] for axis in layout[:2]), 2 * dim]
         count = blocks * HEADS * BLOCK * 2 * dim
@@ -302,19 +302,12 @@ class Runner:
         """The token after the scheduled ones, whose keys and values go into pages; those before come from there."""
         places = torch.arange(begin + count)
         blocks, within = torch.tensor(request.blocks)[places // BLOCK], places % BLOCK
-        cache = DynamicCache()
-        for i in range(LAYERS if begin else 0):
-            past = self.cache[i][blocks[:begin], :, within[:begin]].transpose(0, 1)[None]
-            cache.update(past[..., : self.dim], past[..., self.dim :], i)
-        tokens = torch.tensor([list(request.all_token_ids)[begin : begin + count]])
-        with torch.no_grad():
-            logits = self.model(tokens, past_key_values=cache, position_ids=places[None, begin:]).logits
-        for i in range(LAYERS):
-            layer = cache.layers[i]
-            new = torch.cat([layer.keys, layer.values], -1)[0, :, begin:].transpose(0, 1)
-            self.cache[i][blocks[begin:], :, within[begin:]] = new
+        past = [layer[blocks[:begin], :, within[:begin]].transpose(0, 1) for layer in self.cache]
+        logits, made = self.model(torch.tensor(list(request.all_token_ids)[begin : begin + count]), begin, past)
+        for layer, new in zip(self.cache, made, strict=True):
+            layer[blocks[begin:], :, within[begin:]] = new.transpose(0, 1)
         assert not logits.isnan().any(), f"{request.request_id} reads what nobody has written"
-        return int(logits[0, -1].argmax())
+        return int(logits.argmax())
 
     def step(self, plan: Any, meta: Any, finished: set[str], made: Any) -> tuple[dict[str, int], Any]:
         """(tokens, what the connector says), as vLLM's model runner goes about it."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Seconds for what takes one or two.
-PATIENCE = 120
+PATIENCE = 400
 #: Settings that engines are told, if no others are.
 USUAL = {"vendor": "", "layout": "NHD", "blocks": 64, "scheduler": "own"}
 

@@ -9,7 +9,6 @@ from ucc_hetero import Communicator
 from ucc_hetero.errors import TruncationError
 
 LONG = 300_000  # float32: pieces of 150 KiB
-Communicator._arenas = True  # as groups of torch have it
 """
 
 MATCHING = COMMON
@@ -192,7 +191,7 @@ def write(word, value):
     ctypes.c_uint32.from_address(word).value = value
 
 def held(gpu, seconds):
-    "A stream that goes on after a while, if it does, and the word that it waits for."
+    "A stream that goes on after a while, if it does, and the word that it waits for. How long decides no test."
     stream, word = gpu.stream(), gpu.flag()
     write(word, 0)
     gpu.wait_value(stream.handle, word, 1)
@@ -272,9 +271,7 @@ with Communicator() as comm:
     write(word, 1)
     comm.Recv(y, left, 10)
     behind.Wait()
-    until = time.monotonic() + 100
     while p2p._held:
-        assert time.monotonic() < until
         comm.Iprobe(left, 11)
     for wrong, error in (("nonsense", TypeError), (object(), TypeError)):
         with pytest.raises(error):

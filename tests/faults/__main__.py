@@ -67,6 +67,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of the first trial; random by default")
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=0, help="of the jobs; both by default")
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
+    parser.add_argument("--room", type=float, default=1, help="times longer than usual what would be late may take")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no trial is begun")
     parser.add_argument("--log", type=Path, help="folder for all that ranks of failing trials wrote")
     parser.add_argument("--details", action="store_true", help="print it")
@@ -82,7 +83,7 @@ def main() -> int:
     def one(seed: int) -> None:
         if time.monotonic() > end:
             return
-        verdict = run(draw(seed, args.hosts), fakes)
+        verdict = run(draw(seed, args.hosts), fakes, args.room)
         verdicts.append(verdict)
         print(line(verdict), flush=True)
         if verdict.failures and args.log:

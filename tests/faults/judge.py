@@ -192,15 +192,15 @@ def _until(seconds: float, done: object, look: object = bool) -> bool:
     return True
 
 
-def run(trial: Trial, fakes: Mapping[str, Path]) -> Verdict:
-    """Run it and judge."""
+def run(trial: Trial, fakes: Mapping[str, Path], room: float = 1) -> Verdict:
+    """Run it and judge; what would be late may take ``room`` times longer, as the cores may be busy."""
     verdict, began = Verdict(trial), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="ucch-faults-"))
     try:
         (folder / "trial").write_text(trial.text())
         (folder / "store").mkdir()
         with Cluster(len(trial.slots), trial.slots, "none") as cluster:
-            _watch(trial, cluster, folder, _environment(trial, fakes), verdict)
+            _watch(trial, cluster, folder, _environment(trial, fakes), verdict, room)
         verdict.output += "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in _written(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -213,7 +213,8 @@ def _written(folder: Path) -> Iterator[Path]:
     yield folder / "output"
 
 
-def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], verdict: Verdict) -> None:
+def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], verdict: Verdict, room: float) -> None:
+    whole = WHOLE * (1 if trial.fault == "stop" else room)  # ranks may wait for the one that was stopped all that time
     ranks, outside = Ranks(folder, trial.size), Outside(trial, cluster, folder)
     processes = _start(trial, cluster, folder, env)
     living = [rank for rank in range(trial.size) if rank not in trial.lost]
@@ -222,32 +223,32 @@ def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str],
         ended = all(each.poll() is not None for each in processes)  # mpirun may end before ranks that live
         return all(ranks.gone(rank) or (ended and not ranks.lines(rank)) for rank in living)
 
-    if not _until(WHOLE, over, lambda: outside.look(ranks)) and not _waits(trial, ranks):
+    if not _until(whole, over, lambda: outside.look(ranks)) and not _waits(trial, ranks):
         late = [rank for rank in living if not ranks.gone(rank)]
-        verdict.fail("late", f"rank(s) {late} had not ended after {WHOLE:g} s")
+        verdict.fail("late", f"rank(s) {late} had not ended after {whole:g} s")
         for host in {trial.host(rank) for rank in late}:
             verdict.output += cluster.run(["sh", "-c", WHERE], host=host).stdout
     outside.end()
     ends = verdict.failures or trial.fault == "stop" or trial.exchange == "store"
-    if not ends and not _until(AFTERMATH, lambda: processes[0].poll() is not None):
-        _mpirun_stays(trial, cluster, verdict)
+    if not ends and not _until(AFTERMATH * room, lambda: processes[0].poll() is not None):
+        _mpirun_stays(trial, cluster, verdict, AFTERMATH * room)
     patience = {"stop": 0.5, "off": 0.5, "cut": PATIENCE, "hole": PATIENCE}  # ranks behind a cut have their deadline
     for each in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             each.wait(patience.get(trial.fault, 3))
     _clean(trial, cluster, verdict)
     for rank in range(trial.size):
-        _read(trial, rank, ranks.lines(rank), verdict)
+        _read(trial, rank, ranks.lines(rank), verdict, room)
     if trial.exchange == "ulfm" and list(verdict.failures) == ["silent"] and processes[0].poll():
         _mpirun_ends_ranks(trial, cluster, verdict)
 
 
-def _mpirun_stays(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
+def _mpirun_stays(trial: Trial, cluster: Cluster, verdict: Verdict, seconds: float) -> None:
     """mpirun is there when its ranks are not: its own fault if no process of theirs is."""
     hosts = range(len(trial.slots))
     there = [cluster.run(["ps", "axo", "pid,ppid,stat,wchan:20,args"], host=host).stdout for host in hosts]
     verdict.output += "".join(there)
-    text = f"mpirun had not ended {AFTERMATH:g} s after its ranks"
+    text = f"mpirun had not ended {seconds:g} s after its ranks"
     if any(f" {sys.executable} {JOB} " in line for line in "\n".join(there).splitlines() if " -np " not in line):
         verdict.fail("late", text)
     else:
@@ -286,7 +287,7 @@ def _clean(trial: Trial, cluster: Cluster, verdict: Verdict) -> None:
             verdict.fail("left", f"host {host}: /dev/shm has {files}")
 
 
-def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict) -> None:
+def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict, room: float) -> None:
     """Read a rank's lines."""
     words = [line.split() for line in lines if line[:1].isdigit() and len(line.split()) > 2]
     verdict.ends[rank] = " ".join(words[-1][1:3]) if words else "nothing"
@@ -297,7 +298,7 @@ def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict) -> None:
             verdict.fail("wrong", f"rank {rank}: {' '.join(row)}")
         if row[1] == "took" and rank not in trial.lost:
             limit = RECOVERY if row[4] in ("shrink", "agree") else PATIENCE + 3
-            if float(row[3]) > limit:
+            if float(row[3]) > limit * room:
                 verdict.fail("late", f"rank {rank}: {' '.join(row)}")
     if rank in trial.lost:
         return

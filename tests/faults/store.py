@@ -36,6 +36,12 @@ class Store:
     def get(self, key: str) -> bytes:
         return self._path(key).read_bytes()
 
+    def delete_key(self, key: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            self._path(key).unlink()
+            return True
+        return False
+
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._path(key).exists() for key in keys)
 

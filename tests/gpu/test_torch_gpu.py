@@ -4,8 +4,10 @@ The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and wi
 runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
 """
 
+import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def cases(script: Path) -> list[str]:
 def sides(request: pytest.FixtureRequest, hip_over_cuda: Path) -> dict[str, str]:
     """The environment of a job's ranks; in the second one the last half takes its GPUs through the HIP runtime."""
     env = {"PYTHONPATH": str(ROOT), "CASES_DEVICE": "cuda", "CASES_LIMIT": str(LIMIT), "CUDA_MODULE_LOADING": "EAGER"}
+    env["UCCH_TORCH_VENDOR"] = "n"  # it is our groups that are tested
     if request.param == "one vendor":
         return {**env, "CASES_ALONE": "1"}
     return {**env, "CASES_HIP": str(hip_over_cuda)}
@@ -57,6 +60,20 @@ def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) 
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
 
 
+def test_groups_of_one_vendor_are_nccls(program: Callable[..., Any], tmp_path: Path) -> None:
+    """With what scripts ask of NCCL: a bound device, its name, torch's own checks, streams of high priority, graphs."""
+    steps, out = "works,works-bound,works-replace,works-detail,works-off,capture", tmp_path / "figures"
+    command = [sys.executable, str(ROOT / "tools" / "torch_vendor.py"), "--steps", steps, "--jsonl", str(out)]
+    job = program(command, 800, dict(os.environ))
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    backends = {line["step"]: line["backend"] for line in found if line["figure"] == "group"}
+    wrapped = {"works-detail": "_ProcessGroupWrapper", "works-off": "ProcessGroupUCCH"}
+    assert backends == {
+        step: wrapped.get(step, "ProcessGroupNCCL") for step in steps.split(",") if step.startswith("works")
+    }
+
+
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])
 def test_language_model(mpirun: Callable[..., Any], tmp_path: Path, way: str) -> None:
     """examples/train_llm.py comes to the losses of NCCL."""
@@ -68,3 +85,44 @@ def test_language_model(mpirun: Callable[..., Any], tmp_path: Path, way: str) ->
         mpirun(ROOT / "examples" / "train_llm.py", 2, args=args, env=env, timeout=min(150, LIMIT))
         losses[backend] = [float(line) for line in path.read_text().split()]
     assert losses["ucch"] == pytest.approx(losses["nccl"], rel=1e-4)
+
+
+PLAIN = """
+import os
+import torch
+import torch.distributed as dist
+local = int(os.environ["LOCAL_RANK"])
+{choose}
+first = torch.ones(1 << 16, device="cuda")
+dist.init_process_group("nccl")
+assert first.device.index == torch.cuda.current_device() == local, (first.device, local)
+assert torch.cuda.device_count() > 1
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[local])
+model(torch.randn(8, 64, device="cuda")).sum().backward()
+dist.all_reduce(first)
+assert (first == 2).all(), first
+print("fine", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("choose", ["torch.cuda.set_device(local)", ""], ids=["chosen", "default"])
+@pytest.mark.parametrize("launcher", ["ucch-run", "mpirun", "torchrun"])
+def test_a_script_for_nccl_stays_as_it_is(
+    mpirun: Callable[..., Any], program: Callable[..., Any], tmp_path: Path, launcher: str, choose: str
+) -> None:
+    """Each rank works on the GPU of its LOCAL_RANK, whether the script chooses it or leaves it to torch."""
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN.format(choose=choose))
+    replace = {"UCCH_TORCH_REPLACE": "nccl", "PYTHONPATH": str(ROOT)}
+    if launcher == "mpirun":
+        job = mpirun(path, 2, env=replace, timeout=LIMIT)
+    else:
+        words = {
+            "ucch-run": "ucc_hetero.launch -np 2",
+            "torchrun": "torch.distributed.run --standalone --nproc-per-node 2",
+        }
+        command = [sys.executable, "-m", *words[launcher].split(), *[sys.executable] * (launcher == "ucch-run")]
+        job = program([*command, str(path)], LIMIT, {**os.environ, **replace})
+    assert job.returncode == 0 and job.stdout.count("fine") == 2, job.stdout + job.stderr
+    assert "torch's process group: cuda by nccl" in job.stderr  # its own, as both devices are one vendor's

@@ -1,18 +1,12 @@
 """Calls as programs on mpi4py make them, again and again: each case is run by MPI and three times by this package, and
-must come out the same. Single calls in all forms of buffers are drawn (tests/suites/buffer_suite.py). Started by
-test_collectives.py under mpirun."""
+must come out the same. Single calls in all forms of buffers are drawn (tests/suites/buffer_suite.py)."""
 
 import array
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from cases import run
 
 from ucc_hetero import Communicator
 
@@ -121,7 +115,3 @@ def case_as_mpi_does(comm: Communicator) -> None:
         for turn in range(3):
             got = [np.asarray(each).tolist() for each in calls(comm)]
             assert got == wanted, f"{calls.__name__}, time {turn}, rank {comm.rank}:\n{got}\nMPI: {wanted}"
-
-
-if __name__ == "__main__":
-    run(globals())

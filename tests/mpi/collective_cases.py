@@ -106,7 +106,7 @@ class Tester:
 
     def __init__(self, comm: Communicator, where: str, stream: Any = None) -> None:
         self.comm, self.mpi, self.where, self.stream = comm, MPI.COMM_WORLD, where, stream
-        self.done = 0
+        self.done, self.verbose = 0, False
 
     def form(self, case: Case) -> str:
         """The form of a case on this rank."""
@@ -169,7 +169,7 @@ class Tester:
 
     def say(self, *cases: Case) -> None:
         """With --verbose every case is shown before it runs: the last one of a job that crashed is the culprit."""
-        if "--verbose" in sys.argv:
+        if self.verbose:
             for case in cases:
                 print(f"rank {self.comm.rank}: {case}", file=sys.stderr, flush=True)
 
@@ -236,7 +236,7 @@ def on_devices() -> None:
             gpu.use(comm._run.members.place.device)
         tester = Tester(comm, f"seed {seed}", gpu.stream() if gpu and everywhere else None)
         rng = np.random.default_rng(seed)
-        for index in range(int(os.environ.get("CASES", "150"))):
+        for index in range(int(os.environ.get("CASES", "60"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
             if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
                 tester.one(case)
@@ -248,20 +248,19 @@ def on_devices() -> None:
         print("right", "queued" if any(queued.values()) else "by hosts", flush=True)
 
 
-def main() -> None:
-    if "FAKEGPU_LAYOUT" in os.environ:
-        return on_devices()
-    seed = int(sys.argv[1])
+def main(seed: int, *words: str) -> None:
+    """Cases drawn from a seed: CASES [--all-algorithms] [--verbose], or --table PART [--verbose]."""
     world = MPI.COMM_WORLD
-    if sys.argv[2] == "--table":
-        cases = part(seed, sys.argv[3])
+    if words[0] == "--table":
+        cases = part(seed, words[1])
     else:
-        cases = some(seed, int(sys.argv[2]), "--all-algorithms" in sys.argv)
+        cases = some(seed, int(words[0]), "--all-algorithms" in words)
     total = 0
     for text, group in groupby(cases, key=lambda pair: pair[0]):
         os.environ["UCCH_TUNE"] = text
         with Communicator(world) as comm:
             tester = Tester(comm, f"seed {seed}, UCCH_TUNE={text!r}")
+            tester.verbose = "--verbose" in words
             for _, together in group:
                 if len(together) > 1:
                     tester.together(together)
@@ -273,5 +272,14 @@ def main() -> None:
         print(f"{total} calls right on {world.size} ranks (seed {seed})")
 
 
+def placed(places: list[str], seed: int, cases: str) -> None:
+    """Random cases of ranks that stand where ``places`` say."""
+    os.environ["UCCH_GROUP"] = places[MPI.COMM_WORLD.rank]
+    main(seed, cases)
+
+
 if __name__ == "__main__":
-    main()
+    if "FAKEGPU_LAYOUT" in os.environ:
+        on_devices()
+    else:
+        main(int(sys.argv[1]), *sys.argv[2:])

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-TORCH = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="needs torch: pip install 'ucc-hetero[torch]'"
-)
+TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: pip install '.[torch]'")
 
 
 @pytest.hookimpl(tryfirst=True)

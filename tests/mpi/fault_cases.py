@@ -21,9 +21,6 @@ from ucc_hetero.errors import CollectiveError
 
 on_device = device_arrays() if os.environ.get("FAKEGPU_LAYOUT") else None
 
-#: Seconds in which a death has to be noticed.
-LIMIT = float(os.environ.get("FAULTS_LIMIT", "60"))
-
 seed, rounds = int(sys.argv[1]), sys.argv[2:]
 comm = ucc_hetero.Communicator()
 me, members = comm.rank, list(range(comm.size))
@@ -60,9 +57,8 @@ def go_on(error: Exception) -> None:
 for step, text in enumerate(rounds):
     first, later = ([int(v) for v in part.split(",") if v] for part in f"{text}:".split(":")[:2])
     delay = random.Random(f"{seed} {step} {me}").uniform(0, 0.2)
-    began, number = time.monotonic(), 0
+    number = 0
     while set(members) & {*first, *later}:
-        assert time.monotonic() - began < LIMIT, "nobody died"
         if me in first and number == 20:  # all have begun; some of them may be a call behind
             die_after(delay)
         try:

@@ -1,11 +1,10 @@
-"""Neighbourhood collectives under a real mpirun, against MPI's own: ``mpirun -np 4 python neighbour_cases.py``."""
+"""Neighbourhood collectives against MPI's own."""
 
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-import cases
 import numpy as np
 from message_cases import raises
 from mpi4py import MPI
@@ -157,7 +156,3 @@ def case_mistakes(comm: Communicator) -> None:
     topo.Free()
     with raises(ValueError, "freed"):
         topo.Neighbor_allgather(one, rows)
-
-
-if __name__ == "__main__":
-    cases.run(globals())

@@ -1,4 +1,4 @@
-"""Requests under a real mpirun: ``mpirun -np N python request_cases.py``, N of 2 or more, runs every case.
+"""Requests; cases for two ranks and more.
 
 Collectives' and messages' requests, persistent ones and finished ones, through every way to wait for many.
 """
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cases
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -222,14 +221,13 @@ def case_freed_with_dropped_requests(comm: Communicator) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     other.Irecv(np.zeros(4), left, 1)
     other.Irecv(received := np.zeros(50_000), left, 2)
-    time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive has been taken back
+    time.sleep(0.2 * (comm.rank == 0))  # its message comes when the receive has most likely been taken back
     other.Isend(np.ones(50_000), right, 2)
     other.Iallreduce(np.ones(9000), total := np.zeros(9000))
     other.Iallreduce(np.ones(9000), own := np.zeros(9000), op=ADD)
     gc.collect()
-    before = time.monotonic()
     other.Free()
-    assert (total == comm.size).all() and (own == comm.size).all() and time.monotonic() - before < 50
+    assert (total == comm.size).all() and (own == comm.size).all()
     del received
 
 
@@ -260,15 +258,13 @@ def case_free_while_a_long_message_comes(comm: Communicator) -> None:
     """Nothing else is under way at its receiver, which has only the others' Free to wait for."""
     other = comm.Dup()
     if comm.rank == 0:
-        time.sleep(0.2)
+        time.sleep(0.2)  # its receiver is most likely in Free by then; it is right if it is not
         other.Isend(np.ones(50_000), 1, 2)
         gc.collect()
     elif comm.rank == 1:
         other.Irecv(np.zeros(50_000), 0, 2)
         gc.collect()
-    before = time.monotonic()
     other.Free()
-    assert time.monotonic() - before < 50
 
 
 def case_free_is_refused(comm: Communicator) -> None:
@@ -283,9 +279,7 @@ def case_free_is_refused(comm: Communicator) -> None:
     other.Isend(np.full(50_000, 2.0), right, 2)
     held.Wait()
     assert (into == 1).all()
-    until = time.monotonic() + 100
-    while not (late == 2).all():
-        assert time.monotonic() < until, "the refused Free took the receive back"
+    while not (late == 2).all():  # for ever if the refused Free has taken the receive back
         other.Iprobe(left, 3)
     other.Free()
 
@@ -341,7 +335,3 @@ def case_again_and_again(comm: Communicator) -> None:
     for misfit in (fixed, np.zeros(6000)[::2]):
         with pytest.raises((ValueError, TypeError, BufferError)):
             comm.Iallreduce(np.ones(3000), misfit)
-
-
-if __name__ == "__main__":
-    cases.run(globals())

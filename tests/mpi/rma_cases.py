@@ -162,7 +162,7 @@ def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
 def main() -> None:
     """All of it, and once more with a worker that is made anew."""
     for _ in range(2):
-        with rma.Worker(timeout=60) as worker:
+        with rma.Worker() as worker:
             peers = rma.connect_all(worker, mpi)
             everybody(worker, peers)
             asyncio.run(awaited(worker, peers))

@@ -1,7 +1,4 @@
-"""Cases beside the random ones: datatypes with gaps, pairs, the user's operations, refusals.
-
-Started by test_collectives.py under mpirun; prints one line when every check held.
-"""
+"""Cases beside the random ones: datatypes with gaps, pairs, the user's operations, refusals."""
 
 import weakref
 from collections.abc import Callable
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import ucc_hetero
 from ucc_hetero import Communicator, NotSupported, PersistentRequest, Request
 
 PAIR = np.dtype([("value", "f8"), ("index", "i4")], align=True)
@@ -226,9 +222,3 @@ def main() -> None:
         ):  # fmt: skip
             check(comm)
             comm.Barrier()
-        if comm.rank == 0:
-            print(f"all held on {comm.size} ranks with ucc_hetero {ucc_hetero.__version__}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
 
-import time
+import re
 
 import pytest
 
@@ -14,33 +14,35 @@ comm = u.Communicator(world)
 rank, size = comm.rank, comm.size
 """
 
-LAYOUTS = {"flat": {}, "mixed": {"UCCH_EMULATE": "nvidia:1,amd:2"}}
+#: A job that waits for its calls' deadline is killed before that.
+NEVER = {"UCCH_TIMEOUT": "1000"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_freed_after_a_failure(mpirun, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["", "nvidia:1,amd:2"])
+def test_freed_after_a_failure(crew, layout: str) -> None:
     """The libraries are left alone at the end: they used to be closed with the failed call in them."""
     script = """
 x, y = np.ones(1000, "f4"), np.empty(1000, "f4")
 other = u.Communicator(world)
 other.Allreduce(x, y)
 try:
-    if rank == 0:
-        time.sleep(0.3)  # the others are in the call by then
+    request = other.Iallreduce(x, y) if rank else None
+    world.Barrier()
+    if rank:
+        request.Wait()
+    else:
         other.Allreduce(np.ones(900), np.empty(900))
-    other.Allreduce(x, y)
 except u.MismatchError:
     other.Free()
     comm.Allreduce(x, y)
     print("right" if (y == size).all() else y, flush=True)
 """
-    job = mpirun(HEAD + script, 3, env={**LAYOUTS[layout], "UCCH_TIMEOUT": "200"})
+    job = crew(HEAD + script, 3, layout=layout, env={"UCCH_TIMEOUT": "200"})
     assert job.stdout.split() == ["right"] * 3, job.output
 
 
 def test_a_rank_that_leaves(mpirun) -> None:
     """The others learn of it at once, long before the deadline."""
-    start = time.monotonic()
     script = """
 if rank == 1:
     sys.exit(0)
@@ -49,9 +51,29 @@ try:
 except u.PeerError as error:
     print("caught", error, flush=True)
 """
-    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "200"})
+    job = mpirun(HEAD + script, 3, env=NEVER)
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
-    assert time.monotonic() - start < 100
+
+
+def test_a_rank_that_fails_and_ends_well(mpirun) -> None:
+    """Its call has failed, and its process comes to its end without an error; one that is in the call learns of it."""
+    script = """
+if rank == 2:
+    world.recv(source=0)
+else:
+    request = comm.Iallreduce(np.ones(1 << 15), np.empty(1 << 15))
+    if rank == 1:
+        request._timeout = 1.0
+    try:
+        request.Wait()
+    except u.CollectiveError as error:
+        print("caught", error, flush=True)
+    if rank == 0:
+        world.send(None, 2)
+"""
+    job = mpirun(HEAD + script, 3, env=NEVER)
+    assert job.stdout.count("have not called it") == 1, job.output
+    assert job.stdout.count("rank 1 has given up, as call 1 has failed there") == 1, job.output
 
 
 @pytest.mark.parametrize("how", ["argument", "interrupt", "setting"])
@@ -73,10 +95,61 @@ if MPI.COMM_WORLD.rank == 1:
         os.environ["UCCH_TIMEOUT"] = "soon"
 u.Communicator()
 """
-    start = time.monotonic()
-    job = mpirun(script, 3, env={"UCCH_TIMEOUT": "200"}, check=False)
+    job = mpirun(script, 3, env=NEVER, check=False)
     assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
-    assert time.monotonic() - start < 100
+
+
+@pytest.mark.parametrize("how", ["raise RuntimeError('out of its mind')", "sys.exit(3)"])
+def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> None:
+    script = HEAD.replace("comm = u", f"if world.rank == 1:\n    {how}\ncomm = u")
+    job = mpirun(script, 2, env={"UCCH_TIMEOUT": "1000"}, check=False)
+    status = 3 if "exit" in how else 1
+    assert job.returncode == status, job.output
+    assert f"rank 1 has failed (status {status}) and ends the job" in job.stderr
+
+
+ALONE = {
+    "Communicator": ("u.Communicator()", "the making of a communicator"),
+    "Split": ("comm.Split(0)", "Split"),
+    "bcast": ("comm.bcast(1, root=1)", "bcast"),
+}
+
+
+@pytest.mark.parametrize("call", ALONE)
+def test_a_rank_that_does_not_come(mpirun, call: str) -> None:
+    """The others name it in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
+    head = HEAD if "comm." in ALONE[call][0] else HEAD.replace("comm = u.Communicator(world)", "comm = world")
+    script = f"""
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    {ALONE[call][0]}
+except u.CollectiveTimeout as error:
+    print(error, flush=True)
+"""
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "4"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 4 s (UCCH_TIMEOUT)"
+    assert said in job.stdout and job.returncode != 0, job.output
+
+
+def test_communicators_in_another_order(mpirun) -> None:
+    """Who waits says in which other communicator the missing rank waits, and not only that it is missing."""
+    script = """
+other, x, y = u.Communicator(world), np.ones(4), np.empty(4)
+for one in (comm, other) if rank else (other, comm):
+    try:
+        one.Allreduce(x, y)
+    except u.CollectiveTimeout as error:
+        print(error, flush=True)
+        break
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "3"}, check=False)
+    said = (
+        r"rank 0: .*call 1 of .*; rank\(s\) \[1\] have not called it \(communicator 1\): "
+        r"rank 1 is in call 1 of communicator 0 \(allreduce.*\) since [.\d]+ s; "
+        "use communicators in one order on all ranks"
+    )
+    assert re.search(said, job.stdout), job.output
 
 
 def test_unawaited_requests_and_communicators_are_released(mpirun) -> None:
@@ -94,7 +167,7 @@ other.Barrier()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 4)
-    assert job.stdout.count("end") == 4
+    assert job.said("end") == 4
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
@@ -107,8 +180,12 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("wait", ["comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"])
+CALL, MPIS = "comm.Allreduce(np.ones(4), np.empty(4))", "world.Barrier()"
+
+
+@pytest.mark.parametrize(
+    ("how", "wait"), [*((how, CALL) for how in ENDS), ("sys.exit('out of flour')", MPIS), ("os._exit(3)", MPIS)]
+)
 def test_a_failed_rank_ends_the_job(mpirun, how: str, wait: str) -> None:
     """Also while the others wait, in our calls or in MPI's; plain mpi4py would wait for ever after the first three."""
     script = f"""
@@ -134,11 +211,15 @@ def test_a_rank_that_is_interrupted_at_its_end(mpirun, flavour: tuple[str, int],
 from ucc_hetero.bootstrap import exit as at_exit
 
 def interrupted(*_):
-    time.sleep(0.3)  # the others wait by then
+    for other in (0, 2):
+        world.recv(source=other)
     raise KeyboardInterrupt
 
-if rank == 1:
-    at_exit._together = interrupted
+def waits(*given):
+    world.send(None, 1)
+    return together(*given)
+
+together, at_exit._together = at_exit._together, interrupted if rank == 1 else waits
 """
     job = mpirun(HEAD + script, 3, mpi_args=more, check=False)
     assert job.returncode == (not more) and "KeyboardInterrupt" in job.stderr, job.output
@@ -164,7 +245,7 @@ print("end", flush=True)
 sys.exit(0)
 """
     job = mpirun(HEAD + script, 2)
-    assert job.stdout.count("end") == 2
+    assert job.said("end") == 2
     assert "failed" not in job.stderr and "Traceback" not in job.stderr, job.output
 
 
@@ -173,7 +254,7 @@ def test_interrupted_as_it_fails(mpirun, known: bool) -> None:
     """Memory of a call that failed is kept, whatever its caller has raised meanwhile."""
     script = """
 import gc
-from ucc_hetero.calls import dispatch
+from ucc_hetero.bindings import quarantine
 from ucc_hetero.native.libraries import lib
 
 other, x, y = u.Communicator(world), np.ones(1000), np.empty(1000)
@@ -187,14 +268,14 @@ def interrupted(op):
     raise KeyboardInterrupt
 
 if rank == 0:
-    other._run.wait, before = interrupted, len(dispatch._graveyard)
+    other._run.wait, before = interrupted, len(quarantine._for_ever)
 else:
     world.recv(source=0)
 try:
     other.Allreduce(x[rank:], y[rank:])
 except (KeyboardInterrupt, u.MismatchError) as error:
     print(type(error).__name__, flush=True)
-assert rank or len(dispatch._graveyard) == before + 1
+assert rank or len(quarantine._for_ever) == before + 1
 gc.collect()
 try:
     other.Allreduce(x, y)

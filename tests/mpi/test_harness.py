@@ -1,4 +1,4 @@
-"""The mpirun fixture itself: it returns what the ranks wrote, notices failure, and leaves nothing behind."""
+"""The fixtures that start ranks: they return what these wrote, notice failure, and leave nothing behind."""
 
 import os
 import subprocess
@@ -33,14 +33,28 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def test_output_of_all_ranks_comes_back(mpirun) -> None:
-    job = mpirun("from mpi4py import MPI; print(MPI.COMM_WORLD.rank)", 4)
-    assert sorted(job.stdout.split()) == ["0", "1", "2", "3"]
+def test_a_crew_says_which_rank_is_wrong_and_the_next_case_runs(crew) -> None:
+    for case, words in (("raises", "(?s)rank 1: .*no such luck"), ("stays", "(?s)rank 1 did not come .* in stays")):
+        with pytest.raises(pytest.fail.Exception, match=words):
+            crew(f"harness_cases:{case}", timeout=1)
+        assert crew("harness_cases:right").stdout.split() == ["rank", "0", "rank", "1"]
 
 
-def test_arguments_and_environment_reach_the_ranks(mpirun) -> None:
-    job = mpirun("import os, sys; print(sys.argv[1], os.environ['HELLO'])", 2, args=["a b"], env={"HELLO": "w x"})
-    assert job.stdout.splitlines() == ["a b w x"] * 2
+def test_a_line_is_written_in_one_piece(mpirun) -> None:
+    """Words of several ranks would run into each other otherwise."""
+    script = """
+import os, socket, sys
+from mpi4py import MPI
+out = os.dup(1)
+for fd in (1, 2):
+    there, here = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    os.dup2(here.fileno(), fd)
+    print("right", MPI.COMM_WORLD.rank, file=(None, sys.stdout, sys.stderr)[fd])
+    os.write(out, there.recv(100))
+"""
+    job = mpirun(script, 2)
+    assert sorted(job.stdout.splitlines()) == ["right 0", "right 0", "right 1", "right 1"]
+    assert (job.said("right"), job.said("right 1"), job.said("righ"), job.said("1")) == (4, 2, 0, 0)
 
 
 def test_failure_of_a_rank_fails_the_test(mpirun) -> None:
@@ -77,6 +91,7 @@ def test_terminated_run_leaves_no_ranks(tmp_path: Path) -> None:
     run.terminate()
     run.terminate()
     output, _ = run.communicate(timeout=600)
+    until = time.monotonic() + 100
     assert run.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
     while processes_of(tmp_path):

@@ -51,4 +51,4 @@ print("fine", flush=True)
 @pytest.mark.parametrize("vendors", ["", "nvidia:2,amd:1"], ids=["one island", "two islands"])
 def test_sent_from_jax(mpirun, vendors: str) -> None:
     env = {"UCCH_EMULATE": vendors}
-    assert mpirun(SCRIPT, 3, env=env, timeout=120).stdout.count("fine") == 3
+    assert mpirun(SCRIPT, 3, env=env, timeout=120).said("fine") == 3

@@ -1,7 +1,9 @@
 """UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,48 @@ def test_mpi_first(mpirun) -> None:
             assert "import ucc_hetero before mpi4py.MPI" in line
 
 
+def alone(script: str, **env: str) -> str:
+    """Errors of a process that no mpirun has started, and that has to fail."""
+    job = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True, timeout=300
+    )  # fmt: skip
+    assert job.returncode != 0, job.stdout
+    return job.stderr
+
+
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI; "])
+def test_a_wrong_choice_of_ucx(first: str, tmp_path: Path) -> None:
+    """It was ignored where MPI had loaded a UCX."""
+    said = alone(first + "import ucc_hetero; ucc_hetero.Communicator()", UCCH_UCX_DIR=str(tmp_path))
+    assert f"UCCH_UCX_DIR={tmp_path}: {tmp_path} lacks libucs.so.0; name the folder of a UCX" in said
+
+
+@pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_the_launcher_of_another_mpi(name: str) -> None:
+    """Each rank was a job of its own, with results of its own and status 0."""
+    said = alone("import ucc_hetero; ucc_hetero.Communicator()", **{name: "3"})
+    assert f"{name}=3: a launcher has started 3 ranks, but each is alone in its MPI" in said
+
+
+NO_MPI = r"""
+import ucc_hetero
+from mpi4py import _mpiabi
+def none(libmpi=None):
+    raise RuntimeError("cannot load MPI library\n  libmpi.so: no such file")
+_mpiabi._dlopen_libmpi = none
+try:
+    from mpi4py import MPI
+except ImportError:
+    ucc_hetero.Communicator()  # says it again
+"""
+
+
+def test_no_mpi() -> None:
+    said = alone(NO_MPI)
+    assert "mpi4py finds no MPI library (libmpi.so): install one" in said and "MPI4PY_LIBMPI" in said, said
+    assert "It tried: libmpi.so: no such file" in said.splitlines()[-1]
+
+
 def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
     script = """
         import ucc_hetero
@@ -49,7 +93,7 @@ def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
         """
     job = mpirun(script, env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"})
     assert job.stdout.count("refused libucc could not be loaded") == 2 and job.stdout.count("went on") == 2
-    assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "ucc-hetero[ucc]" in job.stdout
+    assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "[ucc]" in job.stdout
 
 
 def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
@@ -73,14 +117,15 @@ def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
 
 def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
     script = """
-        import ucc_hetero
+        import traceback, ucc_hetero
         try:
             ucc_hetero.Communicator()
         except ValueError as error:
-            print("refused", error, flush=True)
+            print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
         """
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"})
-    assert job.stdout.count("places 4 ranks, but there are 3") == 3, job.output
+    said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 3"  # the script's, and two of ours
+    assert job.stdout.count(said) == 3, job.output
 
 
 def test_refused_without_the_interpreters_lock() -> None:

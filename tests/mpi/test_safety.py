@@ -20,7 +20,7 @@ rng = np.random.default_rng()
 
 def test_nothing_grows(mpirun: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py)."""
-    args = ["--collectives", "20000", "--communicators", "100", "--refusals", "60", "--failures", "30"]
+    args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env={"UCCH_TIMEOUT": "100"}, timeout=120)
     assert job.stdout.count("more rounds") == 4 and "grown" not in job.stdout, job.output
 
@@ -31,8 +31,12 @@ def test_a_forked_child_is_refused(mpirun: Any) -> None:
 x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 again = comm.Allreduce_init(x, y)
+z = np.empty(10)
+receive = comm.Irecv(z, 1 - rank)  # is matched when the child has gone
 calls = [lambda: comm.Allreduce(x, y), lambda: comm.Iallreduce(x, y), lambda: comm.Isend(x, 1 - rank), again.Start,
-         lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator()]
+         lambda: comm.Bcast(x), comm.Barrier, lambda: u.Communicator(),
+         lambda: comm.bcast(rank), lambda: comm.mpi.Barrier(),
+         receive.Wait, receive.Test, lambda: u.Request.Waitall([receive])]
 child = os.fork()
 if not child:
     signal.alarm(100)
@@ -51,6 +55,9 @@ again.Start()
 again.Wait()
 comm.Allreduce(x, y)
 assert (y == size).all()
+comm.Send(x, 1 - rank)
+receive.Wait()
+assert (z == 1).all()
 print("right", flush=True)
 """
     job = mpirun(HEAD + script, 2)
@@ -69,7 +76,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     before = {path.name for path in Path("/dev/shm").iterdir()}
     job = mpirun(HEAD + script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"}, check=False)
-    assert job.stdout.count("pid ") == 3, job.output
+    assert job.said("pid") == 3, job.output
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
     assert not [name for name in left if "ucch" in name or "ucx_shm_posix" in name], left
 
@@ -130,8 +137,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("number", "way"), [*((signal.SIGINT, way) for way in WAYS), (signal.SIGTERM, "blocking")])
 def test_a_signal_in_a_call(mpirun: Any, way: str, number: int) -> None:
     """Handlers run within the call, what they raise comes out of it, and the job ends with that of the rank."""
     script = f"""
@@ -141,8 +147,7 @@ signal.signal({int(number)}, handler)
 x, y = np.ones(1000), np.empty(1000)
 comm.Allreduce(x, y); comm.Allreduce(x[:1], y[:1])
 if rank == 0:
-    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()
-    began = time.monotonic()
+    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()  # most likely in the call
     {WAYS[way]}
 time.sleep(1000)
 """
@@ -150,7 +155,7 @@ time.sleep(1000)
     assert job.returncode == 1 and "InterruptedError: asked to end" in job.stderr, job.output
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "raise SystemExit(0)", "comm.Iallreduce(x, y)"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "comm.Iallreduce(x, y)"])
 def test_the_interpreter_ends_with_calls_under_way(mpirun: Any, end: str) -> None:
     """Requests that nobody waits for, in another thread, too."""
     script = f"""
@@ -164,7 +169,7 @@ print("at the end", flush=True)
 {end}
 """
     job = mpirun(HEAD + script, 2, timeout=60)
-    assert job.stdout.count("at the end") == 2 and "Traceback" not in job.stderr, job.output
+    assert job.said("at the end") == 2 and "Traceback" not in job.stderr, job.output
 
 
 @pytest.mark.parametrize("call", ["comm.Allreduce(x, y, op)", "comm.Iallreduce(x, y, op).Wait()"])

@@ -6,160 +6,16 @@ from typing import Any
 import pytest
 
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.planner.algorithms import fitness
-
-BEGIN = """
-import gc, threading, time
-import numpy as np, pytest
-from mpi4py import MPI
-from ucc_hetero import Communicator, MismatchError, RefusedError
-world = MPI.COMM_WORLD
-comm = Communicator(world)
-rank, size = comm.rank, comm.size
-common = np.random.default_rng(world.bcast(int.from_bytes(np.random.bytes(4), "little")))
-MOST = 496
-"""
+from ucc_hetero.planner.algorithms import ranking
 
 
 def test_planner_and_engine_mean_the_same_calls() -> None:
     limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
-    assert limits == (fitness.PARCEL_LIMIT, fitness.MOST_WITH_PARCELS)
+    assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)
 
 
-@pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1"), (5, "")])
-def test_all_kinds_at_all_lengths(mpirun: Callable[..., Any], ranks: int, vendors: str) -> None:
-    """Again and again, in other arrays, blocking, not blocking and persistent; up to what fits, and beyond."""
-    script = """
-def both(name, *arguments):
-    getattr(comm, name)(*arguments)
-for n in (1, 7, MOST // 8 // size, MOST // 8, MOST // 8 + 1):
-    for again in range(4):
-        every = common.integers(-99, 99, (size, size * n)).astype(np.float64)
-        mine, block = every[rank].copy(), every[rank, :n].copy()
-        whole, part = np.full(size * n, np.nan), np.full(n, np.nan)
-        root = int(common.integers(size))
-        comm.Allreduce(mine, whole)
-        assert (whole == every.sum(0)).all()
-        comm.Allreduce(MPI.IN_PLACE, mine, MPI.MAX)
-        assert (mine == every.max(0)).all()
-        mine[:] = every[rank]
-        comm.Reduce(mine, whole if rank == root else None, MPI.PROD, root)
-        assert rank != root or (whole == every.prod(0)).all()
-        comm.Bcast(block, root)
-        assert (block == every[root, :n]).all()
-        block[:] = every[rank, :n]
-        comm.Allgather(block, whole)
-        assert (whole.reshape(size, n) == every[:, :n]).all()
-        comm.Gather(block, whole if rank == root else None, root)
-        whole[:] = np.nan
-        comm.Alltoall(mine, whole)
-        assert (whole.reshape(size, n) == every.reshape(size, size, n)[:, rank]).all()
-        comm.Scatter(mine if rank == root else None, part, root)
-        assert (part == every[root].reshape(size, n)[rank]).all()
-        comm.Reduce_scatter_block(mine, part)
-        assert (part == every.sum(0).reshape(size, n)[rank]).all()
-        comm.Iallreduce(block, part).Wait()
-        assert (part == every[:, :n].sum(0)).all()
-        comm.Barrier()
-    request = comm.Allreduce_init(block, part)
-    for _ in range(3):
-        block += 1
-        part[:] = np.nan
-        request.Start()
-        request.Wait()
-        assert (part == sum(world.allgather(block))).all()
-    request.Free()
-halves = np.arange(6, dtype=np.float16) * (rank + 1)
-comm.Allreduce(MPI.IN_PLACE, halves)
-assert (halves == np.arange(6) * size * (size + 1) // 2).all()
-comm.Free()
-"""
-    mpirun(BEGIN + script, ranks, env={"UCCH_EMULATE": vendors}, timeout=60)
-
-
-def test_some_are_ahead_and_many_are_under_way(mpirun: Callable[..., Any]) -> None:
-    """A root that waits for nobody, calls that outnumber the parcels, and one among them that a rank refuses."""
-    script = """
-data = np.zeros(3, np.int64)
-for call in range(400):
-    root = call // 150 % size  # far ahead, in turn
-    if rank == root:
-        data[:] = call
-    elif call % 50 == 0:
-        time.sleep(0.01)
-    comm.Bcast(data, root)
-    assert (data == call).all(), (call, data)
-for refused in (-1, 40):
-    sent = [np.full(2, rank + call, np.int32) for call in range(200)]
-    got = [np.zeros(2, np.int32) for _ in sent]
-    requests = []
-    for call, (one, other) in enumerate(zip(sent, got)):
-        if call == refused and rank == 0:
-            with pytest.raises(TypeError):
-                comm.Iallreduce(one, "nothing")
-            continue
-        requests.append((call, comm.Iallreduce(one, other)))
-    for call, request in requests:
-        if call == refused:
-            with pytest.raises(RefusedError):
-                request.Wait()
-        else:
-            try:
-                request.Wait()
-            except RefusedError:  # calls that were under way beside it
-                assert refused >= 0
-                continue
-            assert (got[call] == size * call + size * (size - 1) // 2).all(), (call, got[call])
-    comm.Barrier()
-for call in range(200):
-    comm.Allreduce(sent[call], got[0])
-    assert (got[0] == size * call + size * (size - 1) // 2).all()
-comm.Free()
-"""
-    mpirun(BEGIN + script, 3, timeout=60)
-
-
-def test_a_call_that_looks_known_is_looked_at(mpirun: Callable[..., Any]) -> None:
-    """A call that differs in anything but addresses is another one, or a mistake; a long one goes on in Python."""
-    script = """
-def sums(send, recv, *more):
-    comm.Allreduce(send, recv, *more)
-    return recv.tolist()
-for _ in range(5):  # known from the third time on
-    a, b = np.full(4, rank + 1, np.float32), np.empty(4, np.float32)
-    gc.collect()
-    assert sums(a, b) == [size * (size + 1) / 2] * 4
-with pytest.raises(BufferError):
-    comm.Allreduce(np.ones(8, np.float32)[::2], b)
-assert sums(a.astype(">f4").byteswap().view("<f4"), b) == sums(a, b)
-assert sums(a.view(np.int32) * 0 + 1, b.view(np.int32)) == [size] * 4
-assert sums(np.ones((2, 2), np.float32), b.reshape(2, 2)) == [[size] * 2] * 2
-assert sums(a, b, MPI.MAX) == [size] * 4 and sums(a, b, MPI.SUM) == sums(a, b)
-b.flags.writeable = False
-with pytest.raises((BufferError, ValueError)):
-    comm.Allreduce(a, b)
-b = np.empty(4, np.float32)
-with pytest.raises(TypeError):
-    comm.Allreduce(a)
-comm.Barrier()
-if rank:
-    time.sleep(0.2)  # longer than C waits by itself
-assert sums(a, b) == [size * (size + 1) / 2] * 4
-comms = [Communicator(world) for _ in range(3)]
-def work(mine):
-    x, y = np.ones(2), np.empty(2)
-    for _ in range(300):
-        mine.Allreduce(x, y)
-        assert (y == size).all()
-threads = [threading.Thread(target=work, args=(each,)) for each in comms]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-eight = np.ones(8), np.empty(8)
-for _ in range(4):
-    comm.Allreduce(*eight)
-    comm.Allreduce(eight[0][:2], eight[1][:2])
-with pytest.raises(MismatchError, match="float64.8.*float64.2|float64.2.*float64.8"):
-    comm.Allreduce(*(each[: 2 if rank else 8] for each in eight))
-[each.Free() for each in comms]
-"""
-    mpirun(BEGIN + script, 2, timeout=60)
+@pytest.mark.parametrize(("case", "ranks", "layout"), [
+    ("known", 2, ""), ("all_kinds", 2, ""), ("ahead", 3, ""), ("all_kinds", 3, "nvidia:2,amd:1"), ("all_kinds", 5, ""),
+])  # fmt: skip
+def test_short_calls(crew: Callable[..., Any], case: str, ranks: int, layout: str) -> None:
+    crew(f"short_cases:{case}", ranks, layout=layout)

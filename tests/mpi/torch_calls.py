@@ -206,10 +206,14 @@ def waiting_has_a_limit() -> None:
 @case
 def monitored_barrier() -> None:
     group = dist.new_group()
-    group.monitored_barrier(timedelta(seconds=60))
+    group.monitored_barrier(timedelta(seconds=200))
+    if R > 1:
+        dist.send(torch.ones(1), 0)
+    elif R == 0:
+        [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit holds once they are about to come
     if R != 1:
         try:
-            group.monitored_barrier(timedelta(seconds=60 if R else 2), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=200 if R else 5), wait_all_ranks=True)
         except RuntimeError as error:
             want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
             assert re.search(want, str(error)), error
@@ -271,7 +275,7 @@ def mismatches() -> None:
         lambda group: dist.all_reduce(torch.ones(2), op=OPS.MAX if R == 0 else OPS.SUM, group=group),
         lambda group: dist.broadcast(torch.ones(2), int(R == 0), group=group),
     ):
-        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=20))
+        group = dist.new_group(list(range(N)), timeout=timedelta(seconds=200))
         with pytest.raises(dist.DistBackendError, match="(?s)rank.*called"):
             mine(group)
 

@@ -207,18 +207,22 @@ def rows_of_fixed_size() -> None:
 
 @case
 def mistakes_are_told_to_all() -> None:
-    """Each on the last rank; the group goes on."""
+    """Each on the last rank; its group ends, and others go on. Where all see it, by what they compare, it goes on."""
     generator, experts = seeded(), Experts()
     given = routing(generator, torch.float32)
     last = R == N - 1
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
 
     def attempt(words: str, both: bool = False, **changed: Any) -> None:
-        arguments = {"x": x, "topk_idx": idx, **layout(experts, given, idx)}
+        group = dist.group.WORLD if both else dist.new_group()
+        its = Experts(group)
+        arguments = {"x": x, "topk_idx": idx, **layout(its, given, idx)}
         arguments |= changed if last else {}
         kind, where = (ValueError, R) if last or both else (dist.DistBackendError, N - 1)
         with pytest.raises(kind, match=f"dispatch on rank {where}: .*{re.escape(words)}"):
-            experts.dispatch(**arguments)
+            its.dispatch(**arguments)
+        if not both:
+            dist.destroy_process_group(group)
 
     outside = idx.clone()
     outside[1, 1], outside[2, 0] = given.experts, -2
@@ -278,15 +282,15 @@ def wrong_indices_that_nobody_sees() -> None:
 
 @case
 def nobody_waits_for_a_mistaken_rank() -> None:
-    """In calls of which the host exchanges nothing; the group goes on."""
+    """In calls of which the host exchanges nothing; their group ends, and others go on."""
     if DEVICE != "cpu":  # the others' streams have the call already: their group ends with words at its next call
         return
     x, idx = torch.ones(4, 8, device=DEVICE), torch.zeros(4, 2, dtype=torch.int64, device=DEVICE)
     weights, wrong = torch.ones(4, 2, device=DEVICE), R == N - 1
     for method in ("combine", "dispatch", "low_latency_dispatch", "low_latency_combine"):
-        experts = Experts()
+        experts = Experts(group := dist.new_group())
         kind = ValueError if wrong else dist.DistBackendError
-        for attempt in (False, True, False):
+        for attempt in (False, True):
             late = attempt and wrong
             _, _, per_expert, inside, _ = experts.get_dispatch_layout(idx, N)
             with pytest.raises(kind, match=f"{method} on rank {N - 1}: ") if attempt else nullcontext():
@@ -302,6 +306,7 @@ def nobody_waits_for_a_mistaken_rank() -> None:
                     most = 3 if late and method == "low_latency_dispatch" else 4
                     rows, _, handle, _, _ = experts.low_latency_dispatch(x, idx, most, N)
                     experts.low_latency_combine(rows[0] if late else rows, idx, weights, handle)
+        dist.destroy_process_group(group)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import mmap
 import os
+import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -148,95 +150,127 @@ def test_our_own_entry_that_is_overwritten_says_nothing(boards: Any) -> None:
         assert lib.ucch_board_mismatch(boards[0], seq) == lib.ucch_board_mismatch(boards[1], seq) == -1
 
 
-def refusal_of(board: Any, since: int, seq: int) -> tuple[int, int, str] | None:
-    """(rank, call, text) of a refusal that concerns calls from ``since`` to ``seq``."""
+def refusal_of(board: Any) -> tuple[int, int, str] | None:
+    """(rank, call, text) of the refusal that has ended the communicator."""
     found = ffi.new("ucch_refusal *")
-    if not lib.ucch_board_refused(board, since, seq, found):
+    if not lib.ucch_board_refusal(board, found):
         return None
     return int(found.rank), int(found.call), ffi.string(found.text).decode()
 
 
-def test_a_refused_call_counts_and_is_told_to_all(boards: Any) -> None:
+def verdicts(boards: Any, call: int) -> list[tuple[int, int]]:
+    """How a call stands on each rank: a status, and which rank's fault it is."""
+    peer = ffi.new("int *")
+    return [(int(lib.ucch_board_verdict(board, call, peer)), int(peer[0])) for board in boards]
+
+
+@pytest.mark.parametrize("first", ["refused", "made"])
+def test_a_call_that_one_rank_refuses_and_another_makes(boards: Any, first: str) -> None:
+    """It ends the communicator on all ranks, also on one that has not come to it; what was called before goes on."""
     assert [publish(board, 7, "bcast") for board in boards] == [1] * SLOTS
-    assert lib.ucch_board_refuse(boards[1], 1, b"a mistake") == 2
+    if first == "refused":
+        assert lib.ucch_board_refuse(boards[1], b"a mistake") == 2
+        assert not any(map(lib.ucch_board_broken, boards)), "nobody has made it"
     assert publish(boards[0], 7, "bcast") == 2
-    assert refusal_of(boards[0], 0, 1) is None, "the call before it is well"
-    assert refusal_of(boards[0], 0, 2) == (1, 2, "a mistake")
-    assert refusal_of(boards[2], 0, 5) == (1, 2, "a mistake"), "and those behind it are not"
-    assert refusal_of(boards[2], 3, 5) is None and not lib.ucch_board_stale(boards[2])
-    assert lib.ucch_board_entered(boards[1], 2) == 1
-    lib.ucch_board_settle(boards[0], 3)
-    assert not lib.ucch_board_stale(boards[0]) and publish(boards[0], 7, "bcast") == 3
+    if first == "made":
+        assert verdicts(boards[:1], 2) == [(0, -1)]
+        assert lib.ucch_board_refuse(boards[1], b"a mistake") == 2
+    else:
+        assert verdicts(boards[:1], 2) == [(lib.UCCH_FAIL_REFUSED, 1)]
+    assert [refusal_of(board) for board in boards] == [(1, 2, "a mistake")] * SLOTS
+    assert all(map(lib.ucch_board_broken, boards))
+    assert verdicts(boards, 1) == [(0, -1)] * SLOTS
+    assert verdicts(boards, 5) == [(lib.UCCH_FAIL_REFUSED, 1)] * SLOTS
 
 
-def test_whether_all_have_refused(boards: Any) -> None:
-    lib.ucch_board_refuse(boards[0], 0, b"mine")
-    assert lib.ucch_board_entered(boards[0], 1) == -1, "who has not come may enter it"
-    for rank in (1, 2):
-        lib.ucch_board_refuse(boards[rank], rank, b"theirs")
-    assert [lib.ucch_board_entered(board, 1) for board in boards] == [0] * SLOTS
+def test_calls_before_a_refused_one_are_made(boards: Any) -> None:
+    """By ranks that are behind; the refused one, and those that would come later, they cannot make."""
+    for call in (1, 2, 3):
+        assert [publish(board, 7, "bcast") for board in boards[:2]] == [call] * 2
+    assert publish(boards[0], 7, "bcast") == lib.ucch_board_refuse(boards[1], b"a mistake") == 4
+    for call in (1, 2, 3):
+        assert not lib.ucch_board_broken(boards[2])
+        assert publish(boards[2], 7, "bcast") == call
+        assert verdicts(boards, call) == [(0, -1)] * SLOTS
+    assert all(map(lib.ucch_board_broken, boards))
+    assert verdicts(boards[2:], 4) == [(lib.UCCH_FAIL_REFUSED, 1)]
+
+
+def test_what_is_set_up_fits_any_call_but_a_refused_one(boards: Any) -> None:
+    any_call = int(lib.UCCH_ANY_CALL), b"set up".ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
+    assert publish(boards[0], 7, "bcast") == lib.ucch_board_announce(boards[1], *any_call) == 1
+    assert verdicts(boards[:2], 1) == [(0, -1)] * 2
+    assert lib.ucch_board_refuse(boards[2], b"a mistake") == 1
+    assert verdicts(boards[:2], 1) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
+
+
+def test_of_several_refused_calls_the_first_one_ends_the_communicator(boards: Any) -> None:
+    for _ in range(3):
+        publish(boards[0], 7, "bcast")
+    for _ in range(2):
+        publish(boards[1], 7, "bcast")
+    lib.ucch_board_refuse(boards[1], b"a later mistake")
+    assert [refusal_of(board) for board in boards] == [(1, 3, "a later mistake")] * SLOTS
+    lib.ucch_board_refuse(boards[2], b"a mistake")
+    assert [refusal_of(board) for board in boards] == [(2, 1, "a mistake")] * SLOTS
+    assert verdicts(boards[:2], 1) == verdicts(boards[:2], 2) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
+
+
+def test_a_call_that_has_failed_elsewhere(boards: Any) -> None:
+    """It may still end well here, but not long after; so may none that comes later."""
+    for call in (1, 2, 3):
+        assert [publish(board, 7, "bcast") for board in boards] == [call] * SLOTS
+    lib.ucch_board_failed(boards[1], 3)
+    lib.ucch_board_failed(boards[1], 2)
+    assert [lib.ucch_board_given_up(boards[0], i) for i in range(SLOTS)] == [0, 2, 0]
+    until = time.monotonic() + 60
+    while lib.ucch_board_gone(boards[0], 2) != 1:
+        assert time.monotonic() < until
+    assert [lib.ucch_board_gone(boards[2], call) for call in (1, 2, 3)] == [-1, 1, 1]
+    assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
+
+
+def test_a_call_that_all_refuse_ends_nothing(boards: Any) -> None:
+    for turn in range(3 * 64):  # longer than a rank's list of calls on the page
+        for rank, board in enumerate(boards):
+            assert lib.ucch_board_refuse(board, b"rank %d's mistake" % rank) == 2 * turn + 1
+        for board in boards:
+            assert publish(board, 7, "bcast") == 2 * turn + 2
+    assert [refusal_of(board) for board in boards] == [None] * SLOTS
+    assert verdicts(boards, 2 * 3 * 64) == [(0, -1)] * SLOTS
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 50])
+def test_a_rank_that_is_ahead_of_its_refused_call(boards: Any, ahead: int) -> None:
+    lib.ucch_board_refuse(boards[2], b"the mistake")
+    for _ in range(ahead):
+        publish(boards[2], 7, "bcast")
+    if ahead == 1:
+        lib.ucch_board_refuse(boards[2], b"another one")
+    publish(boards[0], 7, "bcast")
+    assert verdicts(boards[:1], 1) == [(lib.UCCH_FAIL_REFUSED, 2)]
+    assert refusal_of(boards[1]) == (2, 1, "the mistake")
+
+
+def test_a_rank_that_is_too_far_ahead_of_others_to_be_understood(boards: Any) -> None:
+    """Nobody could tell any more that it has refused a call: it ends the communicator before."""
+    lib.ucch_board_refuse(boards[2], b"the mistake")
+    lib.ucch_board_refuse(boards[1], b"the mistake")
+    for _ in range(200):
+        publish(boards[2], 7, "bcast")
+    assert refusal_of(boards[0]) == (2, 1, "the mistake")
+
+
+def test_one_that_has_made_a_call_long_ago(boards: Any) -> None:
     for _ in range(200):
         publish(boards[1], 7, "bcast")
-    assert lib.ucch_board_refuse(boards[0], 0, b"mine") == 2
-    assert lib.ucch_board_entered(boards[0], 2) == 1, "however long ago"
+    lib.ucch_board_refuse(boards[0], b"a mistake")
+    assert refusal_of(boards[1]) == (0, 1, "a mistake")
 
 
-def test_calls_given_up_are_told_with_their_reason(boards: Any) -> None:
-    """Also what other hosts say is heeded, and of many refusals the latest ones are remembered."""
-    given_up = ffi.new("ucch_refusal *", {"first": 5, "last": 9, "call": 4, "rank": 2, "by": 1, "text": b"why"})
-    lib.ucch_board_give_up(boards[0], given_up)
-    assert refusal_of(boards[1], 1, 4) is None and refusal_of(boards[1], 7, 7) == (2, 4, "why")
-    far = ffi.new("ucch_refusal *", {"first": 20, "last": 20, "call": 20, "rank": 7, "by": 7, "text": b"far"})
-    lib.ucch_board_told(boards[1], far)
-    assert refusal_of(boards[1], 20, 20) == (7, 20, "far") and refusal_of(boards[0], 20, 20) is None
-    for _ in range(100):
-        number = lib.ucch_board_refuse(boards[2], 2, b"again")
-    assert refusal_of(boards[0], number, number) == (2, number, "again")
-
-
-def test_a_notice_that_somebody_needs_is_not_written_over(boards: Any) -> None:
-    """Whoever is behind reads all of them, whoever is ahead with nothing under way needs the latest only."""
-    first, slow, ahead = boards
-    for _ in range(200):
-        publish(ahead, 7, "bcast")
-    made = 0
-    while lib.ucch_board_room(first):
-        made = lib.ucch_board_refuse(first, 0, b"a mistake")
-    assert made >= 16 and not lib.ucch_board_room(first)
-    assert publish(slow, 7, "bcast") == 1 and not lib.ucch_board_room(first)
-    assert refusal_of(slow, 0, 1) == (0, 1, "a mistake")
-    assert lib.ucch_board_room(first), "one that was read is no longer needed on the page"
-    for _ in range(2 * made):
-        assert lib.ucch_board_room(first)
-        lib.ucch_board_refuse(first, 0, b"another one")
-        lib.ucch_board_stale(slow)
-    assert [refusal_of(slow, seq, seq) for seq in (1, made)] == [(0, seq, "a mistake") for seq in (1, made)]
-    assert refusal_of(slow, 3 * made, 3 * made) == (0, 3 * made, "another one")
-    assert lib.ucch_board_stale(ahead)
-
-
-def test_calls_under_way_need_all_notices(boards: Any) -> None:
-    first, _, ahead = boards
-    lib.ucch_board_leave(boards[1])
-    lib.ucch_board_open(ahead, 1)
-    for _ in range(200):
-        publish(ahead, 7, "bcast")
-    while lib.ucch_board_room(first):
-        lib.ucch_board_refuse(first, 0, b"a mistake")
-    lib.ucch_board_open(ahead, -1)
-    assert lib.ucch_board_room(first)
-
-
-def test_a_refusal_that_reaches_into_the_future_is_no_news_of_the_past(boards: Any) -> None:
-    """A rank that was ahead has given up calls that we have not come to: each is refused when we do."""
-    for call in range(3):
-        publish(boards[1], 7, str(call))
-    notice = ffi.new("ucch_refusal *", {"first": 2, "last": 5, "call": 2, "rank": 2, "by": 0})
-    lib.ucch_board_give_up(boards[0], notice)
-    assert lib.ucch_board_stale(boards[1])
-    lib.ucch_board_settle(boards[1], 4)
-    assert not lib.ucch_board_stale(boards[1])
-    for call, refused in ((4, 1), (5, 1), (6, 0)):
-        assert publish(boards[1], 7, "next") == call
-        assert lib.ucch_board_refused(boards[1], call, call, ffi.NULL) == refused
-        lib.ucch_board_settle(boards[1], call + 1)
+def test_reasons_are_whole_and_the_first_one_stays(boards: Any) -> None:
+    text = bytes(random.choices(b"abcdefgh", k=int(lib.UCCH_REFUSAL_BYTES) - 1))
+    publish(boards[0], 7, "bcast")
+    lib.ucch_board_refuse(boards[1], text)
+    lib.ucch_board_refuse(boards[2], b"later")
+    assert refusal_of(boards[0]) == (1, 1, text.decode())

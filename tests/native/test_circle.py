@@ -15,7 +15,7 @@ from ucc_hetero.native.libraries import ffi, lib
 
 CALLS, OPINION, GONE = 2, 3, 4
 KEY = 0x1234567890ABCDEF
-LIMIT = 30.0
+LIMIT = 300.0
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -26,16 +26,16 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 class Rank:
-    """Rank 0 of two hosts, in this process; the test is rank 1."""
+    """Rank 0 of two hosts, in this process; the test is the last rank, alone on the other host."""
 
-    def __init__(self, silence: float) -> None:
+    def __init__(self, silence: float, slots: int) -> None:
         ours, self.far = socket.socketpair()
-        self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(1)))
-        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), 1, 0, [0])
-        assert lib.ucch_board_reach(self.board, 2) == 0
+        self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
+        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)))
+        assert lib.ucch_board_reach(self.board, slots + 1) == 0
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
-        self.circle = lib.ucch_circle_new(self.board, KEY, 0, 2, [0, 1], 1, [self.link], [1])
+        self.circle = lib.ucch_circle_new(self.board, KEY, 0, slots + 1, [0] * slots + [1], 1, [self.link], [slots])
 
     def call(self, signature: int, label: str) -> int:
         return int(lib.ucch_board_publish(self.board, signature, label.encode().ljust(lib.UCCH_LABEL_BYTES, b"\0")))
@@ -43,13 +43,13 @@ class Rank:
     def say(self, kind: int, data: bytes, key: int = KEY) -> None:
         self.far.sendall(struct.pack("<IIQ", len(data), kind, key) + data)
 
-    def hear(self, kind: int) -> bytes:
-        """The data of the next word of a kind."""
+    def hear(self, *kinds: int) -> bytes:
+        """The data of the next word of some kinds."""
         self.far.settimeout(LIMIT)
         while True:
             size, found, _ = struct.unpack("<IIQ", self._exactly(16))
             data = self._exactly(size)
-            if found == kind:
+            if found in kinds:
                 return data
 
     def _exactly(self, count: int) -> bytes:
@@ -66,8 +66,8 @@ class Rank:
 def rank() -> Iterator[Callable[[float], Rank]]:
     made: list[Rank] = []
 
-    def make(silence: float = 0.0) -> Rank:
-        made.append(Rank(silence))
+    def make(silence: float = 0.0, slots: int = 1) -> Rank:
+        made.append(Rank(silence, slots))
         return made[-1]
 
     yield make
@@ -90,9 +90,9 @@ def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) ->
     first, count, *hashes = struct.unpack("<QQ3I", here.hear(CALLS))
     assert (first, count) == (1, 3) and 0 not in hashes
     here.say(CALLS, calls(1, [hashes[0], hashes[1] ^ 2, hashes[2]]))
-    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_LABEL_BYTES}s", here.hear(OPINION))
+    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
     assert (call, who, digest, label.rstrip(b"\0")) == (2, 0, hashes[1], b"call 1")
-    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_LABEL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
     until(lambda: lib.ucch_board_mismatch(here.board, 2) == -3)
     assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
     text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
@@ -109,12 +109,58 @@ def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -
     assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
 
 
-def test_refused_calls_are_not_compared(rank: Callable[..., Rank]) -> None:
+def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> None:
+    """Each side tells the other which call it was; who has refused it says why, and all know then."""
     here = rank()
-    lib.ucch_board_refuse(here.board, 0, b"no")
-    here.say(CALLS, calls(1, [77, 5]))
-    here.call(8, "differs")
-    assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+    lib.ucch_board_refuse(here.board, b"no")
+    here.call(8, "another one")
+    _, _, refused, _ = struct.unpack("<QQ2I", here.hear(CALLS))
+    here.say(CALLS, calls(1, [77]))
+    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
+    assert opinion == (1, 0, refused, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    until(lambda: lib.ucch_board_broken(here.board))
+    assert lib.ucch_board_mismatch(here.board, 1) == -1
+
+
+def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None:
+    """Heard before this rank comes to it."""
+    here = rank()
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, 2, b"why"))
+    found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
+    until(lambda: lib.ucch_board_refusal(here.board, found))
+    assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
+    assert [lib.ucch_board_verdict(here.board, call, peer) for call in (2, 3)] == [0, lib.UCCH_FAIL_REFUSED]
+    assert peer[0] == -3
+    for call in (1, 2):
+        assert not lib.ucch_board_broken(here.board), "calls before it are made"
+        assert here.call(8, "made") == call
+    assert lib.ucch_board_broken(here.board)
+
+
+def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank]) -> None:
+    """One that had not come to the call would be taken for dead, before the one that refused it has said so."""
+    here = rank(slots=2)
+    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1])
+    here.call(8, "made")
+    lib.ucch_board_refuse(beside, b"no")
+    assert lib.ucch_board_broken(here.board)
+    lib.ucch_board_leave(here.board)
+    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION, GONE))
+    assert opinion == (1, 1, 2, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    assert struct.unpack("<QQii", here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
+    lib.ucch_board_free(beside)
+
+
+def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:
+    """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
+    here = rank()
+    here.say(CALLS, calls(1, [9]))
+    lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))  # 8 | 1 is what came
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    lib.ucch_board_refuse(here.board, b"no")
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 2)
+    assert struct.unpack("<Qi", here.hear(OPINION)[:12]) == (1, 0)
+    until(lambda: lib.ucch_board_broken(here.board))
 
 
 def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
@@ -127,18 +173,38 @@ def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
 def test_silence_is_a_death_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
     short, patient = rank(1.0), rank(0.0)
     until(lambda: short.fate() == lib.UCCH_SILENT)
-    assert struct.unpack("<Qii", short.hear(GONE))[1:] == (1, lib.UCCH_SILENT)
+    assert struct.unpack("<QQii", short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
     assert patient.fate() == lib.UCCH_THERE
 
 
 def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     here = rank()
-    here.say(GONE, struct.pack("<Qii", 5, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack("<QQii", 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
     assert lib.ucch_board_gone(here.board, 5) == -1 and lib.ucch_board_gone(here.board, 6) == -3
     lib.ucch_board_leave(here.board)
-    while struct.unpack("<Qii", here.hear(GONE))[1] != 0:
+    while struct.unpack("<QQii", here.hear(GONE))[2] != 0:
         pass
+
+
+def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> None:
+    """A rank that has made it, too, would not be missed in it."""
+    here = rank()
+    here.say(GONE, struct.pack("<QQii", 7, 3, 1, lib.UCCH_LEFT))
+    until(lambda: lib.ucch_board_gone(here.board, 3) == -3)
+    assert [lib.ucch_board_gone(here.board, call) for call in (2, 7, 8)] == [-1, -3, -3]
+    assert lib.ucch_board_given_up(here.board, -3) == 3
+
+
+def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> None:
+    here = rank()
+    here.call(8, "made")
+    lib.ucch_board_failed(here.board, 1)
+    lib.ucch_board_leave(here.board)
+    lib.ucch_circle_free(here.circle)
+    here.circle = ffi.NULL
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    assert struct.unpack("<QQii", here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
 NONSENSE = {
@@ -146,8 +212,8 @@ NONSENSE = {
     "unknown": struct.pack("<IIQ", 4, 99, KEY) + b"four",
     "short": struct.pack("<IIQ", 8, CALLS, KEY) + bytes(8),
     "count": struct.pack("<IIQ", 20, CALLS, KEY) + struct.pack("<QQI", 1, 1 << 40, 1),
-    "rank": struct.pack("<IIQ", 64, OPINION, KEY) + struct.pack("<QiI48s", 1, 1 << 30, 1, b"x"),
-    "how": struct.pack("<IIQ", 16, GONE, KEY) + struct.pack("<Qii", 1, 1, 99),
+    "rank": struct.pack("<IIQ", 256, OPINION, KEY) + struct.pack("<QiI240s", 1, 1 << 30, 1, b"x"),
+    "how": struct.pack("<IIQ", 24, GONE, KEY) + struct.pack("<QQii", 1, 0, 1, 99),
     "beat": struct.pack("<IIQ", 1, 0, KEY) + b"x",
 }
 
@@ -167,14 +233,14 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
         here = rank()
         for _ in range(rng.randint(1, 30)):
             kind = rng.choice([0, 0, CALLS, CALLS, OPINION, GONE])
-            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 64, GONE: 16}.get(kind, 0)
+            size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 24}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
                 data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, rng.getrandbits(64)]), n)
             elif kind == OPINION:
                 data[:12] = struct.pack("<Qi", rng.choice([1, 2, rng.getrandbits(64)]), rng.choice([0, 1, 1, 2]))
             elif kind == GONE:
-                data[8:16] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
+                data[16:24] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
             if rng.random() < 0.02:
                 data = data[: len(data) // 2]
             try:

@@ -16,7 +16,7 @@ import pytest
 
 from ucc_hetero import device
 from ucc_hetero.buffers import as_buffer
-from ucc_hetero.device import Block, DeviceRuntime, Event
+from ucc_hetero.device import Block, DeviceRuntime, Event, Stream
 from ucc_hetero.errors import DeviceError
 
 N = 4096
@@ -37,10 +37,13 @@ def fill(runtime: DeviceRuntime, stream: int, block: Block, value: float) -> Non
 
 def until(event: Event) -> None:
     """Wait for an event as the engine does: by asking."""
-    deadline = time.monotonic() + 100
     while not event.done():
-        assert time.monotonic() < deadline, "the event never came"
         time.sleep(1e-4)
+
+
+def held(runtime: DeviceRuntime, stream: Stream) -> bool:
+    """True if the stream has come to a wait for what is not there yet."""
+    return bool(ctypes.CDLL(runtime.path).fakegpu_held(ctypes.c_void_p(stream.handle)))
 
 
 def test_what_a_runtime_says_of_itself(runtime: DeviceRuntime) -> None:
@@ -168,8 +171,7 @@ def through_two_streams(
     runtime.copy(b.host.handle, b.copy.handle, 4 * N, b.two.handle)
     done = runtime.event()
     done.record(b.two.handle)
-    chance = time.monotonic() + 0.5
-    while not done.done() and time.monotonic() < chance:
+    while not done.done() and not held(runtime, b.two):
         time.sleep(1e-3)
     early = b.right(3.0)
     gate.value = 1
@@ -198,7 +200,8 @@ def test_a_stream_waits_for_memory(runtime: DeviceRuntime) -> None:
     fill(runtime, b.one.handle, b.data, 1.0)
     b.event.record(b.one.handle)
     flag.value = 1
-    time.sleep(0.02)
+    while not held(runtime, b.one):
+        time.sleep(1e-3)
     assert not b.event.done()
     runtime.write_value(b.two.handle, word, 2)
     until(b.event)
@@ -234,5 +237,5 @@ def network():
 thread = threading.Thread(target=network)
 thread.start(), thread.join()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
     assert done.returncode == -6 and "a network thread calls the driver" in done.stderr, done

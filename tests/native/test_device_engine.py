@@ -25,26 +25,38 @@ BY_HOSTS = {"UCCH_CHANNELS": "n"}
     ("nvidia:1,amd:2", device_scripts.FEW_QUEUES),
     ("nvidia:1,amd:2", {**BY_HOSTS, **device_scripts.FEW_QUEUES}),
 ])  # fmt: skip
-def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
-    result = fakes(device_scripts.COLLECTIVES, layout, **env)
+    result = fake_crew(device_scripts.COLLECTIVES, layout, **env)
     queued = result.ranks if "amd" in layout and not ("host" in layout or "UCCH_CHANNELS" in env) else 0
-    assert (result.stdout.count("right"), result.stdout.count("right queued")) == (result.ranks, queued)
+    assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
+
+
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:1", BY_HOSTS),
+])  # fmt: skip
+def test_random_mistakes(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    """Of one rank: all say who has refused what."""
+    assert fakes(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
+
+
+def test_calls_before_a_refused_one(fake_crew: Callable[..., Any]) -> None:
+    assert fake_crew(device_scripts.BEHIND, "nvidia:1,amd:2", UCCH_TIMEOUT="200").said("right") == 3
 
 
 @pytest.mark.parametrize(
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )
-def test_messages(fakes: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
-    assert fakes(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).stdout.count("right") == 3
+def test_messages(fake_crew: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
+    assert fake_crew(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).said("right") == 3
 
 
 @pytest.mark.parametrize("layout, env", [
     ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS), ("amd:1,nvidia:1", BY_HOSTS),
 ])  # fmt: skip
-def test_streams(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+def test_streams(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     # Streams are held in any order there, by threads that use a communicator each.
-    result = fakes(device_scripts.STREAMS, layout, **env, **device_scripts.OWN_QUEUES)
+    result = fake_crew(device_scripts.STREAMS, layout, **env, **device_scripts.OWN_QUEUES)
     assert "right" in result.stdout
 
 
@@ -62,7 +74,7 @@ with Communicator() as comm, Communicator(comm) as other:
 
 @pytest.mark.parametrize("layout, env", [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)])
 def test_counts_of_uneven_calls_keep_step_with_refusals(
-    fakes: Callable[..., Any], layout: str, env: dict[str, str]
+    fake_crew: Callable[..., Any], layout: str, env: dict[str, str]
 ) -> None:
     """In streams, too, and where ranks hear of the refusal before they have begun."""
     script = """
@@ -72,32 +84,37 @@ from ucc_hetero import Communicator, RefusedError
 first = Communicator()
 stream = runtime().stream()
 for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
-    with Communicator() as comm:
-        r, p = comm.rank, comm.size
-        for turn in range(8):
-            n, refuses = 3 + turn, turn % 3 == 0 and turn % p
-            counts = [n + (r + q) % 2 for q in range(p)]
-            x, y = make(sum(counts)), make(sum(counts))
-            sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
-            x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
-            try:
-                wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
-                request = comm.Ialltoallv([x, counts], [y, wrong], **into)
-                request.Wait()
-            except (RefusedError, ValueError) as error:
-                assert turn % 3 == 0, (turn, error)
-            else:
-                assert turn % 3, turn
-                found = y.copied(stream) if make is Array else y
-                assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+    comm = Communicator()
+    r, p = comm.rank, comm.size
+    for turn in range(8):
+        n, refuses = 3 + turn, turn % 3 == 0 and turn % p
+        counts = [n + (r + q) % 2 for q in range(p)]
+        x, y = make(sum(counts)), make(sum(counts))
+        sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
+        x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
+        try:
+            wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
+            request = comm.Ialltoallv([x, counts], [y, wrong], **into)
+            request.Wait()
+        except (RefusedError, ValueError) as error:
+            assert turn % 3 == 0, (turn, error)
+            comm.Free()
+            comm = Communicator()
+        else:
+            assert turn % 3, turn
+            found = y.copied(stream) if make is Array else y
+            assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+    comm.Free()
 print("right", flush=True)
 """
     ranks = 3 if "amd" in layout else 2
-    assert fakes(script, layout, UCCH_TIMEOUT="60", **env).stdout.count("right") == ranks
+    assert fake_crew(script, layout, **env).said("right") == ranks
 
 
 @pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])
-def test_calls_by_way_of_the_host_keep_their_order_in_a_stream(fakes: Callable[..., Any], env: dict[str, str]) -> None:
+def test_calls_by_way_of_the_host_keep_their_order_in_a_stream(
+    fake_crew: Callable[..., Any], env: dict[str, str]
+) -> None:
     """Nobody waits for their requests; streams wait for their ends, or hosts where streams must not."""
     script = """
 from arrays import Array, runtime
@@ -113,18 +130,18 @@ with Communicator() as comm:
     assert "by way of the host" in comm.plan_summary(), comm.plan_summary()
 print("right")
 """
-    assert fakes(script, "nvidia:1,amd:2", **BY_HOSTS, **env).stdout.count("right") == 3
+    assert fake_crew(script, "nvidia:1,amd:2", **BY_HOSTS, **env).said("right") == 3
 
 
-def test_refusals(fakes: Callable[..., Any]) -> None:
-    result = fakes(device_scripts.REFUSALS, "nvidia:1,amd:1")
-    assert result.stdout.count("right") == 2
+def test_refusals(fake_crew: Callable[..., Any]) -> None:
+    result = fake_crew(device_scripts.REFUSALS, "nvidia:1,amd:1")
+    assert result.said("right") == 2
     assert "mismatch" in result.stdout
 
 
 @pytest.mark.parametrize("env", [{}, BY_HOSTS], ids=["queued", "by hosts"])
-def test_a_timeout_lets_the_stream_go(fakes: Callable[..., Any], env: dict[str, str]) -> None:
-    result = fakes(device_scripts.TIMEOUT, "nvidia:1,amd:1", **env)
+def test_a_timeout_lets_the_stream_go(fake_crew: Callable[..., Any], env: dict[str, str]) -> None:
+    result = fake_crew(device_scripts.TIMEOUT, "nvidia:1,amd:1", **env)
     assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
 
 
@@ -143,7 +160,7 @@ with Communicator() as comm:
 print("right")
 """
     done = fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1")
-    assert done.stdout.count("right") == 2
+    assert done.said("right") == 2
 
 
 def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None:
@@ -160,7 +177,7 @@ with Communicator() as comm:
 print("right")
 """
     folders = [str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
-    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).stdout.count("right") == 2
+    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).said("right") == 2
 
 
 def test_tuning_measures_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
@@ -178,14 +195,14 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--s
         assert all("path" not in rule for rule in entry["rules"])
 
 
-def test_messages_take_the_way_that_was_measured(fakes: Callable[..., Any], tmp_path: Path) -> None:
+def test_messages_take_the_way_that_was_measured(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     tune = f"""
 import arrays
 from ucc_hetero.__main__ import main
 assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--sizes", "1K:512K"]) == 0
 """
-    out = fakes(tune, "nvidia:2").stdout
+    out = fake_crew(tune, "nvidia:2").stdout
     lines = [line for line in out.splitlines() if line.startswith("nvidia-nvidia, one host")]
     assert len(lines) == 4 and all("direct" in line and "staged" in line for line in lines), out
     (entry,) = json.loads(table.read_text())["topologies"].values()
@@ -194,6 +211,6 @@ assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--siz
     data = json.loads(table.read_text())
     data["topologies"] = {next(iter(data["topologies"])): entry}
     table.write_text(json.dumps(data))
-    out = fakes(device_scripts.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table)).stdout
+    out = fake_crew(device_scripts.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table)).stdout
     assert out.count(f"staged: [{1 << 14}]") == 2, out
-    assert fakes(device_scripts.WAYS, "nvidia:2").stdout.count("staged: []") == 2
+    assert fake_crew(device_scripts.WAYS, "nvidia:2").stdout.count("staged: []") == 2

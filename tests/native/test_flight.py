@@ -80,7 +80,7 @@ def test_a_call_that_fails_is_written_once(tmp_path: Path) -> None:
     script = """
 late = [lib.ucch_message_new() for _ in range(2)]
 team = program(b"barrier", 1)
-lib.ucch_board_refuse(board, 0, b"ValueError: count")
+lib.ucch_board_refuse(board, b"ValueError: count")
 record = lib.ucch_board_record(board, lib.UCCH_RECORD_MPI, 9, 4, b"reduce by MPI")
 lib.ucch_record_end(record, lib.UCCH_FAIL_REFUSED)  # no failure of the communicator's
 assert not os.listdir(sys.argv[2])
@@ -106,15 +106,18 @@ import re
 assert lib.ucch_flight_catch(43) == 1 == lib.ucch_flight_catch(43)
 faulthandler.register(43, files[2], all_threads=True)
 assert lib.ucch_flight_catch(43) == 1
-parent = os.getpid()
+parent, path, (begun, begin) = os.getpid(), sys.argv[2] + "/x.flight", os.pipe()
 if os.fork() == 0:
-    for _ in range(2):  # the second stack is not behind the first
-        time.sleep(1.5)
-        os.kill(parent, 43)
-    time.sleep(0.5)
+    os.read(begun, 1)
+    for turn in range(2):  # the second stack is not behind the first
+        turn and os.unlink(path)
+        while not os.path.exists(path):  # complete from the start; signals that come meanwhile are one
+            os.kill(parent, 43)
+            time.sleep(0.01)
     os.kill(parent, signal.SIGKILL)
     os._exit(0)
 def stuck():
+    os.write(begin, b"x")
     re.match("(a+)+$", "a" * 40 + "b")
 stuck()
 """
@@ -145,7 +148,8 @@ if os.fork() == 0:  # and while the interpreter ends
         os.kill(parent, number)
         time.sleep(0.003)
     os._exit(0)
-time.sleep(0.2)
+while not flight.usual_path().exists():
+    time.sleep(0.003)
 """
     done = run(RECORDER + script, 16, tmp_path, 2)
     assert done.returncode == 0, done.stderr
@@ -193,6 +197,8 @@ if (child := os.fork()) == 0:
         os.kill(parent, number)
         time.sleep(0.004)
     os._exit(0)
+while not flight.usual_path().exists():  # the child has begun
+    time.sleep(0.003)
 for round in range(300):
     path = flight.dump(sys.argv[2] + "/asked")
     if path is not None:  # a failure may have come first
@@ -270,7 +276,7 @@ def test_transfers(tmp_path: Path) -> None:
     """One-sided: those that are not done when they begin, and so may never be."""
     script = """
 from ucc_hetero import rma
-here, there = rma.Worker(timeout=60), rma.Worker(timeout=60)
+here, there = rma.Worker(), rma.Worker()
 peer = here.connect(there.address)
 there.connect(here.address)
 room = np.zeros(1 << 20, np.uint8)

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import window_scripts
-from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 from ucc_hetero import device
 from ucc_hetero.device import DeviceRuntime, registry
 from ucc_hetero.errors import DeviceError
 from ucc_hetero.machine import vendors as table
-from ucc_hetero.native.libraries import ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,23 +59,6 @@ def test_streams_are_held_where_the_user_says_so(load: Load) -> None:
     assert load(HIP_ENABLE_DEFERRED_LOADING="1").holds is False
 
 
-def test_fine_grained_memory(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load(HSA_FORCE_FINE_GRAIN_PCIE="1").coherent(2)
-    runtime = load(HSA_FORCE_FINE_GRAIN_PCIE="yes")
-    assert not runtime.coherent(2), "the driver takes 1 and nothing else"
-    linked = table.Device("amd", runtime.bus(2), "/dev/dri/renderD130", 0, 0, 0, "", hive=77)
-    monkeypatch.setattr(table, "devices", lambda: [linked])
-    assert runtime.coherent(2) and not runtime.coherent(1)
-
-
-@pytest.mark.parametrize(
-    ("units", "threads", "blocks"), [("304", "2048", 1216), ("38", "2048", 152), ("32", "1024", 64)]
-)
-def test_blocks_that_run_at_a_time(load: Load, units: str, threads: str, blocks: int) -> None:
-    runtime, out = load(FAKEGPU_UNITS=units, FAKEGPU_UNIT_THREADS=threads), ffi.new("int *")
-    assert lib.ucch_device_resident(runtime.code, 0, 512, out) == 0 and out[0] == blocks
-
-
 def test_streams_wait_for_signal_memory_only(load: Load) -> None:
     runtime = load()
     runtime.use(0)
@@ -104,15 +84,12 @@ def test_a_word_is_used_up_before_its_numbers_wrap(compiled: Callable[..., Path]
     source = Path(__file__).with_name("gate_wraps.c")
     folders = [f"-I{ROOT / each}" for each in ("cffi_build", "ucc_hetero/device")]
     program = compiled(tmp_path / "gate", *folders, source, "-lpthread")
-    subprocess.run([program], check=True, timeout=60)
+    subprocess.run([program], check=True, timeout=240)
 
 
-#: Two ranks exchange what they write again and again; ``near``: by way of arenas.
-ARENAS = """
-import os, sys
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-os.environ["HIP_VISIBLE_DEVICES"] = os.environ.get("VISIBLE", "0,1;0,1").split(";")[rank]
-from arrays import Array, runtime
+#: Kernels that HIP reads where their images are.
+IMAGES = """
+from arrays import Array
 from ucc_hetero import Communicator
 from ucc_hetero.device import kernels
 gone, made, compile = [], [], kernels._Compiler.compile
@@ -122,81 +99,14 @@ class Image(bytes):
         gone.append(bytes(self))
 
 kernels._Compiler.compile = lambda *args: made.append(1) or Image(compile(*args))
-Communicator._arenas = True
 with Communicator() as comm:
-    other = 1 - comm.rank
-    assert (comm._messages._near == {other}) == (os.environ["NEAR"] == "y"), comm._messages._near
-    for k in range(5):
-        x, y = Array(100_000).set(10 * k + comm.rank), Array(100_000).set(-1)
-        comm.Sendrecv(x, other, 1, y, other, 1)
-        assert (y.peek == 10 * k + other).all(), (k, y.peek[:3])
-    assert (made or os.environ["NEAR"] == "n") and not gone, "HIP reads a kernel where its image is"
+    x = Array(1000).set(comm.rank + 1)
+    comm.Allreduce(x, y := Array(1000).set(-1))
+    assert (y.peek == 3).all() and made and not gone
 print("right")
 """
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("near", "env"), [
-    ("y", {"FAKEGPU_HIP": "5"}),
-    ("y", {"FAKEGPU_HIP": "7"}),
-    ("y", {"FAKEGPU_HIP": "7", "VISIBLE": "0;1"}),
-    ("n", {"FAKEGPU_HIP": "7", "VISIBLE": "0,1;2,3"}),
-    ("n", {"HSA_FORCE_FINE_GRAIN_PCIE": "0"}),
-], ids=["5", "7", "one device each", "numbers differ", "no fine-grained memory"])  # fmt: skip
-def test_memory_of_other_processes(fakes: Callable[..., Any], near: str, env: dict[str, str]) -> None:
-    assert fakes(ARENAS, "amd:2", NEAR=near, FAKEGPU_DELAY_US="20", **env).stdout.count("right") == 2
-
-
-#: Every rank receives in a stream before it sends in another, in so many streams that some share a queue.
-EXCHANGE = (
-    window_scripts.COMMON
-    + """
-import ctypes
-import os
-from arrays import runtime
-from ucc_hetero.native.libraries import lib
-from ucc_hetero.calls.p2p import Messages
-with Communicator() as comm:
-    gpu, r, other = runtime(), comm.rank, 1 - comm.rank
-    gpu.use(comm._run.members.place.device)
-    comm._messages.timeout = 120.0
-    streams, messages = [gpu.stream() for _ in range(10)], comm._messages
-    early, work = 0, []
-    for turn in range(2):
-        for k, (into, outof) in enumerate(zip(streams[:5], streams[5:])):
-            x, y = Array(LONG), Array(LONG).set(-1)
-            request = messages.start(messages.incoming(y, other, k, taken=True))
-            request._arm()
-            taken = Messages.take(request, into.handle, early=True)
-            early += taken
-            comm.mpi.Barrier()  # nobody has sent before
-            x.fill(outof, 10.0 * turn + k + 100 * r)
-            send = comm.Isend(x, other, k, stream=outof)
-            while not taken and not (state := lib.ucch_wait_matched(request._op, 0.05)):
-                pass
-            if not taken and state == 1:
-                Messages.take(request, into.handle)
-            work.append((request, send, into, y, 10.0 * turn + k + 100 * other))
-    for request, send, into, y, want in work:
-        assert (y.copied(into) == want).all(), (want, y.peek[:3])
-        request.Wait()
-        send.Wait()
-    assert (early > 0) == (sys.argv[1] == "y"), early
-    parked = ctypes.CDLL(gpu.path).fakegpu_holds()
-    assert not early or (parked > 0) == ("GPU_STREAMOPS_CP_WAIT" in os.environ), "a wait would be a kernel that spins"
-print("right")
-"""
-)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("layout", "early", "env"), [
-    ("amd:2", "n", {**FEW_QUEUES, "UCCH_HOLD": "auto"}),
-    ("nvidia:2", "n", FEW_QUEUES),
-    ("amd:2", "y", {"GPU_STREAMOPS_CP_WAIT": "1", **OWN_QUEUES}),
-    ("amd:2", "y", OWN_QUEUES),
-], ids=["as HIP comes", "as the user says", "queues enough", "kernels wait"])  # fmt: skip
-def test_receives_before_sends(fakes: Callable[..., Any], layout: str, early: str, env: dict[str, str]) -> None:
-    script = EXCHANGE.replace("sys.argv[1]", repr(early))
-    result = fakes(script, layout, UCCH_STAGING="staged", FAKEGPU_DELAY_US="50", **env)
-    assert result.stdout.count("right") == 2
+def test_images_of_kernels_are_kept(fakes: Callable[..., Any]) -> None:
+    assert fakes(IMAGES, "nvidia:1,amd:1").said("right") == 2

@@ -56,8 +56,8 @@ CASES = [
 FUSED = [(lib.UCCH_FUSED, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
 
 
-#: One side of a message.
-STREAM_COPIES = [(lib.UCCH_STREAM_COPY, 0, 0, 0)]
+#: One side of a message in a lane.
+LANES = [(lib.UCCH_LANE_COPY, 0, 0, 0)]
 
 #: Pieces of pages: as they are, and between the types of caches.
 FLOATS = {DTYPES[name].code: DTYPES[name].itemsize for name in ("float16", "bfloat16", "float32")}
@@ -75,7 +75,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *FUSED, *STREAM_COPIES, *PIECES]):
+    for i, case in enumerate([*CASES, *FUSED, *LANES, *PIECES]):
         text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -203,54 +203,60 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
         assert words.tolist() == [turn + 1, 5] and not arrived.any()
 
 
-@pytest.mark.parametrize("nbytes, slice_", [(1, 4096), (4096, 4096), (3_000_001, 401_408), (1_500_000, 4096)])
-@pytest.mark.parametrize("blocks", [1, 3, 8, 32])
-@pytest.mark.parametrize("near", [False, True])
-def test_both_sides_of_a_message(library: ctypes.CDLL, nbytes: int, slice_: int, blocks: int, near: bool) -> None:
-    """The sender's blocks put all into the extent, the receiver's find it by mailbox; what is too long stays there."""
-    rng = np.random.default_rng()
-    slices = -(-nbytes // slice_)
-    if slices > lib.UCCH_MOST_BLOCKS:
-        slice_ = -(-nbytes // 8 // 4096) * 4096
-        slices = -(-nbytes // slice_)
-    extents = ffi.new("ucch_extent[2]")
-    window, arena = (np.zeros(lib.UCCH_CHUNK_BYTES + nbytes, np.uint8) for _ in range(2))
-    used, unused = (arena, window) if near else (window, arena)
-    extent = extents[1]  # it begins with the second chunk
-    extent.bytes, extent.slice, extent.room, extent.near = nbytes, slice_, slice_, near
-    data = rng.integers(0, 256, nbytes, np.uint8)
+class Lane:
+    """The rings of a lane, and kernels of either side."""
 
-    def at(array: np.ndarray) -> Any:
-        return ffi.cast("char *", array.ctypes.data)
+    def __init__(self, library: ctypes.CDLL, slot: int) -> None:
+        self.library, self.slot, self.stride = library, slot, slot + 64
+        self.rings = [np.zeros(8 * stride, np.uint8) for stride in (65536 + 64, self.stride)]
+        self.words = ffi.new("unsigned[64]")
+        self.sides = {receives: ffi.new("ucch_lane_line[2]") for receives in (False, True)}
+        self.arrived = {receives: ffi.new("unsigned[16]") for receives in (False, True)}
+        self.posted, self.pieces = {False: 0, True: 0}, 0
 
-    def all_blocks(fields: dict[str, Any]) -> None:
-        for block in rng.permutation(blocks).tolist():
-            library.choose(block, blocks)
-            call(library, len(CASES) + len(FUSED), ffi.new("ucch_stream_copy *", fields))
-        library.choose(0, 1)
+    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: list[int]) -> Any:
+        """A side's kernel, block by block: how the message ended."""
+        self.posted[receives] += 1
+        number, lines = self.posted[receives], self.sides[receives]
+        short, long = (ffi.cast("char *", ring.ctypes.data) + 64 for ring in self.rings)
+        fields = {
+            "shorts": short + (number - 1) % 8 * (65536 + 64), "longs": long,
+            "data": ffi.cast("char *", data.ctypes.data),
+            "short_published": self.words, "short_consumed": self.words + 16, "published": self.words + 32,
+            "consumed": self.words + 48, "stop": ffi.addressof(lines[0], "done"), "arrived": self.arrived[receives],
+            "line": lines + 1, "bytes": room, "tag": tag, "number": number, "base": self.pieces, "limit": 65536,
+            "slot": self.slot, "stride": self.stride, "to": (1 << 32) - 1, "flags": 6 | receives,
+        }  # fmt: skip
+        for block in blocks:
+            self.library.choose(block, len(blocks))
+            call(self.library, len(CASES) + len(FUSED), ffi.new("ucch_lane_copy *", fields))
+        self.library.choose(0, 1)
+        assert lines[1].done == number and not any(self.arrived[receives])
+        return lines[1]
 
-    def words(lines: Any) -> list[int]:
-        return [line.word for line in lines[0:slices]]
 
-    mailbox = ffi.new("ucch_posted[3]")
-    extent.doorbell = 7 << 32 | 2  # the second one, in its seventh use
-    sent = {"bytes": nbytes, "slice": slice_, "room": slice_, "buffer": at(data)}
-    all_blocks({"extent": extents + 1, "data": at(used) + lib.UCCH_CHUNK_BYTES, "mailbox": mailbox, **sent})
-    assert mailbox[1].doorbell.word == 7 and sum(bytes(ffi.buffer(mailbox))) == 7 and extent.rung == 1
-    last = nbytes - (slices - 1) * slice_
-    put = [-(-n // lib.UCCH_COPY_STEP) for n in [*[slice_] * (slices - 1), last]]
-    assert words(extent.put) == put
-    for where, room in ((lib.UCCH_NOWHERE, nbytes), (2, nbytes - 1), (2, nbytes + 5)):
-        posted, into = ffi.new("ucch_posted *", {"word": where}), np.full(room, 77, np.uint8)
-        assert not any(words(extent.taken))
-        found = {"extent": extents, "data": at(window), "arena": at(arena), "buffer": at(into), "posted": posted}
-        all_blocks({**found, "bytes": room})
-        assert [line.word for line in posted.gone] == [1] * blocks + [0] * (lib.UCCH_MOST_BLOCKS - blocks)
-        if room > nbytes:
-            assert (into[:nbytes] == data).all() and (into[nbytes:] == 77).all() and words(extent.taken) == put
-        else:
-            assert (into == 77).all()
-    assert not unused.any()
+@pytest.mark.parametrize("slot", [524288, 2097152])
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) -> None:
+    """One side's blocks fill the rings, the other's empty them, and pass over a message that does not fit."""
+    rng, lane = np.random.default_rng(), Lane(library, slot)
+    longest = 1024 * 1024 + int(rng.integers(4096))  # of eight pieces at most: the sides run one after the other
+    for _ in range(30):
+        nbytes = int(rng.choice([0, 1, 4096, 65536, 65537, 300_000, int(rng.integers(longest)), longest]))
+        piece = min(max(-(-(nbytes // 4) // 4096) * 4096, 262144), slot)
+        sent, tag = rng.integers(0, 256, nbytes + 1, np.uint8), int(rng.integers(5))
+        order = rng.permutation(blocks).tolist()
+        lane.run(False, sent, nbytes, tag, order)
+        lane.pieces += -(-nbytes // piece) if nbytes > 65536 else 0
+        wrong = rng.integers(4)
+        wanted = (1 << 32) - 1 if wrong == 3 else tag + (wrong == 2)
+        room = nbytes - 1 if wrong == 1 and nbytes else nbytes + 3
+        into = np.full(nbytes + 4, 77, np.uint8)
+        found = lane.run(True, into, room, wanted, order[::-1])
+        status = 3 if wrong == 2 else 2 if room < nbytes else 0
+        assert (found.status, found.tag, found.bytes) == (status, tag, nbytes)
+        assert (into[:nbytes] == (77 if status else sent[:nbytes])).all() and (into[nbytes:] == 77).all()
+        assert (lane.words[17] == lane.posted[True]) == (status > 0)
 
 
 @pytest.mark.parametrize("i", range(len(PIECES)))
@@ -278,7 +284,7 @@ def test_pieces(library: ctypes.CDLL, i: int, blocks: int) -> None:
         piece.dst = ffi.cast("char *", out.ctypes.data + begin * to_size)
     how = (row, rows, row + 3, 2 * rows * (row + 3), one, other, size, to_size)
     asked = {"each": each, "n": len(each), "most": int(np.diff(cuts).max()), "rows": how}
-    nth = len(CASES) + len(FUSED) + len(STREAM_COPIES) + i
+    nth = len(CASES) + len(FUSED) + len(LANES) + i
     for block in rng.permutation(blocks).tolist():
         library.choose(block, blocks)
         call(library, nth, ffi.new("ucch_pieces *", asked))
@@ -291,9 +297,9 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")
-    for case in (*FUSED, *STREAM_COPIES):
+    for case in (*FUSED, *LANES):
         words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(
-            words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=60
+            words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=240
         )
         assert f"__global__ __launch_bounds__(512, {blocks}) void ucch(" in done.stdout

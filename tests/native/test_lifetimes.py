@@ -14,7 +14,7 @@ from ucc_hetero import ucx
 from ucc_hetero.errors import LibraryError, LibraryNotFound
 
 #: Seconds for what takes a moment; whoever waits for ever gets the alarm.
-LONG = 60
+LONG = 300
 
 
 def script(text: str) -> None:

@@ -100,4 +100,4 @@ except AgreementError as error:
     assert "register the same vendors on every rank" in str(error), error
     print("told", flush=True)
 """
-    assert mpirun(script, 2, check=False).stdout.count("told") == 2
+    assert mpirun(script, 2, check=False).said("told") == 2

@@ -25,7 +25,7 @@ class Two:
     """Two workers that know each other."""
 
     def __init__(self) -> None:
-        self.here, self.there = rma.Worker(timeout=30), rma.Worker(timeout=30)
+        self.here, self.there = rma.Worker(), rma.Worker()
         self.to, self.back = self.here.connect(self.there.address), self.there.connect(self.here.address)
 
     def ways(self, mine: rma.PageTable, theirs: rma.PageTable) -> tuple[rma.PageTarget, rma.PageTarget]:
@@ -373,14 +373,14 @@ def test_damage_is_noticed(two: Two) -> None:
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2"])
 def test_pages_of_devices(fakes: Callable[..., Any], layout: str) -> None:
-    assert fakes(pages_scripts.EVERY, layout).stdout.count("right") == 2
+    assert fakes(pages_scripts.EVERY, layout).said("right") == 2
 
 
 def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
     done = fakes(pages_scripts.NO_COMPILER, "nvidia:1,amd:1", UCCH_RTC_LIB="none")
-    assert done.stdout.count("right") == 2
+    assert done.said("right") == 2
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1"])
 def test_streams_start_pages_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
-    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).stdout.count("right") == 2
+    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2

@@ -4,20 +4,34 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
 import torch_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 
+pytestmark = pytest.mark.usefixtures("with_torch")
 LAYOUTS = [("nvidia:1,amd:1", OWN_QUEUES), ("nvidia:2", {}), ("amd:2", FEW_QUEUES)]
 
 
 @pytest.mark.parametrize(("layout", "env"), LAYOUTS, ids=[layout for layout, _ in LAYOUTS])
 def test_messages_repeat_and_change(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     result = fakes(torch_scripts.REPEATED, layout, DICE="5", **env)
-    assert result.stdout.count("right") == result.ranks, result.output
+    assert result.said("right") == result.ranks, result.output
 
 
 def test_mistakes_between_messages_that_repeat(fakes: Callable[..., Any]) -> None:
     result = fakes(torch_scripts.MISTAKES, "nvidia:1,amd:1", **OWN_QUEUES)
-    assert result.stdout.count("right") == result.ranks, result.output
+    assert result.said("right") == result.ranks, result.output
+
+
+@pytest.mark.parametrize(("layout", "env"), [*LAYOUTS[:1], ("nvidia:1,amd:1", FEW_QUEUES)], ids=["own", "few"])
+def test_a_tensor_may_be_filled_once_its_send_was_waited_for(
+    fakes: Callable[..., Any], layout: str, env: dict[str, str]
+) -> None:
+    job = fakes(torch_scripts.REFILLED, layout, **env)
+    assert job.said("right") == job.ranks, job.output
+
+
+@pytest.mark.parametrize("vendor", ["y", "n"], ids=["the vendor's library", "lanes"])
+def test_messages_inside_a_vendor(fakes: Callable[..., Any], vendor: str) -> None:
+    """In a group of two vendors: which way is taken, order, tags, batches with both, and errors."""
+    job = fakes(torch_scripts.FABRIC, "nvidia:3,amd:1", UCCH_TORCH_VENDOR=vendor, **OWN_QUEUES)
+    assert job.said("right") == job.ranks, job.output

@@ -4,7 +4,7 @@ import threading
 
 from ucc_hetero.native.libraries import lib
 
-LONG = 60.0
+LONG = 600.0
 
 
 def test_whoever_sleeps_is_woken() -> None:

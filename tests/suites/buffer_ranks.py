@@ -182,6 +182,8 @@ class Ranks:
                 (theirs(self.asked, case, one, self.control.allgather), ours(self.own, case, two))
             )
             if any(any(both) for both in verdicts):
+                if case.call.startswith("Neighbor"):  # some ranks have refused a call, which ends a communicator
+                    self.renew()
                 return self._refusals(verdicts)
             if case.fault is not None and case.fault.name not in HARMLESS:
                 return Found("not run", case.fault.name)

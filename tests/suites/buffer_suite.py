@@ -3,7 +3,7 @@
     python tests/suites/buffer_suite.py [--cases N] [--seed N] [--layout NAME]... [--write]
 
 Fails for results that differ, and for what one side refuses and the other takes, but for the differences listed with
-reasons in buffer_refusals.json. ``--write`` puts counts and reasons into docs/support.md.
+reasons in buffer_refusals.json. ``--write`` puts counts and reasons into docs/conformance.md.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def _job(layout: str, cases: int, seed: int, room: float) -> tuple[list[Any], st
 
 
 def counts_table(tallies: dict[str, Tally]) -> str:
-    """The counts as docs/support.md shows them."""
+    """The counts as docs/conformance.md shows them."""
     rows = [
         "| ranks | calls | equal results | refused by both | listed differences | not run |",
         "|---|---|---|---|---|---|",
@@ -126,7 +126,7 @@ def counts_table(tallies: dict[str, Tally]) -> str:
 
 
 def reasons_table(known: Sequence[Listed]) -> str:
-    """The differences as docs/support.md shows them."""
+    """The differences as docs/conformance.md shows them."""
     said = {"mpi4py": "mpi4py", "ours": "this package"}
     return "\n".join(
         ["| refused only by | what |", "|---|---|", *(f"| {said[each.who]} | {each.why} |" for each in known)]
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cases", type=int, default=20_000, help="in all layouts together (20,000)")
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="a layout of ranks; all by default")
-    parser.add_argument("--write", action="store_true", help="put counts and reasons into docs/support.md")
+    parser.add_argument("--write", action="store_true", help="put counts and reasons into docs/conformance.md")
     options = parser.parse_args(arguments)
     layouts, known = options.layout or list(LAYOUTS), listed()
     shares = sum(LAYOUTS[layout][2] for layout in layouts)

@@ -73,7 +73,7 @@ def judge(layout: str, results: Mapping[str, Result], listed: Sequence[Refusal])
 
 
 def table(listed: Sequence[Refusal]) -> str:
-    """The refusals as docs/support.md shows them."""
+    """The refusals as docs/conformance.md shows them."""
     rows = []
     for each in listed:
         names = ", ".join(f"`{test.removeprefix('test_')}`" for test in each.tests)

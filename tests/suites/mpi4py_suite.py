@@ -3,7 +3,7 @@
     python tests/suites/mpi4py_suite.py [--layout NAME]... [--only PATTERN]... [--write]
 
 Every layout of ranks, all tests of collectives and messages; fails for a test that fails and is not listed, and for one
-that is listed and passes. ``--write`` then puts the counts into docs/support.md.
+that is listed and passes. ``--write`` then puts the counts into docs/conformance.md.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from conftest import find_mpirun, mpi_command, mpi_environment, run_limited  # n
 from mpi4py_refusals import Refusal, Result, among, judge, refusals, table  # noqa: E402
 from mpi4py_source import ROOT, test_folder  # noqa: E402
 
-PAGE = ROOT / "docs" / "support.md"
+PAGE = ROOT / "docs" / "conformance.md"
 
 #: name -> (ranks, vendors that are emulated)
 LAYOUTS = {
@@ -82,7 +82,7 @@ def _read(out: Path, results: dict[str, Result], end: str) -> bool:
 
 
 def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """The counts as docs/support.md shows them."""
+    """The counts as docs/conformance.md shows them."""
     rows = [
         f"| {layout} | {c['passed'] + c['refused']} | {c['passed']} | {c['refused']} | {c['skipped']} |"
         for layout, c in counts.items()
@@ -91,7 +91,7 @@ def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def write(name: str, text: str) -> None:
-    """Put a table into docs/support.md."""
+    """Put a table into docs/conformance.md."""
     pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(\n<!-- end -->)", re.S)
     PAGE.write_text(pattern.sub(lambda found: f"{found[1]}{text}{found[2]}", PAGE.read_text()))
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="a layout of ranks; all by default")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="names such as 'test_p2p_buf.*testProbe'")
-    parser.add_argument("--write", action="store_true", help="put counts and refusals into docs/support.md")
+    parser.add_argument("--write", action="store_true", help="put counts and refusals into docs/conformance.md")
     options = parser.parse_args(arguments)
     listed, layouts, only = refusals(), options.layout or list(LAYOUTS), options.only or ["*"]
     counts, wrong, used = {}, [], set()

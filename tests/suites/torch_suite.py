@@ -1,7 +1,7 @@
 """torch's own ``DistributedTest`` against the backend ``ucch``, with gloo as control.
 
-What gloo passes we are to pass, but for the exceptions listed with reasons in docs/torch.md. It fails on a method that
-fails and is not listed, on one that gloo passes and we skip, and on a listed one that passes.
+What gloo passes we are to pass, but for the exceptions listed with reasons in docs/torch-tests.md. It fails on a method
+that fails and is not listed, on one that gloo passes and we skip, and on a listed one that passes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from conftest import find_mpirun, kill_session, mpi_command, mpi_environment  # noqa: E402
 from torch_ranks import news  # noqa: E402
 
-PAGE = HERE.parents[1] / "docs" / "torch.md"
+PAGE = HERE.parents[1] / "docs" / "torch-tests.md"
 
 #: Seconds without any news of a job's ranks until it counts as standing still: torch's own limits are 60.
 STILL = 100.0

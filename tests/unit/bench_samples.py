@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ucc_hetero.bench.files import FORMAT
+from ucc_hetero.bench.result_file import FORMAT
 
 _HEAD = {
     "format": FORMAT,

@@ -24,7 +24,10 @@ def topologies(draw: st.DrawFn, most_ranks: int = 9) -> Topology:
     weights = draw(st.one_of(st.just([]), st.lists(st.integers(1, 9), min_size=n, max_size=n)))
     level = st.lists(st.integers(0, 3), min_size=n, max_size=n)
     levels = draw(st.one_of(st.just([]), st.just([hosts]), st.lists(level, min_size=1, max_size=3)))
-    return Topology.group(vendors, hosts, weights, levels)
+    # A vendor's fabric joins its ranks everywhere, on no host with another, or on some hosts.
+    joined = [host if vendor == "host" else 8 + host // 2 for vendor, host in zip(vendors, hosts, strict=True)]
+    fabrics = draw(st.sampled_from(([], hosts, joined)))
+    return Topology.group(vendors, hosts, weights, levels, fabrics)
 
 
 @st.composite
@@ -45,8 +48,8 @@ def deep_topologies(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def many_islands(draw: st.DrawFn) -> Topology:
-    """Up to 64 islands of up to 3 ranks: host ranks of one node each, shuffled."""
-    islands = draw(st.integers(2, 64))
+    """Up to 32 islands of up to 3 ranks: host ranks of one node each, shuffled."""
+    islands = draw(st.integers(2, 32))
     hosts = [host for host in range(islands) for _ in range(draw(st.integers(1, 3)))]
     hosts = draw(st.permutations(hosts))
     return Topology.group(["host"] * len(hosts), hosts)

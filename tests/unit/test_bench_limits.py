@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.files import Results
 from ucc_hetero.bench.interleave import interleaved, together
 from ucc_hetero.bench.links import Links, _between, _cut, _inside, _rings
-from ucc_hetero.bench.meanings import Options
+from ucc_hetero.bench.option_table import Options
 from ucc_hetero.bench.options import parse
 from ucc_hetero.bench.output import Row, noise_line, osu_header, osu_row
+from ucc_hetero.bench.result_file import Results
 from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.session import Progress
 from ucc_hetero.bench.stats import Interval, Overlap

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ucc_hetero.bench.meanings import OPTIONS, Options, number
+from ucc_hetero.bench.option_table import OPTIONS, Options, number
 from ucc_hetero.bench.options import BadUsage, HelpWanted, VersionWanted, help_text, parse
 from ucc_hetero.bench.table import BENCHES
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.calls import Buffers, Case, Pool, lengths, longest, roots, shares
+from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest, roots, shares
 from ucc_hetero.bench.memory import Memory, dtype_of, label_of, open_memory
 from ucc_hetero.bench.table import COLLECTIVES
 from ucc_hetero.bench.validate import Checker, Log, complement, differences, draw

@@ -201,7 +201,7 @@ def test_is_in_place_without_mpi() -> None:
 def test_import_loads_neither_mpi_nor_frameworks() -> None:
     code = (
         "import sys, ucc_hetero.buffers\n"
-        "unwanted = {'mpi4py.MPI', 'torch', 'ml_dtypes'}\n"
+        "unwanted = {'mpi4py.MPI', 'torch', 'ml_dtypes', 'asyncio', 'ssl'}\n"
         "loaded = unwanted & set(sys.modules)\n"
         "assert not loaded, loaded"
     )

@@ -313,7 +313,7 @@ def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
 
 
 def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     for name, dtype in DTYPES.items():
         x = torch.zeros(6).to(getattr(torch, name))
         assert recv(x) == Buffer(x.data_ptr(), 6, dtype, "host", 0, x, False)
@@ -324,7 +324,7 @@ def test_torch_tensors() -> None:
 
 
 def test_torch_shapes_and_gradients() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     x = torch.arange(12.0).reshape(3, 4).requires_grad_()
     assert recv(x).contiguous and recv(torch.nn.Parameter(x)).count == 12
     assert recv(x.T).contiguous
@@ -336,7 +336,7 @@ def test_torch_shapes_and_gradients() -> None:
 
 
 def test_torch_tensors_that_are_refused() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
     z = torch.zeros(2, dtype=torch.complex64)
     for x, error, match in [
         (z.conj(), BufferError, "resolve_conj"),

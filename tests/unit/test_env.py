@@ -77,11 +77,20 @@ def test_defaults_and_unknown_names() -> None:
 def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCH_TIMEOUTT", "3")
     assert "UCCH_TIMEOUTT" in env.unknown() and "UCCH_TIMEOUT" not in env.unknown(["UCCH_TIMEOUT", "PATH"])
-    with pytest.warns(UserWarning, match="UCCH_TIMEOUTT is set but means nothing; known are UCCH_LOG_LEVEL"):
+    with pytest.warns(UserWarning, match=r"UCCH_TIMEOUTT is set but means nothing: did you mean UCCH_TIMEOUT\?"):
         env.warn_unknown()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env.warn_unknown()
+
+
+def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, instead in env.GONE.items():
+        assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
+    env.refuse_gone()
+    monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
+    with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR is no more: set UCCH_UCX_DIR"):
+        env.refuse_gone()
 
 
 @pytest.fixture(autouse=True)

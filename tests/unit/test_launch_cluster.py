@@ -10,7 +10,7 @@ from ucc_hetero.launch import sources
 from ucc_hetero.launch.cluster import ClusterError, Host, limited, load, parse
 from ucc_hetero.launch.sources import Found, expand
 
-yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
 FULL = """
 hosts:

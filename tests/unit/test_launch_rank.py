@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,40 @@ def test_devices_that_amds_runtime_sees(tmp_path: Path, environ: dict[str, str],
             assert found.env.get("HIP_VISIBLE_DEVICES") == environ.get("HIP_VISIBLE_DEVICES")
 
 
+@pytest.mark.parametrize("vendor, other", [("nvidia", amd_host), ("amd", nvidia_host)])
+def test_a_vendor_that_the_host_has_not_is_refused(tmp_path: Path, vendor: str, other: Callable[[Path], Path]) -> None:
+    """The job would run on host memory in silence."""
+    for root in (tmp_path, other(tmp_path / "other")):
+        with pytest.raises(ValueError, match=f"vendor {vendor} was asked for .* has no driver"):
+            start(root, "--vendor", vendor)
+    assert start(tmp_path, "--vendor", "host").vendor == "host"
+    done = run_wrapper("--vendor", vendor, "--report", script="print('ran')")
+    if not vendors.VENDORS[vendor].find(vendors.ROOT):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"vendor {vendor} was asked for" in str(events(done.stderr)[0]["lines"])
+
+
+def test_all_devices_for_scripts_written_for_torchrun(tmp_path: Path) -> None:
+    root, script = nvidia_host(tmp_path, gpus=4), tmp_path / "train.py"
+    script.write_text('torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
+
+    def shown(*words: str, program: str = "train.py", **env: str) -> str | None:
+        given = rank.parser().parse_args([*words, "--", "python", str(tmp_path / program), "x.py"])
+        made = rank.Start(given, {**MPI, **env}, root)
+        assert made.device is not None and made.device.node == "/dev/nvidia1", "processors follow the rank's own device"
+        return made.env.get("CUDA_VISIBLE_DEVICES")
+
+    assert shown() is None
+    assert shown("--devices", "one") == "1"
+    script.write_text('if os.environ["LOCAL_RANK"] == "0": print()')
+    assert shown() == "1"
+    assert shown("--devices", "all") is None
+    assert shown(program="missing.py") == "1"
+    assert shown(UCCH_TORCH_REPLACE="nccl") is None
+    assert shown("--set", "UCCH_TORCH_REPLACE=nccl", program="missing.py") is None
+    assert shown("--devices", "one", UCCH_TORCH_REPLACE="nccl") == "1"
+
+
 def test_processors_near_the_chosen_device(tmp_path: Path) -> None:
     root = amd_host(tmp_path, gpus=2)
     for environ, cpus in (({}, range(8)), ({"ROCR_VISIBLE_DEVICES": "1"}, range(8, 16))):
@@ -172,6 +207,16 @@ def test_what_a_runtime_has_read_is_left_alone() -> None:
     assert {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} <= set(env)
 
 
+def test_a_vendors_library_that_is_left_alone_has_the_users_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendors, "_prepared", set())
+    env = {"CUDA_MODULE_LOADING": "EAGER"}
+    vendors.prepare("nvidia", env)
+    assert env["NCCL_RUNTIME_CONNECT"] == "0"
+    vendors.leave_alone("nvidia", env)
+    assert "NCCL_RUNTIME_CONNECT" not in env and env["CUDA_MODULE_LOADING"] == "EAGER"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in env  # read by now, for all that is known
+
+
 def always(vendor: str) -> dict[str, str]:
     return {s.name: s.value for s in vendors.VENDORS[vendor].settings if s.when == "always"}
 
@@ -227,7 +272,7 @@ def test_container(tmp_path: Path) -> None:
     assert made.env["DATA"] == "/x y"
 
 
-def run_wrapper(*words: str, script: str = "", timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def run_wrapper(*words: str, script: str = "", timeout: float = 400) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", rank.__file__, "--vendor", "host", *words, "--"]
     program = [sys.executable, "-I", "-S", "-c", script] if script else ["/no/such/program"]
     return subprocess.run([*command, *program], capture_output=True, text=True, timeout=timeout, check=False)
@@ -261,16 +306,16 @@ def test_killed_and_asked_to_end() -> None:
     done = run_wrapper("--report", script="import os; os.kill(os.getpid(), 9)")
     assert done.returncode == -9
     assert events(done.stderr)[-1]["status"] == 128 + 9
-    done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(120)")
+    done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(1000)")
     assert done.returncode == -15
     assert [event["event"] for event in events(done.stderr)] == ["started"], "who is told to end did not fail"
 
 
 def test_a_stray_process_does_not_hold_the_rank() -> None:
-    script = "import subprocess; subprocess.Popen(['sleep', '120']); print('done')"
+    script = "import subprocess; subprocess.Popen(['sleep', '500']); print('done')"
     done = subprocess.run(
         [sys.executable, "-I", "-S", rank.__file__, "--report", "--", sys.executable, "-c", script],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=90, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0
 
@@ -284,6 +329,8 @@ def test_reports_are_taken_out_of_the_stream() -> None:
         assert stream.feed(text[:cut]) + stream.feed(text[cut:]) == b"hello\nrest\x1enot ours\nend"
         assert outcome.started == {1: "b"}
     assert outcome.missing([("a", 1), ("b", 1)]) == ["a"]
+    assert stream.feed(b'aborted\n\0\x1e\0{"event": "started", "rank": 0, "host": "a"}\n') == b"aborted\n"
+    assert outcome.started == {0: "a", 1: "b"}
 
 
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
@@ -307,6 +354,12 @@ def test_a_launcher_that_ends_before_its_ranks_start(capfd: pytest.CaptureFixtur
     *_, first, second = capfd.readouterr().err.splitlines()
     assert first == "ucch-run: not every rank started: none or too few on localhost, elsewhere"
     assert second.startswith("ucch-run: try: ssh elsewhere hostname;"), "this machine needs no ssh"
+
+
+def test_the_host_that_the_launcher_names_is_suspected(capfd: pytest.CaptureFixture[str]) -> None:
+    script = "echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3"
+    assert supervise(("sh", "-c", script), [(name, 1) for name in ("a1", "a10", "a2")]) == 3
+    assert capfd.readouterr().err.splitlines()[-1].startswith("ucch-run: try: ssh a10 hostname;")
 
 
 def test_a_launcher_that_ends_without_a_word_of_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from ucc_hetero.launch import __main__ as tool
 from ucc_hetero.launch import k8s, slurm
 from ucc_hetero.launch.cluster import Cluster, ClusterError, Host, VendorPart, parse
 
-yaml = pytest.importorskip("yaml", reason="needs yaml: pip install 'ucc-hetero[launch]'")
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema: pip install jsonschema")
 
 MIXED = Cluster(

@@ -6,7 +6,7 @@ import pytest
 from test_bootstrap import FACTS, HERE, THERE
 
 from ucc_hetero.cli.finding import Finding
-from ucc_hetero.cli.tune_pairs import pair_rules, pairs_of
+from ucc_hetero.cli.tune import pair_rules, pairs_of
 from ucc_hetero.errors import AgreementError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts

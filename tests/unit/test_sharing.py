@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from ucc_hetero import Communicator
-from ucc_hetero.calls import mpi_fallback, probe
+from ucc_hetero.bindings import quarantine
+from ucc_hetero.calls import probe
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.calls.p2p import Messages
 from ucc_hetero.errors import CollectiveTimeout
@@ -40,14 +42,41 @@ def test_dropped_calls_are_seen_to_by_several_threads(monkeypatch: pytest.Monkey
         def __len__(self) -> int:
             return super().__len__() + 1
 
-    board, other = object(), object()
-    dropped = [SimpleNamespace(watch=SimpleNamespace(board=at), ended=lambda: False) for at in (board, other)]
-    shared = Shared(dropped)
-    monkeypatch.setattr(mpi_fallback, "_forsaken", shared)
-    ranks: Any = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2)
-    delegate = mpi_fallback.Delegate(ranks, board, 0.0, lambda error, memory: None)  # type: ignore[arg-type]
-    assert delegate.settle() in (1, 2)
-    assert {id(each) for each in shared} == {id(each) for each in dropped}
+    owner, other = SimpleNamespace, deque
+    for each in (owner, other):
+        monkeypatch.setitem(quarantine._until, each, Shared())
+        for _ in range(2):
+            quarantine.keep(each, bool, each)
+    assert quarantine.release(owner) in (2, 3)
+    assert [list(quarantine._until[each]) for each in (owner, other)] == [[(owner, bool)] * 2, [(other, bool)] * 2]
+
+
+def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
+    """Also where that cannot be found out this time."""
+
+    class Thing:
+        pass
+
+    first, second, owner, ended = Thing(), Thing(), Thing(), set()
+    alive = [weakref.ref(first), weakref.ref(second)]
+
+    def over(name: str) -> bool:
+        if "error" in ended:
+            raise ConnectionError
+        return name in ended
+
+    quarantine.keep(first, lambda: over("first"), owner)
+    quarantine.keep(second, lambda: over("second"), owner)
+    del first, second
+    assert quarantine.release(owner) == 2 and quarantine.release(Thing()) == 0
+    ended.add("error")
+    with pytest.raises(ConnectionError):
+        quarantine.release(owner)
+    ended -= {"error"}
+    ended |= {"second"}
+    assert quarantine.release(owner) == 1 and [ref() is None for ref in alive] == [False, True]
+    ended |= {"first"}
+    assert quarantine.release(owner) == 0 and alive[0]() is None
 
 
 def test_plans_are_shown_while_other_threads_make_calls() -> None:

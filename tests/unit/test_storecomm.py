@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 if importlib.util.find_spec("torch") is None:
-    pytest.skip("needs torch: pip install 'ucc-hetero[torch]'", allow_module_level=True)
+    pytest.skip("needs torch: pip install '.[torch]'", allow_module_level=True)
 
 import torch.distributed as dist
 
@@ -42,7 +42,7 @@ def on_ranks(ranks: list[Any], call: Callable[[Any], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     return [found[place] for place in range(len(ranks))]
 
 

@@ -1,4 +1,4 @@
-"""docs/support.md says what the package's tables say. ``python tests/unit/test_support.py`` writes the page anew."""
+"""docs/support.md and conformance.md have the package's tables. ``python tests/unit/test_support.py`` writes them."""
 
 import re
 import sys
@@ -19,7 +19,8 @@ from buffer_suite import listed, reasons_table
 from mpi4py_refusals import refusals
 from mpi4py_refusals import table as refused_tests
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = [DOCS / "support.md", DOCS / "conformance.md"]
 
 #: Remarks of the page that come from no table of the package.
 UNCOUNTED = "non-blocking: a message per block (`pairwise`)"
@@ -90,7 +91,7 @@ def marked(name: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_page_shows_the_tables(name: str) -> None:
-    found = marked(name).search(PAGE.read_text())
+    found = marked(name).search("".join(page.read_text() for page in PAGES))
     assert found and found[0] == f"{found[1]}{TABLES[name]()}{found[2]}", "run python tests/unit/test_support.py"
 
 
@@ -114,14 +115,15 @@ def test_what_is_absent_is_listed() -> None:
     passed_on = {name for name in dir(MPI.Cartcomm) if name.startswith(_ASKING) or name in _OTHERS}
     theirs = {name for kind in (MPI.Intracomm, MPI.Cartcomm) for name in dir(kind) if name[0].isupper()}
     absent = {name for name in theirs - passed_on if not hasattr(Communicator, name)}
-    found = re.search(r"<!-- list: absent -->\n(.*?)<!-- end -->", PAGE.read_text(), re.S)
+    found = re.search(r"<!-- list: absent -->\n(.*?)<!-- end -->", PAGES[0].read_text(), re.S)
     assert found is not None
     assert absent <= set(re.findall(r"`(\w+)`", found[1])), "docs/support.md should list what is not there"
     assert not [name for name in re.findall(r"`(\w+)`", found[1]) if hasattr(Communicator, name)]
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    for table, make in TABLES.items():
-        text = marked(table).sub(lambda m, make=make: f"{m[1]}{make()}{m[2]}", text)
-    PAGE.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for table, make in TABLES.items():
+            text = marked(table).sub(lambda m, make=make: f"{m[1]}{make()}{m[2]}", text)
+        page.write_text(text)

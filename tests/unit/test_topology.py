@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import deep_topologies, topologies
 
-from ucc_hetero.planner.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights
+from ucc_hetero.planner.cost import wire_bytes
+from ucc_hetero.planner.select import Tuning, choose, example_call, make_plan
+from ucc_hetero.planner.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights, share_hosts
 
 
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
@@ -74,6 +77,43 @@ def test_every_level_partitions_the_ranks(topology: Topology) -> None:
     assert sorted(topology.tree.ranks) == list(range(topology.size))
     again = topology.sub(range(topology.size))
     assert again == topology and again.tree == topology.tree
+
+
+def test_fabrics_divide_vendors() -> None:
+    vendors, hosts = ["nvidia"] * 4 + ["amd"] * 4, [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Topology.group(vendors, hosts, fabrics=hosts).describe() == (
+        "nvidia[0-1]@0 nvidia[2-3]@1 amd[4-5]@2 amd[6-7]@3"
+    )
+    assert Topology.group(vendors, hosts, fabrics=[7] * 8) == Topology.group(vendors, hosts)
+    some = Topology.group(vendors, hosts, fabrics=[0, 0, 0, 0, 1, 1, 2, 2])
+    assert some.describe() == "nvidia[0-3]@0-1 amd[4-5]@2 amd[6-7]@3"
+    assert some.sub([0, 2, 5]).describe() == "nvidia[0-1]@0-1 amd[2]@2"
+    # Racks join hosts that are islands, and divide an island of several hosts.
+    racks = levels_of(["a", "a", "b", "b", "c", "c", "c", "c"])
+    assert [g.ranks for g in Topology.group(vendors, hosts, (), racks, hosts).tree.children] == [
+        (0, 1), (2, 3), (4, 5, 6, 7),
+    ]  # fmt: skip
+    whole = Topology.group(vendors, hosts, (), racks).tree.children
+    assert [g.ranks for g in whole] == [(0, 1, 2, 3), (4, 5, 6, 7)] and [g.height for g in whole] == [1, 0]
+    with pytest.raises(ValueError, match="1 fabrics for 8 ranks"):
+        Topology.group(vendors, hosts, fabrics=[0])
+
+
+def test_hosts_of_several_islands_are_a_level() -> None:
+    """What they have to tell other hosts crosses the links once; half as much as without, of two devices a host."""
+    hosts, islands = [0, 0, 1, 1], [0, 1, 2, 3]
+    assert share_hosts(islands, hosts) and share_hosts([0, 0, 1, 2], [0, 0, 0, 1])
+    assert not share_hosts([0, 0, 1, 1], hosts)  # one on each host
+    assert not share_hosts([0, 1, 0, 1], hosts) and not share_hosts([0, 1, 2, 2], [0, 0, 0, 1])  # some over both
+    assert not share_hosts([0, 1], [0, 0])
+    vendors, queued, n = ["nvidia", "amd", "amd", "nvidia"], replace(Tuning(), queued=True), 16 << 20
+    for collective, share in (("allreduce", 2), ("allgather", 1), ("reduce_scatter_block", 1)):
+        out = []
+        for levels in ([], [hosts]):
+            topology = Topology.group(vendors, hosts, (), levels, islands)
+            plan = make_plan(topology, example_call(topology, collective, n), choose(topology, collective, n, queued))
+            out.append(wire_bytes(plan, topology).host_out)
+        assert out == [(share * n,) * 2, (share * n // 2,) * 2], collective
 
 
 def test_islands_must_partition_the_ranks() -> None:

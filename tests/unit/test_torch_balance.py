@@ -1,14 +1,15 @@
 """Division of work between unequal ranks, and what tells replicas apart: against every other way to divide."""
 
 import itertools
+import logging
 import random
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 
-from ucc_hetero.torch.balance import BalancedSampler, Profile, Share, split_layers
+from ucc_hetero.torch.balance import BalancedSampler, Profile, Share, fitted, layer_seconds, split_layers
 from ucc_hetero.torch.replicas import checksum
 
 
@@ -44,6 +45,48 @@ def test_no_other_cut_is_quicker(seed: int) -> None:
         list(itertools.pairwise((0, *inner, layers))) for inner in itertools.combinations(range(1, layers), ranks - 1)
     )
     assert slowest(cuts) == pytest.approx(min(map(slowest, others)))
+
+
+#: Microseconds of equal steps with 1 and with 4 samples, each on one of three processes at a time on two busy cores.
+NOISY = (
+    (((48708, 1138, 917, 680, 646), (64775, 92288, 50176, 38162, 37964)),
+     ((32491, 1004, 689, 689, 46808), (41010, 31820, 72775, 53811, 64808)),
+     ((1183, 785, 69296, 23644, 15218), (82283, 28074, 99688, 47809, 39732))),
+    (((21236, 1112, 880, 681, 670), (31153, 20361, 28242, 27666, 19456)),
+     ((18761, 3579, 983, 811, 711), (42230, 14972, 2864, 10809, 13680)),
+     ((1059, 823, 633, 19746, 10997), (11867, 35080, 25746, 35316, 14424))),
+    (((3464, 2975, 3768, 3160, 1949), (9219, 12605, 11390, 10028, 9648)),
+     ((2889, 3643, 1661, 3568, 1453), (9729, 11757, 9803, 9196, 7286)),
+     ((3050, 1637, 2139, 2077, 1434), (5759, 4741, 5509, 6430, 5184))),
+)  # fmt: skip
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("ucc_hetero"), "propagate", True)  # whoever has configured it
+    return caplog
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], [1, 2], [2, 0], [0, 1, 2]])
+@pytest.mark.parametrize("job", NOISY)
+def test_noise_divides_nothing(job, ranks: list[int], warnings: pytest.LogCaptureFixture) -> None:
+    """Ranks that are alike got shares such as 255 and 1 of 256."""
+    profile = fitted(0, (1, 4), [job[rank] for rank in ranks])
+    counts = profile.split(240).counts
+    assert counts == (240 // len(ranks),) * len(ranks) and "equal shares" in warnings.text
+    rows = layer_seconds(0, [[*job[rank], *job[rank]] for rank in ranks])
+    assert all(row == rows[0] for row in rows)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_differences_beyond_noise_divide(seed: int, warnings: pytest.LogCaptureFixture) -> None:
+    """Ranks that are twice and three times as fast, measured to two per cent."""
+    rng, slower = random.Random(seed), (6, 3, 2)
+    samples = [[[s * (1 + 2 * n) * rng.uniform(0.98, 1.02) for _ in range(5)] for n in (1, 4)] for s in slower]
+    counts = fitted(0, (1, 4), samples).split(240).counts
+    assert all(abs(n - due) <= 6 for n, due in zip(counts, (40, 80, 120), strict=True)) and not warnings.text
+    rows = layer_seconds(0, samples)
+    assert all(rows[r][i] == pytest.approx(s * n, rel=0.03) for r, s in enumerate(slower) for i, n in enumerate((3, 9)))
 
 
 def test_weights_make_the_average_that_of_all_samples() -> None:

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch: pip install 'ucc-hetero[torch]'")
+pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 import torch.distributed as dist
 from torch_notes import Cuda, Stream
 
+from ucc_hetero.calls.message import Letter
 from ucc_hetero.calls.request import Request
 from ucc_hetero.calls.stream_launch import Captured
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.torch import collectives, dispatch, p2p_buffers, streams
+from ucc_hetero.torch import collectives, dispatch, fabric, p2p_buffers, streams
 from ucc_hetero.torch import work as works
 from ucc_hetero.torch.experts import Event, Experts
-from ucc_hetero.torch.work import Received, Sent, Work
+from ucc_hetero.torch.work import InLane, Received, Sent, Work
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
@@ -107,6 +108,20 @@ class Comm:
 
     def __init__(self, notes: list[Any]) -> None:
         self.notes, self.error, self.repeats = notes, None, True
+        #: Whether streams of both ranks hand each other messages.
+        self.lanes = False
+
+    def by_lane(self, peer: int) -> bool:
+        return self.lanes
+
+    def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
+        self.notes.append(("look", peer))
+
+    def hand(self, tensor: Any, peer: int, tag: int, seconds: float, stream: int, *, outgoing: bool) -> Letter:
+        self.notes.append(("send" if outgoing else "receive", tensor.data_ptr(), stream))
+        if self.error:
+            raise self.error
+        return Letter(0, tensor.data_ptr(), tensor.nbytes, peer, tag, stream, tensor)
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         if peer > 1:
@@ -154,6 +169,7 @@ class Sender(dispatch.Dispatch):
         self._comms: Any = {0: Comm([])}
         self._p2p_buffers, self.in_flight, self._batch = {}, {}, dispatch._Batch()
         self._aborted, self._closed, self._ended, self._posted, self._seconds = "", False, False, 0, 1.0
+        self._lane_peers, self._lane_device = set(), None
 
 
 def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
@@ -180,6 +196,65 @@ def test_a_send_starts_when_its_stream_gets_there_and_a_receive_at_once(
     cuda.capturing = True
     with pytest.raises(dist.DistBackendError, match="captured"):
         group.post_message(tensor, 1, 0, True, [], None)
+
+
+def test_messages_by_lanes_start_in_the_current_stream_without_a_copy(cuda: Cuda) -> None:
+    group = Sender()
+    comm: Any = group._comms[0]
+    comm.lanes, tensor = True, torch.arange(10.0).as_subclass(Remote)
+
+    def again(peer: int = 1, tag: Any = 0, memory: Any = tensor) -> Any:
+        return group.message_again(memory, peer, tag, True)
+
+    assert again() is None, "it has to be looked at first"
+    with cuda.stream(other := Stream("other", cuda.notes)):
+        works = [group.post_message(tensor, 1, 0, outgoing, [], None) for outgoing in (True, False)]
+        works += [group.message_again(tensor, 1, 0, outgoing) for outgoing in (True, False)]
+    assert all(isinstance(work, InLane) and work.source_rank() == 1 for work in works)
+    assert [each for each in comm.notes if each[0] != "look"] == 2 * [
+        ("send", tensor.data_ptr(), other.cuda_stream), ("receive", tensor.data_ptr(), other.cuda_stream)
+    ]  # fmt: skip
+    assert len(comm.notes) == 6
+    others: list[dict[str, Any]] = [
+        {"peer": 0}, {"tag": -1}, {"tag": 1 << 40}, {"tag": 1.0}, {"memory": tensor[::2]}, {"memory": tensor[:0]},
+        {"memory": torch.ones(3)}, {"memory": torch.ones(3, device="meta")},
+    ]  # fmt: skip
+    assert not [how for how in others if again(**how) is not None], "these have to be looked at"
+    cuda.capturing = True
+    assert again() is None
+    cuda.capturing = False
+    comm.error = CollectiveError("rank 1 has died")
+    for post in (again, lambda: group.post_message(tensor, 1, 0, True, [], None)):
+        with pytest.raises(dist.DistBackendError, match="rank 1 has died"):
+            post()
+
+
+def test_messages_inside_a_fabric_depend_on_the_tag(cuda: Cuda) -> None:
+    group, tensor, made = Sender(), torch.arange(10.0).as_subclass(Remote), []
+
+    class Backend:
+        def send(self, *how: Any) -> Any:
+            return made.append(("send", cuda.current.name, *how[1:])) or SimpleNamespace(wait=bool)
+
+    def make(store: Any, rank: int, places: Any, seconds: float) -> Backend:
+        made.append(("make", rank, places))
+        return Backend()
+
+    comm: Any = group._comms[0]
+    comm.lanes, store = True, SimpleNamespace(clone=dist.HashStore)
+    group._fabric = fabric.Fabric(make, 0, frozenset({1, 2}), store, 1.0)
+    group._posted, group._unfit = 0, None
+    for _ in range(2):
+        assert group.post_message(tensor, 2, 0, True, [], None).wait()
+        for thread in threading.enumerate():
+            if thread.name == "ucch-fabric":
+                thread.join()
+    assert made == [("make", 0, (0, 2)), ("send", "side", 1, 0), ("send", "main", 1, 0)]
+    assert not comm.notes
+    assert isinstance(group.post_message(tensor, 2, 5, True, [], None), InLane)
+    assert group.message_again(tensor, 2, 0, True) is None, "it could go either way"
+    assert isinstance(group.post_message(tensor, 3, 0, True, [], None), InLane)
+    assert len(made) == 3
 
 
 def test_messages_that_look_the_same_begin_as_those_before(cuda: Cuda) -> None:
@@ -298,8 +373,8 @@ def received(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> tuple[Native, Any, 
     monkeypatch.setattr(works, "current_handle", lambda device: cuda.current.cuda_stream)
     monkeypatch.setattr(works, "beside", lambda devices: cuda.stream(Stream("beside", notes)))
 
-    def take(request: Any, stream: int, *, early: bool = False) -> bool:
-        may = bool(native.come) or (early and native.early)
+    def take(request: Any, stream: int) -> bool:
+        may = bool(native.come) or native.early
         notes.extend([f"taken in {cuda.current.name}"] * may)
         return may
 

@@ -1,13 +1,17 @@
-"""Merging what ranks recorded: the ring, the clocks, who waited for whom, and Chrome's format."""
+"""Merging what ranks recorded: the ring, the clocks, who waited for whom, Chrome's format, and the command for it."""
 
 import json
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Part, clock_offsets, document, parse_part, used
+from ucc_hetero.__main__ import main
+from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Recording, clock_offsets, document, parse_part, used
+from ucc_hetero.trace.record import parts_of
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
 
@@ -21,7 +25,7 @@ def ring(events: list[tuple[int, ...]], capacity: int) -> bytes:
     return head.ljust(HEADER, b"\0") + slots.tobytes()
 
 
-def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Part:
+def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clock: int = 0) -> Recording:
     lines = [
         {"rank": rank, "job": "j", "vendor": "nvidia", "host": "h"},
         {"clock": [0, clock, 7]},
@@ -109,6 +113,8 @@ def test_what_never_ended_lasts_to_the_end() -> None:
     call, _ = [e for e in trace["traceEvents"] if e.get("cat") == "call"]
     assert (call["dur"], call["args"]["unfinished"]) == (2.5, True)
     assert [e["args"]["status"] for e in trace["traceEvents"] if "status" in e["args"]] == [-1003]
+    names = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert names == ["allreduce (not finished)", "reduce_scatter 0.0 (not finished)", "allreduce (failed)"]
 
 
 def test_a_wire_has_a_row_each_way() -> None:
@@ -120,8 +126,9 @@ def test_a_wire_has_a_row_each_way() -> None:
     shown = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert [(rows[e["tid"]], e["name"], e["ts"], e["dur"]) for e in shown] == [
         # Messages of a wire follow each other; what has not ended lasts to the end.
-        ("send 2", "to rank 1", 0.0, 3.0), ("receive 2", "from rank 1", 1.0, 7.0), ("send", "to rank -1", 2.0, 2.0),
-        ("send 2", "to rank 1", 3.0, 2.0), ("send 2", "to rank 1", 6.0, 2.0),
+        ("send 2", "to rank 1", 0.0, 3.0), ("receive 2", "from rank 1", 1.0, 7.0),
+        ("send", "to rank -1 (failed)", 2.0, 2.0), ("send 2", "to rank 1", 3.0, 2.0),
+        ("send 2", "to rank 1 (not finished)", 6.0, 2.0),
     ]  # fmt: skip
     assert shown[0]["args"] == {"bytes": 80, "peer": 1, "wire": 1}
     assert (shown[2]["args"]["status"], shown[4]["args"]["unfinished"]) == (-1, True)
@@ -151,3 +158,16 @@ def test_ranks_of_one_host_share_its_clock() -> None:
     assert found[0] == (0, 0)
     # 1015 - 30 <= offset <= 1029 - 12: the tightest of all pairs.
     assert found[1] == ((985 + 1017) // 2, 16)
+
+
+def test_parts_are_merged_where_there_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    for rank, job in ((0, "new"), (1, "old")):
+        file, meta = parts_of(path, rank)
+        file.write_bytes(ring([(1000, 0, 5, 1, -1, 0)], 8))
+        meta.write_text(json.dumps({"rank": rank, "job": job}) + "\n")
+    os.utime(parts_of(path, 1)[1], (1, 1))
+    assert main(["trace", str(path)]) == 0
+    assert [r["rank"] for r in json.loads(path.read_text())["otherData"]["ranks"]] == [0]
+    assert main(["trace", str(tmp_path / "other.json")]) == 1
+    assert "neither a trace nor files that ranks left (other.json.0.ring" in capsys.readouterr().err

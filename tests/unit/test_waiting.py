@@ -2,9 +2,11 @@
 
 import time
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from ucc_hetero.native import waiting
 from ucc_hetero.native.waiting import progress_until
 
 
@@ -30,3 +32,23 @@ def test_what_a_look_raises_is_passed_on() -> None:
 
     with pytest.raises(RuntimeError, match="the peer is gone"):
         progress_until(lambda: False, hopeless=look)
+
+
+def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, looks = [0.0], []
+
+    def asked() -> bool:
+        seconds[0] += 1.0
+        return False
+
+    def hopeless() -> bool:
+        looks.append(seconds[0])
+        return len(looks) == 3
+
+    clock = SimpleNamespace(monotonic=lambda: seconds[0], sleep=lambda nap: None)
+    monkeypatch.setattr(waiting, "time", clock)
+    assert not progress_until(asked, hopeless=hopeless, spin=10.0, apart=4.0)
+    assert looks == [10.0, 14.0, 18.0]
+    looks.clear()
+    assert not progress_until(asked, 5.0, hopeless, apart=4.0)
+    assert len(looks) == 2

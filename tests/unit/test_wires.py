@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
+from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.transport import carriers, wires
+from ucc_hetero.transport import wires
 
 DEVICES = {name for row in VENDORS.values() for name in row.transports}
 
 
 @pytest.mark.parametrize("users", ["", "all", "^", "^ib", "^sysv,tcp"])
 def test_transports_of_devices_are_shut_out(users: str) -> None:
-    made = carriers.transports(users)
+    made = without_devices(users)
     assert made.startswith("^") and set(made[1:].split(",")) >= DEVICES
     assert set(users.removeprefix("^").split(",")) - {"", "all"} <= set(made[1:].split(","))
 
@@ -25,7 +26,7 @@ def test_transports_of_devices_are_shut_out(users: str) -> None:
     ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
 ])  # fmt: skip
 def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> None:
-    assert carriers.transports(users) == expected
+    assert without_devices(users) == expected
 
 
 @pytest.mark.parametrize("carrier, cores, ranks, expected", [

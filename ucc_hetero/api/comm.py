@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
 from .. import env, log
 from ..bootstrap import exit
-from ..bootstrap.process import refuse_children
+from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
 from ..calls.neighbours import Neighbourhood
-from ..calls.notices import Notices
 from ..calls.p2p import Messages
 from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
 from ..engine.lowering import Execution
-from ..errors import LibraryNotFound
+from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
 from ..planner.topology import Topology
 from ..types import OPS
@@ -40,6 +39,13 @@ _OTHERS = (
 )  # fmt: skip
 
 
+#: Collective methods of mpi4py that take pickled objects: MPI's own wait for ever for a rank that does not come.
+_PICKLED = (
+    "allgather", "allreduce", "alltoall", "barrier", "bcast", "exscan", "gather", "neighbor_allgather",
+    "neighbor_alltoall", "reduce", "scan", "scatter",
+)  # fmt: skip
+
+
 class _Freed:
     """Stands where the runner was: every use after ``Free`` ends here."""
 
@@ -50,32 +56,40 @@ class _Freed:
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
-    Methods, defaults and buffer forms are mpi4py's; methods with a capital letter take buffers, the others are those
-    of the MPI communicator (pickled objects). Mistakes in arguments raise ``TypeError``, ``ValueError`` or
-    ``BufferError`` before anything is sent, and the communicator stays usable. A collective that one rank refuses so
-    counts as called: the other ranks' call raises :class:`~ucc_hetero.errors.RefusedError`. Failures of a call that
-    was sent raise a :class:`~ucc_hetero.errors.CollectiveError`, after which a new communicator must be made.
+    Methods, defaults and buffer forms are mpi4py's. Methods with a capital letter take buffers: arrays of numpy, torch,
+    CuPy, JAX (to send) and others with the buffer protocol, DLPack or ``__cuda_array_interface__``, in host memory or
+    on this rank's GPU, or mpi4py's lists such as ``[array, count, MPI.FLOAT]``. Other methods take Python objects and
+    are those of the MPI communicator.
 
-    ``stream`` (torch's, CuPy's, an integer handle) lets a collective start when that stream reaches it, and lets the
-    stream go on only when the data is there; methods with ``I`` do not block the host meanwhile.
+    ``stream`` (torch's, CuPy's, numba's, an integer handle) makes a collective part of that stream's work: it starts
+    when the stream reaches it, and what is behind it in the stream sees the result. Methods with ``I`` do not block the
+    host meanwhile.
 
     ``with Communicator() as comm:`` frees it at the end; what is not freed is released before MPI is finalised.
+
+    Args:
+        comm: Intracommunicator of mpi4py, or a ``Communicator``; ``MPI.COMM_WORLD`` if None.
+
+    Raises:
+        TypeError, ValueError, BufferError: An argument is wrong. Nothing was sent. The communicator stays usable where
+            all ranks make the mistake, or where it is in a message.
+        NotSupported: Nothing here can run this combination of call, type, operation and memory. Likewise.
+        RefusedError: Another rank's argument is wrong, in this call or one before it; the message says whose.
+        CollectiveTimeout: A rank did not make the call within ``UCCH_TIMEOUT`` seconds; the message says which.
+        MismatchError: Ranks made different calls.
+        PeerError: A rank died or cannot be reached.
+        RevokedError: A rank gave the communicator up.
+        CollectiveError: The base of the last five, and any other failure. A new communicator has to be made.
+        AgreementError, LibraryNotFound: When it is made: installations differ, or lack UCC or UCX.
     """
 
-    #: Messages between devices of one vendor are left to streams (shm/segment.c). That is for those who let
-    #: streams wait for them; a host that waits is sooner told by libucp.
-    _arenas = False
-
     def __init__(self, comm: Any = None) -> None:
-        if "mpi4py.MPI" in sys.modules:  # whatever goes wrong from here on, the others must not wait for this rank
-            exit.register()
         # Before MPI where MPI is not there yet: both bring a UCX, and the first one serves both. A failure is said
         # again when all ranks tell each other what they have: those that fail must not leave the others waiting.
         with suppress(LibraryNotFound):
             load()
         from mpi4py import MPI
 
-        exit.register()
         log.configure()
         env.warn_unknown()
         parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
@@ -86,6 +100,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
+        refuse_foreign_launcher(MPI.COMM_WORLD)
         self._join(Timely(parent, env.get("TIMEOUT"), "the making of a communicator").Dup())
 
     @classmethod
@@ -97,15 +112,16 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
     def _join(self, mpi: Any) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi, arenas=self._arenas)
+        try:
+            self._run = Runner(self._mpi)
+        except UCCHError:
+            raise
+        except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing
+            raise mistake.with_traceback(None) from None
         self._messages = Messages(self._run)
         self._recovery = Recovery(self._run)
         #: Made when they are used first: messages of the package's own calls, and what those calls are.
         self._own_messages: Messages | None = None
-        board = self._run.board
-        self._notices = None
-        if self._run.size > (len(board.ranks) if board.shared else 1):
-            self._notices = Notices(self._own(), self._run.refusals)
         self._known_edges: Neighbourhood | None = None
         self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
@@ -113,22 +129,22 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         exit.living.append(self)
 
     def Free(self) -> None:
-        """Release the communicator; collective. ``ValueError`` while requests of it are still active.
+        """Release the communicator; collective.
 
-        ``DataError`` where UCCH_CHECK=data has found what no call could raise.
+        Raises:
+            ValueError: Requests of it are still active.
+            DataError: UCCH_CHECK=data has found what no call could raise.
         """
         if isinstance(self._run, _Freed):
             return
         run = self._run
         together = not run.orphaned and run.close()
         self._recovery.close()
-        if self._notices is not None:
-            self._notices.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._own_messages = self._known_edges = self._known_partitions = None
         mpi, self._mpi = self._mpi, _Freed()
-        if together:  # else it is needed for those that come later (closing.py)
+        if together:  # else it is needed for those that come later (calls/shutdown.py)
             mpi.Free()
         if run.unfit is not None:
             raise run.unfit
@@ -200,18 +216,24 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
         Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
         ``queued`` where devices do such calls without the host, or ``by way of the host`` where they go through its
-        memory (docs/gpu.md); between devices of several islands also the rings that this rank has for that, or why
-        there are none.
+        memory (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
+        between devices of several islands the rings that this rank has for that, or why there are none.
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
-        lines = [self._run.topology.describe(), *(f"rings: {text}" for text in self._run.members.rings())]
+        members = self._run.members
+        lines = [self._run.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
+        lines += [f"rings: {text}" for text in members.rings()]
         for label, (choice, why, execution) in self._run.used.copy().items():  # other threads make calls
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
 
     def stats(self) -> dict[str, float]:
-        """Return ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers) of collectives."""
+        """Return what collectives have done so far.
+
+        Returns:
+            ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers).
+        """
         return dict(self._run.stats())
 
     def __repr__(self) -> str:
@@ -222,224 +244,387 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         # give: they would run on the host and across no bridge.
         if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
             raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
-        return getattr(self._mpi, name)
+        found = getattr(self._mpi, name)
+        return partial(self._together, name) if name in _PICKLED else found
 
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
     def Barrier(self, *, stream: Any = None) -> None:
-        """Wait until all ranks have called."""
+        """Wait until all ranks have called.
+
+        Args:
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("barrier", None, None, None, -1, None, stream)
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Send the root's buffer to all ranks."""
+        """Send the root's buffer to all ranks.
+
+        Args:
+            buf: The data at the root, where it goes elsewhere; as many elements on every rank.
+            root: Rank that has the data.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("bcast", None, buf, None, root, None, stream)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
-        """Reduce all vectors to the root."""
+        """Reduce all vectors to the root.
+
+        Args:
+            sendbuf: This rank's vector; ``IN_PLACE`` at the root where it is in ``recvbuf``.
+            recvbuf: Where the result goes at the root, as many elements; None elsewhere.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            root: Rank that gets the result.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce all vectors and give every rank the result."""
+        """Reduce all vectors and give every rank the result.
+
+        Args:
+            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
+            recvbuf: Where the result goes: as many elements of the same type.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce all vectors and give rank r the r-th of equal blocks."""
+        """Reduce all vectors and give rank r the r-th of equal blocks.
+
+        Args:
+            sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
+            recvbuf: Where this rank's block of the result goes.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> None:
-        """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements."""
+        """Reduce all vectors and give rank r the r-th block, of ``recvcounts[r]`` elements.
+
+        Args:
+            sendbuf: The blocks of all ranks; ``IN_PLACE`` where they are in ``recvbuf``.
+            recvbuf: Where this rank's block of the result goes.
+            recvcounts: Elements of each rank's block; equal blocks if None.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Collect equal blocks at the root."""
+        """Collect equal blocks at the root.
+
+        Args:
+            sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
+            recvbuf: Where the blocks of all ranks go at the root; None elsewhere.
+            root: Rank that gets the blocks.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Collect blocks of any size at the root."""
+        """Collect blocks of any size at the root.
+
+        Args:
+            sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
+            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
+            root: Rank that gets the blocks.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Give each rank one of the root's equal blocks."""
+        """Give each rank one of the root's equal blocks.
+
+        Args:
+            sendbuf: The blocks of all ranks at the root; None elsewhere.
+            recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
+            root: Rank that has the blocks.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Give each rank one of the root's blocks of any size."""
+        """Give each rank one of the root's blocks of any size.
+
+        Args:
+            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
+            recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
+            root: Rank that has the blocks.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Collect equal blocks at every rank."""
+        """Collect equal blocks at every rank.
+
+        Args:
+            sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
+            recvbuf: Where the blocks of all ranks go.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Collect blocks of any size at every rank."""
+        """Collect blocks of any size at every rank.
+
+        Args:
+            sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
+            recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Send an equal block from every rank to every rank."""
+        """Send an equal block from every rank to every rank.
+
+        Args:
+            sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
+            recvbuf: Where a block of each rank goes.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
-        """Send a block of any size from every rank to every rank."""
+        """Send a block of any size from every rank to every rank.
+
+        Args:
+            sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, by rank; or ``IN_PLACE``.
+            recvbuf: Likewise, for what comes.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size and datatype from every rank to every rank; host memory."""
+        """Send a block of any size and datatype from every rank to every rank; host memory.
+
+        Args:
+            sendbuf: ``[array, (counts, displacements in bytes), datatypes]``, by rank; or ``IN_PLACE``.
+            recvbuf: Likewise, for what comes.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce the vectors of the ranks up to this one."""
+        """Reduce the vectors of the ranks up to this one.
+
+        Args:
+            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
+            recvbuf: Where the result goes: as many elements of the same type.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
-        """Reduce the vectors of the ranks before this one; rank 0's result is left alone."""
+        """Reduce the vectors of the ranks before this one; rank 0's result is left alone.
+
+        Args:
+            sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
+            recvbuf: Where the result goes; as it was on rank 0.
+            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
+            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
+
+        Raises:
+            ValueError, CollectiveError: And the others that :class:`Communicator` names.
+        """
         self._run.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 
     def Ibarrier(self, *, stream: Any = None) -> Request:
-        """Start ``Barrier``."""
+        """Start :meth:`Barrier`, with its arguments; return its request."""
         return self._run.start(CallSpec("barrier", None, None), stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Bcast``."""
+        """Start :meth:`Bcast`, with its arguments; return its request."""
         return self._run.start(CallSpec("bcast", None, buf, None, root), stream)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Reduce``."""
+        """Start :meth:`Reduce`, with its arguments; return its request."""
         return self._run.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start ``Allreduce``."""
+        """Start :meth:`Allreduce`, with its arguments; return its request."""
         return self._run.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start ``Reduce_scatter_block``."""
+        """Start :meth:`Reduce_scatter_block`, with its arguments; return its request."""
         return self._run.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> Request:
-        """Start ``Reduce_scatter``."""
+        """Start :meth:`Reduce_scatter`, with its arguments; return its request."""
         return self._run.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Gather``."""
+        """Start :meth:`Gather`, with its arguments; return its request."""
         return self._run.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Gatherv``."""
+        """Start :meth:`Gatherv`, with its arguments; return its request."""
         return self._run.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Scatter``."""
+        """Start :meth:`Scatter`, with its arguments; return its request."""
         return self._run.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
-        """Start ``Scatterv``."""
+        """Start :meth:`Scatterv`, with its arguments; return its request."""
         return self._run.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start ``Allgather``."""
+        """Start :meth:`Allgather`, with its arguments; return its request."""
         return self._run.start(CallSpec("allgather", sendbuf, recvbuf), stream)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start ``Allgatherv``."""
+        """Start :meth:`Allgatherv`, with its arguments; return its request."""
         return self._run.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start ``Alltoall``."""
+        """Start :meth:`Alltoall`, with its arguments; return its request."""
         return self._run.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
-        """Start ``Alltoallv``."""
+        """Start :meth:`Alltoallv`, with its arguments; return its request."""
         return self._run.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Alltoallw``."""
+        """Start :meth:`Alltoallw`, with its arguments; return its request."""
         return self._run.start(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start ``Scan``."""
+        """Start :meth:`Scan`, with its arguments; return its request."""
         return self._run.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
-        """Start ``Exscan``."""
+        """Start :meth:`Exscan`, with its arguments; return its request."""
         return self._run.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 
     def Barrier_init(self, info: Any = None) -> PersistentRequest:
-        """Set up a ``Barrier`` that can be started many times."""
+        """Set up :meth:`Barrier`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("barrier", None, None))
 
     def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up a ``Bcast`` that can be started many times."""
+        """Set up :meth:`Bcast`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("bcast", None, buf, None, root))
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, info: Any = None
     ) -> PersistentRequest:
-        """Set up a ``Reduce`` that can be started many times."""
+        """Set up :meth:`Reduce`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("reduce", sendbuf, recvbuf, op, root))
 
     def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up a ``Allreduce`` that can be started many times."""
+        """Set up :meth:`Allreduce`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("allreduce", sendbuf, recvbuf, op))
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
-        """Set up a ``Reduce_scatter_block`` that can be started many times."""
+        """Set up :meth:`Reduce_scatter_block`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op))
 
     def Reduce_scatter_init(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
-        """Set up a ``Reduce_scatter`` that can be started many times."""
+        """Set up :meth:`Reduce_scatter`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts))
 
     def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up a ``Gather`` that can be started many times."""
+        """Set up :meth:`Gather`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("gather", sendbuf, recvbuf, None, root))
 
     def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up a ``Gatherv`` that can be started many times."""
+        """Set up :meth:`Gatherv`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("gatherv", sendbuf, recvbuf, None, root))
 
     def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up a ``Scatter`` that can be started many times."""
+        """Set up :meth:`Scatter`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("scatter", sendbuf, recvbuf, None, root))
 
     def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        """Set up a ``Scatterv`` that can be started many times."""
+        """Set up :meth:`Scatterv`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("scatterv", sendbuf, recvbuf, None, root))
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Allgather`` that can be started many times."""
+        """Set up :meth:`Allgather`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("allgather", sendbuf, recvbuf))
 
     def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Allgatherv`` that can be started many times."""
+        """Set up :meth:`Allgatherv`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("allgatherv", sendbuf, recvbuf))
 
     def Alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Alltoall`` that can be started many times."""
+        """Set up :meth:`Alltoall`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("alltoall", sendbuf, recvbuf))
 
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Alltoallv`` that can be started many times."""
+        """Set up :meth:`Alltoallv`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("alltoallv", sendbuf, recvbuf))
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Alltoallw`` that can be started many times."""
+        """Set up :meth:`Alltoallw`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up a ``Scan`` that can be started many times."""
+        """Set up :meth:`Scan`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("scan", sendbuf, recvbuf, op))
 
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
-        """Set up a ``Exscan`` that can be started many times."""
+        """Set up :meth:`Exscan`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("exscan", sendbuf, recvbuf, op))

@@ -32,7 +32,7 @@ class FaultMethods(ABC):
         self._recovery.revoke()
 
     def Is_revoked(self) -> bool:
-        """Whether the communicator has been revoked, as far as this rank has heard."""
+        """Return True if the communicator has been revoked, as far as this rank has heard."""
         return self._recovery.revoked()
 
     def Get_failed(self) -> Any:
@@ -41,14 +41,28 @@ class FaultMethods(ABC):
         return self._mpi.Get_failed()
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
-        """Acknowledge the first ``num_to_ack`` deaths, or all, which ``Agree`` then does not mind; how many are."""
+        """Acknowledge deaths, for which ``Agree`` then does not fail.
+
+        Args:
+            num_to_ack: The first so many; all if None.
+
+        Returns:
+            How many deaths are acknowledged.
+        """
         self._recovery.revoked()
         return int(self._mpi.Ack_failed(num_to_ack))
 
     def Agree(self, flag: int) -> int:
-        """The bits of ``flag`` that all living ranks have set; collective among them, also when revoked.
+        """Agree on a number; collective among the living ranks, also when revoked.
 
-        ``PeerError`` on all of them while a rank is dead that not all have acknowledged.
+        Args:
+            flag: This rank's bits.
+
+        Returns:
+            The bits that all living ranks have set.
+
+        Raises:
+            PeerError: On all of them, while a rank is dead that not all have acknowledged.
         """
         return self._recovery.agree(flag)
 
@@ -61,18 +75,31 @@ class FaultMethods(ABC):
         return self._recovery.shrink(type(self)._adopt)
 
     def Grow(self: _Self, store: Any, least: int = 1) -> _Self | None:
-        """A new communicator of these ranks and, behind them, of all that wait in ``Enter`` at the same ``store``.
+        """Let in the processes that wait in :meth:`Enter`; collective among these ranks, of which the first asks.
 
-        None, at once, where fewer than ``least`` do. Collective among these ranks, of which the first asks. This
-        communicator goes on, and is to be freed on its own. ``store``: torch's, or :class:`ucc_hetero.Store`.
+        Args:
+            store: Where they wait: torch's store, or :class:`ucc_hetero.Store`.
+            least: Let in so many or none.
+
+        Returns:
+            A new communicator of these ranks and, behind them, of the newcomers; None, at once, if fewer than ``least``
+            wait. This communicator goes on, and is to be freed on its own.
         """
         return self._recovery.grow(type(self)._adopt, store, least)
 
     @classmethod
     def Enter(cls: type[_Self], store: Any, timeout: float | None = None) -> _Self:
-        """A communicator with the ranks that call ``Grow`` with the same ``store``, for a process that has come later.
+        """Join the ranks that call :meth:`Grow`, as a process that has come later.
 
-        ``CollectiveTimeout`` where nobody calls it within ``timeout`` seconds (UCCH_TIMEOUT).
+        Args:
+            store: The same as theirs.
+            timeout: Seconds to wait; ``UCCH_TIMEOUT`` if None.
+
+        Returns:
+            A communicator of all of them.
+
+        Raises:
+            CollectiveTimeout: They have not called :meth:`Grow` within that time.
         """
         begin_without_mpi()
         return cls._adopt(growth.arrive(store, env.get("TIMEOUT") if timeout is None else timeout))

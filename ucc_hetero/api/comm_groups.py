@@ -33,63 +33,190 @@ class GroupMethods(ABC):
         return mpi if mpi == MPI.COMM_NULL else self._adopt(mpi)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
-        """MPI's communicator that its method of this name makes, once all ranks have come to it."""
+        """The result of MPI's collective of this name, which is made once all ranks have come to it."""
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         return mpi.together(make) if isinstance(mpi, Timely) else make()
 
     def Dup(self: _Self, info: Any = None) -> _Self:
-        """A communicator of the same ranks, whose calls and messages meet none of this one's."""
+        """A communicator of the same ranks, whose calls and messages meet none of this one's.
+
+        Args:
+            info: ``MPI.Info`` with hints for the MPI library, or None.
+
+        Returns:
+            The communicator.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._adopt(self._together("Dup") if info is None else self._together("Dup", info))
 
     Clone = Dup
 
     def Dup_with_info(self: _Self, info: Any) -> _Self:
-        """``Dup``, with hints of its own for the MPI library."""
+        """:meth:`Dup`, with hints for the MPI library that must be given.
+
+        Args:
+            info: ``MPI.Info``.
+
+        Returns:
+            The communicator.
+        """
         return self._adopt(self._together("Dup_with_info", info))
 
     def Split(self: _Self, color: int = 0, key: int = 0) -> _Self | Any:
-        """The ranks of the same ``color``, ordered by ``key``; ``MPI.COMM_NULL`` for color ``MPI.UNDEFINED``."""
+        """A communicator of the ranks that give the same color.
+
+        Args:
+            color: From 0 on, or ``MPI.UNDEFINED`` for a rank that is to be in none.
+            key: Ranks are numbered by it, and among equal keys as they are here.
+
+        Returns:
+            The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._made(self._together("Split", color, key))
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
-        """The ranks of a kind, such as ``MPI.COMM_TYPE_SHARED``: those that share memory."""
+        """A communicator of the ranks that share something.
+
+        Args:
+            split_type: ``MPI.COMM_TYPE_SHARED``: the memory of a host; or another of MPI's.
+            key: Ranks are numbered by it, and among equal keys as they are here.
+            info: ``MPI.Info`` that says more of the type, or None.
+
+        Returns:
+            The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         more = () if info is None else (info,)
         return self._made(self._together("Split_type", split_type, key, *more))
 
     def Create(self: _Self, group: Any) -> _Self | Any:
-        """The ranks of an ``MPI.Group``; collective over all ranks of this communicator."""
+        """A communicator of the ranks of a group; all ranks of this communicator call it.
+
+        Args:
+            group: ``MPI.Group`` of some of the ranks of ``Get_group()``.
+
+        Returns:
+            The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._made(self._together("Create", group))
 
     def Create_group(self: _Self, group: Any, tag: int = 0) -> _Self | Any:
-        """The ranks of an ``MPI.Group``; collective over the ranks of the group only."""
-        return self._made(self._mpi.Create_group(group, tag))
+        """A communicator of the ranks of a group; only these call it.
+
+        Args:
+            group: ``MPI.Group`` of some of the ranks of ``Get_group()``.
+            tag: Tells calls of several threads apart.
+
+        Returns:
+            The communicator.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
+        mpi, make = timely(self._mpi, self._run.timeout, "Create_group"), partial(self._mpi.Create_group, group, tag)
+        return self._made(mpi.apart(make) if isinstance(mpi, Timely) else make())
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
-        """The ranks on a grid; ``Shift``, ``Get_coords`` and the like are those of mpi4py's ``Cartcomm``."""
+        """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.
+
+        Args:
+            dims: Length of each dimension of the grid.
+            periods: True for each dimension that is a ring; none is if None.
+            reorder: Lets MPI number the ranks anew.
+
+        Returns:
+            The communicator; ``MPI.COMM_NULL`` on ranks that the grid has no place for.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         more = () if periods is None else (periods,)
         return self._made(self._together("Create_cart", dims, *more, reorder=reorder))
 
     def Create_graph(self: _Self, index: Any, edges: Any, reorder: bool = False) -> _Self | Any:
-        """The ranks as nodes of a graph."""
+        """A communicator of the ranks as nodes of a graph that every rank gives whole.
+
+        Args:
+            index: Neighbours of the first nodes up to each, summed up.
+            edges: The neighbours of all nodes, node by node.
+            reorder: Lets MPI number the ranks anew.
+
+        Returns:
+            The communicator; ``MPI.COMM_NULL`` on ranks that the graph has no node for.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._made(self._together("Create_graph", index, edges, reorder))
 
     def Create_dist_graph(self: _Self, sources: Any, degrees: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
-        """The ranks as nodes of a graph, whose edges any rank may name."""
+        """A communicator of the ranks as nodes of a graph, of which every rank may give any edges.
+
+        Args:
+            sources: Ranks whose edges this rank gives.
+            degrees: How many edges of each.
+            destinations: Ranks that these edges lead to, source by source.
+            *args, **more: ``weights``, ``info`` and ``reorder``, as in mpi4py.
+
+        Returns:
+            The communicator.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._adopt(self._together("Create_dist_graph", sources, degrees, destinations, *args, **more))
 
     def Create_dist_graph_adjacent(self: _Self, sources: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
-        """The ranks as nodes of a graph, each of which names its neighbours."""
+        """A communicator of the ranks as nodes of a graph, each of which gives its own edges.
+
+        Args:
+            sources: Ranks with an edge to this one.
+            destinations: Ranks to which an edge leads from this one.
+            *args, **more: ``sourceweights``, ``destweights``, ``info`` and ``reorder``, as in mpi4py.
+
+        Returns:
+            The communicator.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._adopt(self._together("Create_dist_graph_adjacent", sources, destinations, *args, **more))
 
     def Sub(self: _Self, remain_dims: Any) -> _Self | Any:
-        """The part of a grid (``Create_cart``) with this rank in it."""
+        """A communicator of the part of a grid (:meth:`Create_cart`) that this rank is in.
+
+        Args:
+            remain_dims: True for each dimension that the part keeps.
+
+        Returns:
+            The communicator.
+
+        Raises:
+            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
+        """
         return self._made(self._together("Sub", remain_dims))
 
     @classmethod
     def Compare(cls, comm1: Any, comm2: Any) -> int:
         """``MPI.IDENT`` for one communicator, else as MPI: ``CONGRUENT``, ``SIMILAR`` or ``UNEQUAL``.
 
-        Takes communicators of this package and of mpi4py. A communicator is congruent to the one it was made from.
+        A communicator is congruent to the one it was made from.
+
+        Args:
+            comm1, comm2: Communicators of this package or of mpi4py.
+
+        Returns:
+            One of these four.
         """
         from mpi4py import MPI
 

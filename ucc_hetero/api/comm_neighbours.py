@@ -14,8 +14,8 @@ class NeighbourMethods(ABC):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 
     A block per neighbour, in the order in which the topology lists them; of ``MPI.PROC_NULL`` nothing is received and
-    its block stays as it is. Host and device memory. Blocks are messages: a rank that calls something else, or not at
-    all, ends in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
+    its block stays as it is. Host and device memory. Blocks are messages: a rank that does not call makes its
+    neighbours' calls end in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
     """
 
     @property
@@ -26,65 +26,105 @@ class NeighbourMethods(ABC):
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send one buffer to all neighbours, and receive an equal block from each."""
+        """Send one buffer to all neighbours, and receive an equal block from each.
+
+        Args:
+            sendbuf: Array that goes to all neighbours.
+            recvbuf: Where a block of each neighbour goes.
+
+        Raises:
+            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
+        """
         self._edges.run("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send one buffer to all neighbours, and receive a block of any size from each."""
+        """Send one buffer to all neighbours, and receive a block of any size from each.
+
+        Args:
+            sendbuf: Array that goes to all neighbours.
+            recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
+
+        Raises:
+            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
+        """
         self._edges.run("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send an equal block to each neighbour, and receive one from each."""
+        """Send an equal block to each neighbour, and receive one from each.
+
+        Args:
+            sendbuf: A block for each neighbour.
+            recvbuf: Where a block of each neighbour goes.
+
+        Raises:
+            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
+        """
         self._edges.run("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size to each neighbour, and receive one from each."""
+        """Send a block of any size to each neighbour, and receive one from each.
+
+        Args:
+            sendbuf: A block for each neighbour, ``[array, counts]`` or ``[array, (counts, displacements)]``.
+            recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
+
+        Raises:
+            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
+        """
         self._edges.run("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of any size and datatype to each neighbour, and receive one from each."""
+        """Send a block of any size and datatype to each neighbour, and receive one from each.
+
+        Args:
+            sendbuf: A block for each neighbour, ``[array, (counts, displacements in bytes), datatypes]``.
+            recvbuf: Where a block of each neighbour goes, ``[array, (counts, displacements in bytes), datatypes]``.
+
+        Raises:
+            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
+        """
         self._edges.run("neighbor_alltoallw", sendbuf, recvbuf)
 
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Neighbor_allgather``."""
+        """Start :meth:`Neighbor_allgather`, with its arguments; return its request."""
         return self._edges.start("neighbor_allgather", sendbuf, recvbuf)
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Neighbor_allgatherv``."""
+        """Start :meth:`Neighbor_allgatherv`, with its arguments; return its request."""
         return self._edges.start("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Neighbor_alltoall``."""
+        """Start :meth:`Neighbor_alltoall`, with its arguments; return its request."""
         return self._edges.start("neighbor_alltoall", sendbuf, recvbuf)
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Neighbor_alltoallv``."""
+        """Start :meth:`Neighbor_alltoallv`, with its arguments; return its request."""
         return self._edges.start("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
-        """Start ``Neighbor_alltoallw``."""
+        """Start :meth:`Neighbor_alltoallw`, with its arguments; return its request."""
         return self._edges.start("neighbor_alltoallw", sendbuf, recvbuf)
 
     # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Neighbor_allgather`` that can be started many times."""
+        """Set up :meth:`Neighbor_allgather`, with its arguments; return a request that can be started many times."""
         return self._edges.persistent("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Neighbor_allgatherv`` that can be started many times."""
+        """Set up :meth:`Neighbor_allgatherv`, with its arguments; return a request that can be started many times."""
         return self._edges.persistent("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Neighbor_alltoall`` that can be started many times."""
+        """Set up :meth:`Neighbor_alltoall`, with its arguments; return a request that can be started many times."""
         return self._edges.persistent("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Neighbor_alltoallv`` that can be started many times."""
+        """Set up :meth:`Neighbor_alltoallv`, with its arguments; return a request that can be started many times."""
         return self._edges.persistent("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
-        """Set up a ``Neighbor_alltoallw`` that can be started many times."""
+        """Set up :meth:`Neighbor_alltoallw`, with its arguments; return a request that can be started many times."""
         return self._edges.persistent("neighbor_alltoallw", sendbuf, recvbuf)

@@ -14,14 +14,15 @@ from ..calls.request import Request, finished
 
 
 class MessageMethods(ABC):
-    """Sends, receives and probes. ``source`` and ``tag`` of a receive are wild unless given.
+    """Sends, receives and probes. A receive takes any ``source`` and ``tag`` unless they are given.
 
     A message longer than the buffer raises :class:`~ucc_hetero.errors.TruncationError` at the receiver; a message
     that does not come within ``UCCH_TIMEOUT`` seconds of waiting raises ``CollectiveTimeout``, and ``PeerError`` when
     its peer is known to be dead. The communicator stays usable after each of them.
 
     With ``stream`` a message starts when that stream gets there: it takes what is in the buffer by then, or writes to
-    it from then on. Neither the host nor the stream waits for that; the host waits for the message's end, as without.
+    it from then on. The host does not wait for that; it waits for the message's end, as without. Among devices of
+    several vendors the stream may fill a buffer anew behind its send, which goes on with what was there.
     """
 
     _messages: Messages
@@ -34,25 +35,49 @@ class MessageMethods(ABC):
     # --- blocking -----------------------------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message; returns when the buffer may be reused."""
+        """Send a message; returns when the buffer may be reused.
+
+        Args:
+            buf: Array in host or GPU memory, or mpi4py's ``[array, count, datatype]``.
+            dest: Rank, or ``MPI.PROC_NULL``.
+            tag: From 0 to 2**31 - 1.
+            stream: GPU stream that the message is to start in; None: now.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         self._messages.run(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message; returns when the receiver has begun to receive it."""
+        """:meth:`Send`, with its arguments, that returns when the receiver has begun to receive the message."""
         self._messages.run(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> None:
-        """Send a message whose receive has been posted; nothing is gained by it here, it is ``Send``."""
+        """:meth:`Send`, with its arguments, of a message whose receive has been posted. It gains nothing here."""
         self.Send(buf, dest, tag, stream=stream)
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a copy of the message and return at once. The memory is our own: no ``MPI.Attach_buffer`` is needed."""
+        """:meth:`Send`, with its arguments, of a copy of the message; returns at once.
+
+        The memory is this package's own: no ``MPI.Attach_buffer`` is needed.
+        """
         self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True)).Free()
 
     def Recv(
         self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None, *, stream: Any = None
     ) -> None:
-        """Receive a message; from any source and with any tag by default."""
+        """Receive a message; from any source and with any tag by default.
+
+        Args:
+            buf: Array that has room for the message.
+            source: Rank; any if None.
+            tag: Any if None.
+            status: ``MPI.Status`` to be filled.
+            stream: GPU stream that the message is to start in; None: now.
+
+        Raises:
+            TruncationError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
 
     def Sendrecv(
@@ -67,7 +92,16 @@ class MessageMethods(ABC):
         *,
         stream: Any = None,
     ) -> None:
-        """Send one message and receive another, whatever the order on the other side."""
+        """Send one message and receive another, whatever the order on the other side.
+
+        Args:
+            sendbuf, dest, sendtag: As in :meth:`Send`.
+            recvbuf, source, recvtag, status: As in :meth:`Recv`.
+            stream: GPU stream that both messages are to start in; None: now.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
         messages.run_all([into, messages.outgoing(sendbuf, dest, sendtag, stream=stream)], status)
@@ -81,7 +115,16 @@ class MessageMethods(ABC):
         recvtag: int | None = None,
         status: Any = None,
     ) -> None:
-        """Send what the buffer holds and receive another message into it."""
+        """Send what the buffer holds and receive another message into it.
+
+        Args:
+            buf: Array in host memory, with room for what comes.
+            dest, sendtag: As in :meth:`Send`.
+            source, recvtag, status: As in :meth:`Recv`.
+
+        Raises:
+            ValueError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
+        """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
         messages.run_all([into, messages.outgoing(buf, dest, sendtag, copy=True)], status)
@@ -89,23 +132,31 @@ class MessageMethods(ABC):
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
     def Isend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send."""
+        """Start :meth:`Send`, with its arguments.
+
+        Returns:
+            A request; the buffer may be reused when it has finished.
+        """
         return self._messages.start(self._messages.outgoing(buf, dest, tag, stream=stream))
 
     def Issend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send that finishes when the receiver has begun to receive it."""
+        """Start :meth:`Ssend`, with its arguments; return its request."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, sync=True, stream=stream))
 
     def Irsend(self, buf: Any, dest: int, tag: int = 0, *, stream: Any = None) -> Request:
-        """Start a send whose receive has been posted; it is ``Isend``."""
+        """Start :meth:`Rsend`, with its arguments; return its request."""
         return self.Isend(buf, dest, tag, stream=stream)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send a copy of the message; the buffer may be reused at once."""
+        """Start :meth:`Bsend`, with its arguments; return its request. The buffer may be reused at once."""
         return self._messages.start(self._messages.outgoing(buf, dest, tag, copy=True))
 
     def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None, *, stream: Any = None) -> Request:
-        """Start a receive."""
+        """Start :meth:`Recv`, with its arguments.
+
+        Returns:
+            A request; the message is in the buffer when it has finished.
+        """
         return self._messages.start(self._messages.incoming(buf, *self._wild(source, tag), stream=stream))
 
     def Isendrecv(
@@ -119,7 +170,11 @@ class MessageMethods(ABC):
         *,
         stream: Any = None,
     ) -> Request:
-        """Start a send and a receive; the request finishes when both have, and its status is the receive's."""
+        """Start :meth:`Sendrecv`, with its arguments.
+
+        Returns:
+            A request that finishes when both messages have; its status is the receive's.
+        """
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
         outof = messages.outgoing(sendbuf, dest, sendtag, stream=stream)
@@ -128,7 +183,11 @@ class MessageMethods(ABC):
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
     ) -> Request:
-        """Start to send what the buffer holds and to receive another message into it; host memory."""
+        """Start :meth:`Sendrecv_replace`, with its arguments.
+
+        Returns:
+            A request that finishes when both messages have; its status is the receive's.
+        """
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
         outof = messages.outgoing(buf, dest, sendtag, copy=True)
@@ -137,15 +196,15 @@ class MessageMethods(ABC):
     # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up a ``Send`` that can be started many times."""
+        """Set up :meth:`Send`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag))
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up an ``Ssend`` that can be started many times."""
+        """Set up :meth:`Ssend`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, sync=True))
 
     def Rsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up an ``Rsend`` that can be started many times."""
+        """Set up :meth:`Rsend`, with its arguments; return a request that can be started many times."""
         return self.Send_init(buf, dest, tag)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
@@ -153,7 +212,7 @@ class MessageMethods(ABC):
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
-        """Set up a ``Recv`` that can be started many times."""
+        """Set up :meth:`Recv`, with its arguments; return a request that can be started many times."""
         return self._messages.persistent(self._messages.incoming(buf, *self._wild(source, tag)))
 
     # --- partitioned --------------------------------------------------------------------------------------------------
@@ -164,11 +223,31 @@ class MessageMethods(ABC):
         """The partitioned messages of this communicator."""
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> PartitionedRequest:
-        """Set up a send of equal partitions, each of which goes when ``Pready`` says so; a count is that of one."""
+        """Set up a send of equal partitions, each of which goes when ``Pready`` of the request says so.
+
+        Args:
+            buf: Array with all partitions; a count in ``[array, count, datatype]`` is that of one.
+            partitions: How many.
+            dest, tag: As in :meth:`Send`.
+            info: Ignored, as in mpi4py a hint.
+
+        Returns:
+            A request that can be started many times.
+        """
         return self._partitions.send(buf, partitions, dest, tag)
 
     def Precv_init(self, buf: Any, partitions: int, source: int, tag: int, info: Any = None) -> PartitionedRequest:
-        """Set up the receive of a ``Psend_init``; ``Parrived`` asks for a partition. Both may divide it differently."""
+        """Set up the receive of a :meth:`Psend_init`; ``Parrived`` of the request asks for a partition.
+
+        Args:
+            buf: Array with room for all partitions; a count in ``[array, count, datatype]`` is that of one.
+            partitions: How many; the sender may have divided the message differently.
+            source, tag: Those of the send.
+            info: Ignored, as in mpi4py a hint.
+
+        Returns:
+            A request that can be started many times.
+        """
         return self._partitions.receive(buf, partitions, source, tag)
 
     # --- memory for buffered sends, which need none -------------------------------------------------------------------
@@ -196,18 +275,35 @@ class MessageMethods(ABC):
     # --- probes -------------------------------------------------------------------------------------------------------
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Wait for a message without receiving it, then return True."""
+        """Wait for a message without receiving it, then return True.
+
+        Args:
+            source: Rank; any if None.
+            tag: Any if None.
+            status: ``MPI.Status`` to be filled with its source, tag and length.
+
+        Raises:
+            CollectiveTimeout, PeerError: No message came within ``UCCH_TIMEOUT`` seconds, or its sender died.
+        """
         mprobe(self._messages, *self._wild(source, tag), status, remove=False)
         return True
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Whether a message has arrived."""
+        """Return True if a message has arrived; arguments as in :meth:`Probe`."""
         return probe(self._messages, *self._wild(source, tag), status, remove=False) is not None
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message:
-        """Wait for a message and take it out: only the :class:`Message` that is returned receives it."""
+        """Wait for a message and take it out; arguments and errors as in :meth:`Probe`.
+
+        Returns:
+            The :class:`Message`, which alone can receive it.
+        """
         return mprobe(self._messages, *self._wild(source, tag), status, remove=True)
 
     def Improbe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message | None:
-        """Take out a message that has arrived, or return None."""
+        """Take out a message that has arrived; arguments as in :meth:`Probe`.
+
+        Returns:
+            The :class:`Message`, which alone can receive it, or None.
+        """
         return probe(self._messages, *self._wild(source, tag), status, remove=True)

@@ -52,5 +52,10 @@ def sweep(waiting: deque[T], busy: Callable[[T], object]) -> list[T]:
             each = waiting.popleft()
         except IndexError:
             break  # another thread took it
-        (waiting if busy(each) else ended).append(each)
+        try:
+            stays = busy(each)
+        except BaseException:
+            waiting.append(each)
+            raise
+        (waiting if stays else ended).append(each)
     return ended

@@ -13,9 +13,7 @@ For people who want UCC without our planner, and the way in which our own engine
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -23,7 +21,9 @@ from typing import Any
 from ..errors import CollectiveTimeout, LibraryError
 from ..log import log
 from ..native.libraries import ffi, lib, load
+from ..native.waiting import progress_until
 from ..types import DType, Op
+from . import quarantine
 from .handle import Handle, locked, memory
 from .oob import Exchange, forget, oob_of
 from .ucc_enums import Coll, CollFlag, MemType, Status, ThreadMode
@@ -67,19 +67,6 @@ def _guard() -> None:
     """Keep libucc, which has loaded its transports now, from ending the process when an endpoint fails."""
     if lib.ucch_guard_cancel() < 0:
         log("init").info("a peer that dies may end this process by a signal: libucc's TL/UCP calls libucp directly")
-
-
-class Looks:
-    """Looks at what may make a wait hopeless, at a distance."""
-
-    def __init__(self, look: Callable[[], None] | None) -> None:
-        self._look, self._due = look, time.monotonic() + _LOOK_S
-
-    def now_and_then(self) -> None:
-        """Look if it is time; raises what the look does."""
-        if self._look is not None and time.monotonic() > self._due:
-            self._look()
-            self._due = time.monotonic() + _LOOK_S
 
 
 class Lib(Handle):
@@ -227,7 +214,7 @@ class Team(Handle):
             status = self._end(lambda: int(lib.ucc_team_create_test(handle[0])), late, timeout, look)
             check("ucc_team_create_test", status, whom)
         except BaseException:
-            _leaked.append((self._map, params, handle))  # libucc goes on with it
+            quarantine.keep((self._map, params, handle))  # libucc goes on with it
             raise
         return handle[0]
 
@@ -236,12 +223,15 @@ class Team(Handle):
 
         Other threads get the engine's lock between two tests: the other ranks may be waiting for what these do.
         """
-        deadline, looks = time.monotonic() + timeout, Looks(look)
-        while (status := locked(self._test, test)) == Status.INPROGRESS:
-            if time.monotonic() > deadline:
-                raise CollectiveTimeout(late)
-            looks.now_and_then()
-            os.sched_yield()
+        status = int(Status.INPROGRESS)
+
+        def over() -> bool:
+            nonlocal status
+            status = locked(self._test, test)
+            return status != Status.INPROGRESS
+
+        if not progress_until(over, timeout, look or bool, step=0.0, apart=_LOOK_S):
+            raise CollectiveTimeout(late)
         return status
 
     def _test(self, test: Callable[[], int]) -> int:
@@ -296,14 +286,14 @@ class Team(Handle):
             try:
                 status = self._end(lambda: int(lib.ucc_team_destroy(handle)), late, timeout)
             except BaseException:
-                _leaked.append(self._map)  # libucc goes on with it
+                quarantine.keep(self._map)  # libucc goes on with it
                 raise
             check("ucc_team_destroy", status)
 
     def __del__(self) -> None:
         """A team that was not closed is libucc's until its context ends, and with it the map."""
         if getattr(self, "handle", None):
-            _leaked.append(self._map)
+            quarantine.keep(self._map)
 
 
 def _fill(
@@ -339,7 +329,7 @@ class Request(Handle):
     def __del__(self, in_progress: int = Status.INPROGRESS) -> None:
         """Its buffers stay as long as libucc uses them; what has ended and was not closed is libucc's to keep."""
         if getattr(self, "handle", None) and self.handle.status == in_progress:
-            _leaked.append((self._args, self._keep))
+            quarantine.keep((self._args, self._keep))
 
     def post(self) -> None:
         """Start the collective."""
@@ -358,22 +348,14 @@ class Request(Handle):
 
     def wait(self, timeout: float = 60.0, look: Callable[[], None] | None = None) -> None:
         """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds, or what ``look`` does."""
-        deadline, looks = time.monotonic() + timeout, Looks(look)
-        while not self.test():
-            os.sched_yield()
-            looks.now_and_then()
-            if time.monotonic() > deadline:
-                raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
+        if not progress_until(self.test, timeout, look or bool, step=0.0, apart=_LOOK_S):
+            raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 
     def close(self) -> None:
         """Release the request; one still in progress is left to libucc, with its buffers."""
         if self.handle:
             handle, self.handle = self.handle, None
             if handle.status == Status.INPROGRESS:
-                _leaked.append((self._args, self._keep))
+                quarantine.keep((self._args, self._keep))
                 return
             check("ucc_collective_finalize", locked(lib.ucc_collective_finalize, handle))
-
-
-#: Arguments and buffers of requests that were closed or dropped while libucc still used them.
-_leaked: list[object] = []

@@ -14,7 +14,6 @@ endpoint.flush().wait()
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
@@ -23,7 +22,8 @@ from weakref import WeakSet
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, preload_ucx
-from .handle import Handle, locked, memory, sweep
+from . import quarantine
+from .handle import Handle, locked, memory
 from .ucc_enums import MemType
 
 __all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
@@ -84,17 +84,15 @@ def check(call: str, status: int) -> None:
 class Context(Handle):
     """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
 
-    With ``wires`` one of the libucp that network threads use, for these alone; with ``active`` one whose workers have
-    active messages, and can be slept for.
+    With ``active`` one whose workers have active messages, and can be slept for.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, wires: bool = False, active: bool = False) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, active: bool = False) -> None:
         preload_ucx()
-        self._wires = wires
         words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
         handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
         settled = ffi.new("char *[]", [*words, ffi.NULL])
-        status = locked(lib.ucch_ucp_open, wires, active, settled, handle, refused)
+        status = locked(lib.ucch_ucp_open, active, settled, handle, refused)
         name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
         check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]
@@ -108,7 +106,7 @@ class Context(Handle):
 
     def transports(self) -> dict[str, list[str]]:
         """Transports that this context may use, with the devices of each, as libucp lists them."""
-        text = locked(lib.ucch_ucp_describe, self._wires, self.handle)
+        text = locked(lib.ucch_ucp_describe, self.handle)
         if text == ffi.NULL:
             return {}
         found: dict[str, list[str]] = {}
@@ -130,7 +128,7 @@ class Context(Handle):
         """Release the context, after its workers."""
         if self.handle:
             handle, self.handle = self.handle, None
-            locked(lib.ucch_ucp_close, self._wires, handle)
+            locked(lib.ucp_cleanup, handle)
 
 
 class Worker:
@@ -244,22 +242,19 @@ class Endpoint:
             lib.ucch_ep_close(self.worker.handle, handle, timeout)
 
 
-#: Messages that nobody holds any more, with their data: libucp still uses both.
-_dropped: deque[tuple[Any, object]] = deque()
-
-
 class Message:
     """A tagged message under way. One that is dropped goes on, and what it sends or receives into stays alive."""
 
     def __init__(self) -> None:
-        sweep(_dropped, lambda message: lib.ucch_message_held(message[0]))
+        quarantine.release(Message)
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.keep: object = None
 
     def __del__(self, held: Any = lib.ucch_message_held) -> None:
         if held(self.handle):
-            _dropped.append((self.handle, self.keep))
+            handle = self.handle
+            quarantine.keep((handle, self.keep), lambda: not held(handle), Message)
 
     def test(self) -> bool:
         """Make progress once; True when finished. Raises as :meth:`wait` does."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from typing import NamedTuple
 
-from ..errors import AgreementError
-from ..machine.discover import within_node
+from ..errors import AgreementError, ranks_text
 from ..machine.facts import Facts
-from ..transport import carriers
+from ..machine.ucx_transports import tcp_connections, within_host
 
 #: Environment prefixes of the two UCC libraries: NATIVE reads ``UCCHN_UCC_*``, the bridge ``UCCHB_UCC_*``.
 NATIVE_PREFIX, BRIDGE_PREFIX = "UCCHN", "UCCHB"
@@ -102,78 +102,83 @@ def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment in which libucc's contexts are made, and nobody else's."""
     source = os.environ if environ is None else environ
     found = {name: source.get(name, value) for name, value in TCP_SEGMENTS.items()}
-    return found | carriers.connections(source)
+    return found | tcp_connections(source)
 
 
-#: fact -> what to do when ranks differ in it.
+#: What all ranks of a job must agree on, and what to do where they differ; settings have names of their own.
 _MUST_AGREE = {
     "package": "install the same ucc-hetero on every host",
     "ucc": "UCC contexts of different versions hang: use the same libucc everywhere (UCCH_UCC_LIB names one)",
+    "ucx": "use the same UCX minor version everywhere (UCCH_UCX_DIR names one): others may not understand each other",
     "byteorder": "ranks of different byte order cannot exchange numbers",
     "algorithms": "register the same algorithms on every rank, before its first communicator",
     "vendors": "register the same vendors on every rank, before its first communicator",
-    "settings": "export the same values on every rank (mpirun -x NAME=value), or unset them",
 }
+_SETTING = "export the same values on every rank (mpirun or ucch-run: -x NAME=value), or unset them"
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+class Difference(NamedTuple):
+    """Something that ranks must agree on and do not: the ranks that have each value, and what to do."""
+
+    what: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    cure: str
+
+    def table(self) -> str:
+        """Who has what, a line each."""
+        width = max(len(ranks_text(ranks)) for _, ranks in self.groups)
+        lines = [f"    {ranks_text(ranks):<{width}}  {value or '(unset)'}" for value, ranks in self.groups]
+        return "\n".join([f"  {self.what}:", *lines, f"    cure: {self.cure}"])
 
 
-def _ranks(numbers: list[int]) -> str:
-    text = ", ".join(map(str, numbers[:8]))
-    return f"rank{'s' if len(numbers) > 1 else ''} {text}{', …' if len(numbers) > 8 else ''}"
+def differences(everyone: Sequence[Mapping[str, str]]) -> list[Difference]:
+    """What ranks must agree on and do not; of each rank facts by the names of ``_MUST_AGREE``, and its settings."""
+    names = [*_MUST_AGREE, *sorted({name for each in everyone for name in each} - _MUST_AGREE.keys())]
+    values = {name: [each.get(name, "") for each in everyone] for name in names}
+    return [
+        _difference(name, each, _MUST_AGREE.get(name, _SETTING)) for name, each in values.items() if len(set(each)) > 1
+    ]
 
 
-def _table(title: str, values: Sequence[object], cure: str) -> str:
-    groups: dict[object, list[int]] = {}
-    for rank, value in enumerate(values):
-        groups.setdefault(value, []).append(rank)
-    width = max(len(_ranks(r)) for r in groups.values())
-    lines = [f"    {_ranks(ranks):<{width}}  {value if value != '' else '(unset)'}" for value, ranks in groups.items()]
-    return "\n".join([f"  {title}:", *lines, f"    cure: {cure}"])
+def _difference(what: str, values: Sequence[str], cure: str) -> Difference:
+    ranks = {value: tuple(r for r, other in enumerate(values) if other == value) for value in dict.fromkeys(values)}
+    return Difference(what, tuple(ranks.items()), cure)
 
 
-def _settings_table(everyone: list[Facts], cure: str) -> str:
-    dicts = [dict(f.settings) for f in everyone]
-    names = sorted({name for d in dicts for name in d})
-    return "\n".join(
-        _table(name, [d.get(name, "") for d in dicts], cure)
-        for name in names
-        if len({d.get(name, "") for d in dicts}) > 1
-    )
+def judged(package: str, ucc: str, ucx: str, settings: Iterable[tuple[str, str]], **more: str) -> dict[str, str]:
+    """The facts of one rank as :func:`differences` takes them. UCX may differ in its release number, not in its minor
+    version."""
+    return {"package": package, "ucc": ucc, "ucx": ".".join(ucx.split(".")[:2]), **more, **dict(settings)}
 
 
 def _unreachable(everyone: list[Facts]) -> list[str]:
     """Ranks on several nodes need a transport that all of them have and that leaves a node."""
     if len({f.host.node for f in everyone}) < 2 or not all(f.transports for f in everyone):
         return []
-    near = within_node()
+    near = within_host()
     networks = [tuple(t for t in f.transports if t not in near) for f in everyone]
     if set.intersection(*map(set, networks)):
         return []
     cure = "let UCX_TLS and UCX_NET_DEVICES leave every rank one network that the others have too, such as tcp"
-    return [_table("network transports", [", ".join(n) or "none" for n in networks], cure)]
+    return [_difference("network transports", [", ".join(n) or "none" for n in networks], cure).table()]
 
 
 def judge(everyone: list[Facts]) -> None:
     """Raise :class:`AgreementError` with a table when ranks differ in something that breaks a job.
 
-    UCX may differ in its release number but not in its minor version: different minors do not always understand each
-    other over TCP. What UCC would choose by local facts is not judged: the bridge's settings are forced.
+    What UCC would choose by local facts is not judged: the bridge's settings are forced.
     """
-    problems = []
-    for name, cure in _MUST_AGREE.items():
-        values = [getattr(f, name) for f in everyone]
-        if len(set(values)) > 1:
-            problems.append(_settings_table(everyone, cure) if name == "settings" else _table(name, values, cure))
-    minors = [_minor(f.ucx) for f in everyone]
-    if len(set(minors)) > 1:
-        problems.append(_table("ucx", minors, "use the same UCX minor version everywhere (UCCH_UCX_DIR names one)"))
+    found = [
+        judged(
+            f.package, f.ucc, f.ucx, f.settings, byteorder=f.byteorder, algorithms=f.algorithms, vendors=f.vendors
+        )
+        for f in everyone
+    ]  # fmt: skip
+    problems = [each.table() for each in differences(found)]
     problems += _unreachable(everyone)
     without_host = [rank for rank, f in enumerate(everyone) if "host" not in f.memory_types]
     if without_host:
-        problems.append(f"  memory: UCX of {_ranks(without_host)} cannot move host memory")
+        problems.append(f"  memory: UCX of {ranks_text(without_host)} cannot move host memory")
     if problems:
         raise AgreementError("the ranks of this job cannot work together:\n" + "\n".join(problems))
 
@@ -187,7 +192,7 @@ def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
     for name in sorted({name for each in everyone for name in each}):
         without = [rank for rank, each in enumerate(everyone) if each.get(name) is False]
         if without and any(each.get(name) for each in everyone):
-            lines.append(f"  {_ranks(without)}: libucc has made the {name} context without connections (TL/UCP)")
+            lines.append(f"  {ranks_text(without)}: libucc has made the {name} context without connections (TL/UCP)")
     if lines:
         raise AgreementError(
             "some ranks of this job cannot take part:\n" + "\n".join(lines) + "\n    cure: what libucc and UCX "

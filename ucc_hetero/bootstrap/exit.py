@@ -1,9 +1,9 @@
 """The end of a process: everything is released before MPI is finalised, and a failed rank ends the job.
 
 A rank that dies of an exception while the others communicate would leave them waiting for ever in MPI_Finalize or in a
-collective; plain mpi4py scripts hang there. Here the others see it leave, and the failed rank aborts the job. So does
-one that calls ``sys.exit`` with a status other than 0, as under ``python -m mpi4py``; ``raise SystemExit`` does not
-pass by here, and leaves the others to notice.
+collective; plain mpi4py scripts hang there. Here the others see it leave, and the failed rank aborts the job, also
+where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under
+``python -m mpi4py``; ``raise SystemExit`` does not pass by here, and leaves the others to notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import record
 from ..transport import wires
-from . import faults, links, process
+from . import faults, links, process, timely
 
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
@@ -41,7 +41,7 @@ _pid = 0
 
 
 def register() -> None:
-    """Arrange for the end. To be called after mpi4py.MPI was imported: exit functions run in reverse order."""
+    """Arrange for the end, once. The package does so when it is imported: a rank may fail before it communicates."""
     global _registered, _pid
     if _registered:
         return
@@ -67,10 +67,18 @@ def forget(comm: Any) -> None:
     _haunted = _haunted or _leaves_calls(comm)
 
 
+class _Parents:
+    """Stands where MPI's communicator was, in a process that was made by fork: pickled objects go by MPI."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise process.forked()
+
+
 def _after_fork() -> None:
     """Communicators are the parent's: a child that used them would take part in its calls."""
     for comm in living:
         comm._run.orphan()
+        comm._mpi = _Parents()
     living.clear()
 
 
@@ -79,7 +87,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _leaves_calls(comm: Any) -> bool:
     """Whether a call of a communicator is in the libraries still, and will never end."""
-    return bool(comm._run.broken or comm._run.refusals.tainted)
+    return bool(comm._run.broken)
 
 
 def failed() -> bool:
@@ -113,7 +121,7 @@ def _exits(code: Any) -> None:
 
 def _at_exit() -> None:
     global _status
-    if os.getpid() != _pid:  # a forked child owns none of this
+    if os.getpid() != _pid or "mpi4py.MPI" not in sys.modules:  # a forked child, or nothing to end
         return
     try:
         _end()
@@ -128,11 +136,14 @@ def _at_exit() -> None:
 
 def _end() -> None:
     """Come to the end together with the other ranks, or end the job."""
+    global _status
     from mpi4py import MPI
 
     lib.ucch_progress_thread(0)
     over = MPI.Is_finalized()
     survives = MPI.Is_initialized() and not over and not faults.lacking(MPI.COMM_WORLD)
+    if not (_status or over or survives) and timely.unmet():
+        _status = 1  # MPI_Finalize would wait for the ranks that did not come
     if _status:
         lib.ucch_flight_await(_WORD)
     if _status and not (over or survives):
@@ -150,7 +161,7 @@ def _end() -> None:
     if worst == _LOST:
         for comm in living:
             comm._run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
-    if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD)):
+    if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
     if worst > _STUCK:

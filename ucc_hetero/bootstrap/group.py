@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from .._version import __version__
+from ..bindings import quarantine
 from ..device import bind
 from ..errors import AgreementError, CollectiveError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..native.libraries import lib
-from ..planner.collectives import ROWS, Call, elements
+from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.rules import check_table
 from ..planner.select import agreed, choose, make_plan
-from ..planner.topology import Topology, levels_of, link_weights
+from ..planner.topology import Topology, levels_of, link_weights, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
 from ..transport import rings, wires
@@ -29,7 +30,7 @@ from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
 from ..transport.segments import join as join_windows
-from ..types import OPS, Transport
+from ..types import Transport
 from . import agreement, faults, process
 from .links import Links
 from .liveness import Board, ended, meet
@@ -57,12 +58,12 @@ class _Standing(NamedTuple):
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds; ``arenas`` are wanted, where
-    there can be any. Raises :class:`AgreementError` on every rank when their facts do not fit together.
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
+    on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, arenas: bool) -> None:
-        self.mpi, self._arenas = timely(mpi, timeout, "the making of a communicator"), arenas
+    def __init__(self, mpi: Any, timeout: float) -> None:
+        self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
@@ -89,7 +90,7 @@ class Membership:
             self._create(timeout)
         except BaseException:
             self.part()
-            _spoilt.append(self)  # the libraries go on with what they have of it
+            quarantine.keep(self)  # the libraries go on with what they have of it
             if hasattr(self, "job"):
                 process.forsake(self.job)
             self.release_id()
@@ -107,20 +108,23 @@ class Membership:
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
+        self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime)
+        members = [self.job.index[f.process] for f in self.facts]
+        islands = [self.job.topology.island_of[member] for member in members]
         levels = levels_of([f.group for f in self.facts])
-        if plain:  # no vendor's library that knows of hosts
+        if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
             levels.append(hosts)
-        self.bare = Topology.group(vendors, hosts, (), levels)
+        self.bare = Topology.group(vendors, hosts, (), levels, islands)
         if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
-        weighted = Topology.group(vendors, hosts, speeds, levels)
-        self.windows = join_windows(mpi, self.bare, self.facts, self.runtime, self._arenas)
+        weighted = replace(self.bare, weights=speeds)
+        self.windows = join_windows(mpi, self.bare, self.facts)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.job = process.job_of(mpi, self.facts, vendors, self._jobs)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
+        self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
         several = max(self.board.hosts) > 0
         if several:
@@ -134,8 +138,7 @@ class Membership:
         )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
-        warn_idle(self.rank, self.facts, self.channels.idle if self.channels else dict.fromkeys(range(self.size), ""))
-        members = [self.job.index[f.process] for f in self.facts]
+        warn_idle(self.rank, self.facts)
         self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
         self.discard()
         self.teams.look, self.teams.together = faults.watch(mpi), True
@@ -160,8 +163,10 @@ class Membership:
         job = next((job for job in process.all_jobs() if job.name in common), None)
         if job is None:
             return None
+        #: Of measured choices, as rank 0 found it.
         self._table = everyone[0].table
         self._jobs = [each.offer for each in everyone]
+        #: The ranks' numbers in the whole job.
         self.places = [each.place for each in everyone]
         facts = [job.facts[job.index[each.process]] for each in everyone]
         return facts, [(each.last, each.ids) for each in everyone], all(each.ready for each in everyone)
@@ -215,11 +220,9 @@ class Membership:
         if bad:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
-        #: Of measured choices, as rank 0 found it.
-        self._table: str = everyone[0][3]
-        self._jobs: list[tuple[str, ...]] = [e[4] for e in everyone]
-        #: The ranks' numbers in the whole job.
-        self.places: list[int] = [e[5] for e in everyone]
+        self._table = everyone[0][3]
+        self._jobs = [e[4] for e in everyone]
+        self.places = [e[5] for e in everyone]
         return [unpacked(e[0]) for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
 
     def _divide_ports(self) -> None:
@@ -267,11 +270,14 @@ class Membership:
         """
         for collective in ("barrier", "allreduce", "bcast", "reduce", "allgather", "reduce_scatter_block"):
             root = 0 if collective in ("bcast", "reduce") else -1
-            op = OPS["SUM"] if ROWS[collective].reduces else None
             for count in USUAL_COUNTS:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
-                choice = choose(self.topology, collective, elements(call) * 4, op, self.tuning)
+                choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
+
+    def fabric(self) -> tuple[str, ...]:
+        """Fabric of vendors whose ranks are on several hosts, and why; nothing where there are none."""
+        return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()
 
     def rings(self) -> tuple[str, ...]:
         """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""
@@ -295,13 +301,6 @@ class Membership:
             self._graphs = found[0], apart, found[1]
         return self._graphs
 
-    def renew(self, number: int) -> None:
-        """Use new teams from call ``number`` on, which is the same one on all ranks: libucc has begun calls on the old
-        ones that will never end. Programs that were made for those must not start any more."""
-        old = self.teams
-        _left.append(old)
-        self.teams = Teams(self.job, old.members, self.rank, self.id, old.timeout, number)
-
     def discard(self) -> None:
         """Throw away messages under this communicator's number that nobody has received."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
@@ -309,6 +308,8 @@ class Membership:
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
+        if self.channels is not None:
+            self.channels.discard()
 
     def close(self) -> None:
         """Release teams and board; collective."""
@@ -357,12 +358,6 @@ def _measured_table() -> str:
     check_table(text)
     return text
 
-
-#: Communicators that could not be made.
-_spoilt: list[object] = []
-
-#: Teams with calls that never end; libucc goes on with what others may still send.
-_left: list[Teams] = []
 
 #: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
 _ids = bytearray(512)

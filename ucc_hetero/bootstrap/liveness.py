@@ -7,6 +7,7 @@ reports a mismatched call; with the board a waiting rank finds both within milli
 from __future__ import annotations
 
 import os
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from ..native.libraries import ffi, lib
 
 #: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
 _SALTS = 1021
+
+
+#: The boards of all communicators of this process.
+_boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
 class Board:
@@ -53,8 +58,10 @@ class Board:
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)
         self.native: Any = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
-        #: The communicator's number in what is recorded.
-        self.number = 0
+        #: The communicator's number in what is recorded, and in messages; the names of its ranks' processes.
+        self.number = self.id = 0
+        self.processes: list[str] = []
+        _boards.add(self)
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
             raise MemoryError("no memory for the arrival board")
 
@@ -79,13 +86,38 @@ class Board:
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
 
+    def parted(self, seq: int) -> tuple[int, int]:
+        """The first call before ``seq`` that a rank of this host made differently, and who; or 0.
+
+        Of the last 64, which the page has (base/board.c).
+        """
+        for earlier in range(max(1, seq - 63), seq):
+            if (slot := int(lib.ucch_board_mismatch(self.native, earlier))) >= 0:
+                return earlier, self.ranks[slot]
+        return 0, -1
+
     def missing(self, seq: int) -> list[int]:
         """Ranks that are known not to have entered call ``seq``: those of this host, and some of others."""
         if self._pointer == ffi.NULL:
             return []
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
-        return here + sorted({int(lib.ucch_board_behind(self.native, i, seq)) for i in slots} - {-1})
+        return sorted({*here, *(int(lib.ucch_board_behind(self.native, i, seq)) for i in slots)} - {-1})
+
+    def elsewhere(self, rank: int) -> str:
+        """A call of another communicator that a rank has entered and this one has not; empty for none on this host."""
+        name = self.processes[rank] if self.processes else ""
+        for other in sorted(_boards, key=lambda board: board.id):
+            if other is self or not other.native or not other.shared or name not in other.processes:
+                continue
+            there = other.processes.index(name)
+            if there in other.ranks:
+                seq = int(lib.ucch_board_seq(other.native, other.ranks.index(there)))
+                if seq >= int(lib.ucch_board_next(other.native)):
+                    waits = float(lib.ucch_board_waits(other.native, other.ranks.index(there)))
+                    since = f" since {waits:.3g} s" if waits >= 0 else ""
+                    return f"rank {rank} is in call {seq} of communicator {other.id} ({other.label(there, seq)}){since}"
+        return ""
 
     def fate(self, rank: int) -> int:
         """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""
@@ -107,18 +139,41 @@ class Board:
         """Say what the next call will be while it is being prepared; returns the number it will have."""
         return self._write(lib.ucch_board_announce, label)
 
-    def _write(self, how: Any, label: str) -> int:
+    def announce_any(self, label: str) -> int:
+        """Say that a call is being set up, to be made later: the next one may be any, but for a refused one."""
+        return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL))
+
+    def _write(self, how: Any, label: str, number: int = 0) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-        number = signature(label)
         lib.ucch_lock()
-        seq = int(how(self.native, number, text))
+        seq = int(how(self.native, number or signature(label), text))
         lib.ucch_unlock()
         return seq
 
-    def refusal(self, seq: int) -> Any:
-        """The ``ucch_refusal`` because of which call ``seq`` comes to nothing; None if none is remembered."""
+    def refuse(self, why: str) -> None:
+        """Say that this rank cannot make its next call. Where another rank makes it, that ends the communicator."""
+        lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
+
+    def refusal(self) -> tuple[int, int, str] | None:
+        """The refused call that has ended the communicator, who refused it, and why; None while there is none."""
         found = ffi.new("ucch_refusal *")
-        return found if lib.ucch_board_refused(self.native, 0, seq, found) else None
+        if self.native is None or not lib.ucch_board_refusal(self.native, found):
+            return None
+        return int(found.call), int(found.rank), ffi.string(found.text).decode(errors="replace")
+
+    @property
+    def next(self) -> int:
+        """The number of the call to come."""
+        return int(lib.ucch_board_next(self.native))
+
+    def given_up(self, rank: int) -> int:
+        """The first call that is known to have failed on a rank; 0 for none."""
+        return int(lib.ucch_board_given_up(self.native, self.ranks.index(rank) if rank in self.ranks else -2 - rank))
+
+    def verdict(self, seq: int) -> tuple[int, int]:
+        """Why call ``seq`` comes to nothing, as far as can be seen: a status or 0, and an error's ``peer``."""
+        peer = ffi.new("int *")
+        return int(lib.ucch_board_verdict(self.native, seq, peer)), int(peer[0])
 
     def dead(self) -> int:
         """A rank that is gone although it had not left, -1 for none."""

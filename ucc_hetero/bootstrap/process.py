@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from .. import env, log
-from ..bindings import ucc, ucx
+from ..bindings import quarantine, ucc, ucx
 from ..bindings.oob import MPIExchange
-from ..device import Place, collective_library, late_settings, place_of, runtime_of
+from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
-from ..machine import vendors
+from ..machine import launchers, ucx_transports, vendors
 from ..machine.discover import HostIdentity, cores, host_identity, link_speed
+from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors
 from ..trace import record
 from ..transport import carriers, wires
-from . import agreement, faults
+from . import agreement, fabrics, faults
 from .liveness import ended
 from .timely import limit, named, timely
 
@@ -42,18 +44,20 @@ class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
+        env.refuse_gone()
         self.libraries = load()
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
         self._speed = link_speed()
-        with env.meanwhile(carriers.connections()):
+        with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
         self._transports = self.ucx.transports()
         self.endpoints: dict[str, ucx.Endpoint] = {}
         self._libs: dict[str, ucc.Lib] = {}
+        self._fabrics: dict[tuple[str, str], Fabric] = {}
 
     def library(self, prefix: str) -> ucc.Lib:
         """The UCC library that reads the environment under ``prefix``."""
@@ -85,7 +89,15 @@ class Process:
             algorithms=" ".join(added()),
             vendors=" ".join(vendors.VENDORS),
             pid=os.getpid(),
+            fabric=self._fabric(place.vendor),
         )
+
+    def _fabric(self, vendor: str) -> Fabric:
+        """This host's fabric for a vendor's library, looked for once: its settings are read by then."""
+        wanted = env.get("FABRIC")
+        if (vendor, wanted) not in self._fabrics:
+            self._fabrics[vendor, wanted] = fabric_of(vendor, wanted)
+        return self._fabrics[vendor, wanted]
 
     def endpoint(self, facts: Facts, rank: int, peer: int) -> ucx.Endpoint:
         """The connection to another process, made at first use; ``PeerError`` where there is none to be had."""
@@ -121,10 +133,11 @@ class Process:
 class Job:
     """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges.
 
-    ``name`` is the same on all its ranks, and no other job's.
+    ``name`` is the same on all its ranks, and no other job's. Its islands are those of ``split``, and so are those of
+    communicators of some of its ranks.
     """
 
-    def __init__(self, process: Process, comm: Any, everyone: list[Facts], topology: Topology, name: str) -> None:
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, name: str) -> None:
         self.process, self.name = process, name
         #: Whether the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
@@ -135,7 +148,10 @@ class Job:
         #: Ranks of this host whose processes have ended, also those that had left all communicators.
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
-        self.topology = topology
+        self.split = split
+        nodes: dict[tuple[str, ...], int] = {}
+        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
+        self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
         self._comms: list[Any] = []
         island = topology.islands[topology.island_of[self.rank]]
         self.island_index = {rank: i for i, rank in enumerate(island.ranks)}
@@ -154,6 +170,8 @@ class Job:
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
         )  # fmt: skip
+        if split.why and not self.rank:
+            log.log("topo").info("fabric between hosts: %s", split.why)
 
     def _create(self, comm: Any, island: Island, seconds: float) -> None:
         record.join(self.comm, self.facts, self.facts[self.rank])
@@ -193,7 +211,7 @@ class Job:
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if not users or users.startswith("^"):
-                os.environ.setdefault(f"{prefix}_UCX_TLS", f"{users},{ipc}" if users else f"^{ipc}")
+                os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
     def _pace(self) -> None:
         """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
@@ -204,9 +222,10 @@ class Job:
         """Whether native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
         return self.native is not None and collective_library(memory)
 
-    def contains(self, processes: list[str]) -> bool:
-        """True when all of ``processes`` took part in this job."""
-        return all(name in self.index for name in processes)
+    def serves(self, everyone: Sequence[Facts]) -> bool:
+        """True when all of these ranks took part in this job, with the fabrics that they have now."""
+        theirs = (self.facts[self.index[f.process]] for f in everyone if f.process in self.index)
+        return [f.fabric for f in theirs] == [f.fabric for f in everyone]
 
     def close(self) -> None:
         """Destroy the contexts; collective among the ranks."""
@@ -223,8 +242,6 @@ _process: Process | None = None
 _jobs: list[Job] = []
 _made = [0]
 _place: Place | None = None
-#: Jobs that came to nothing where ranks meet in a store: libucc may go on with what it has of them.
-_forsaken: list[Job] = []
 
 
 def begun() -> bool:
@@ -248,7 +265,11 @@ def place_here(world_rank: int, world_size: int) -> Place:
     global _place
     if _place is None or not begun():
         layout = env.get("EMULATE")
-        _place = place_of(emulated_vendors(layout, world_size)[world_rank] if layout else "")
+        try:
+            vendor = emulated_vendors(layout, world_size)[world_rank] if layout else ""
+        except ValueError as error:
+            raise ValueError(f"UCCH_EMULATE: {error}") from None
+        _place = place_of(vendor)
     return _place
 
 
@@ -257,19 +278,22 @@ def offer() -> tuple[str, ...]:
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if not job.spoilt)
 
 
-def job_of(comm: Any, everyone: list[Facts], islands_by: list[str], offers: list[tuple[str, ...]]) -> Job:
+def job_of(comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
     """
-    names, usable = [f.process for f in everyone], set.intersection(*(set(each[1:]) for each in offers))
+    usable = set.intersection(*(set(each[1:]) for each in offers))
     for job in _jobs:
-        if job.name in usable and job.contains(names):
+        if job.name in usable and job.serves(everyone):
             return job
-    nodes: dict[tuple[str, ...], int] = {}
-    hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
     _made[0] += 1
-    job = Job(process(), comm, everyone, Topology.group(islands_by, hosts), offers[0][0])
+
+    def library() -> bool:
+        process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
+        return runtime is not None and collective_library(runtime.memory_type)
+
+    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
 
@@ -286,14 +310,14 @@ def forsake(job: Job) -> None:
     """
     if not job.used and hasattr(job.comm, "watch"):
         faults.give_up(job.comm)
-        _forsaken.append(job)
+        quarantine.keep(job, bool, forsaken)
         if job in _jobs:
             _jobs.remove(job)
 
 
 def forsaken() -> bool:
     """Whether there are jobs that came to nothing."""
-    return bool(_forsaken)
+    return quarantine.release(forsaken) > 0
 
 
 def close_all() -> None:
@@ -318,9 +342,32 @@ _inherited = False
 def refuse_children() -> None:
     """Raise where MPI is that of the parent process."""
     if _inherited:
+        raise forked()
+
+
+def forked() -> NotSupported:
+    """The error of a child's calls on what is its parent's."""
+    return NotSupported(
+        "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
+        "(multiprocessing.set_start_method), or fork before MPI is imported"
+    )
+
+
+def refuse_foreign_launcher(world: Any) -> None:
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+
+    Args:
+        world: ``MPI.COMM_WORLD``.
+    """
+    told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
+    name, size = next(iter(told.items()), ("", "1"))
+    if world.Get_size() == 1 < int(size):
+        from mpi4py import MPI
+
         raise NotSupported(
-            "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
-            "(multiprocessing.set_start_method), or fork before MPI is imported"
+            f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
+            f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
+            "in MPI4PY_LIBMPI"
         )
 
 

@@ -22,7 +22,6 @@ from .. import env, log
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
-from . import exit
 
 #: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
 _LOOK_S = 0.02
@@ -42,7 +41,6 @@ def begin_without_mpi() -> None:
     load()
     log.configure()
     env.warn_unknown()
-    exit.register()
 
 
 class _World(NamedTuple):
@@ -341,20 +339,23 @@ class StoreComm:
         self._agreed += 1
         place = f"{self._prefix}/agreed/{self._agreed}"
         self.store.set(f"{place}/{self._rank}", word)
-        end = time.monotonic() + self.seconds
-        while not self.store.check([f"{place}/all"]):
+        missing: list[int] = []
+
+        def settled() -> bool:
+            if self.store.check([f"{place}/all"]):
+                return True
             dead = self.dead()
-            missing = [r for r in range(self._size) if r not in dead and not self.store.check([f"{place}/{r}"])]
+            missing[:] = [r for r in range(self._size) if r not in dead and not self.store.check([f"{place}/{r}"])]
             if not missing:
                 words = {r: self.store.get(f"{place}/{r}").decode() for r in range(self._size) if r not in dead}
                 self.store.compare_set(f"{place}/all", "", json.dumps([list(words.items()), dead]))
-            elif time.monotonic() > end:
-                raise CollectiveTimeout(
-                    f"rank {self._rank}: rank(s) {missing} of {self._prefix} live and did not come within "
-                    f"{self.seconds:g} s"
-                )
-            else:
-                time.sleep(_POLL_S)
+            return not missing
+
+        if not progress_until(settled, self.seconds, step=1e-4, longest=_POLL_S):
+            raise CollectiveTimeout(
+                f"rank {self._rank}: rank(s) {missing} of {self._prefix} live and did not come within "
+                f"{self.seconds:g} s"
+            )
         words, dead = json.loads(self.store.get(f"{place}/all"))
         return dict(words), dead
 

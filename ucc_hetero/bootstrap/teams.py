@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from ..bindings import ucc
+from ..bindings import quarantine, ucc
 from ..device import free_memory, own_device
 from ..errors import CollectiveError, CollectiveTimeout, DeviceError, LibraryError, RefusedError
 from ..machine.vendors import of_memory
@@ -20,32 +20,24 @@ from ..types import DTYPES, OPS
 from .process import TEAM_IDS, Job
 from .turns import alone, turn
 
-#: Bits of a tag: a communicator's number, and that of a call.
-_NUMBER_BITS, _FIRST_BITS = 12, 7
-
-
-#: Teams that did not come to be used.
-_spoilt: list[object] = []
+#: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
+#: for a team that some ranks leave is taken for that of the next one, which then never ends.
+_GRACE = 2.0
 
 
 class Teams:
-    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r.
+    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r."""
 
-    ``first``: the call from which on they are used, where others were before them.
-    """
-
-    def __init__(
-        self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float, first: int = 0
-    ) -> None:
+    def __init__(self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float) -> None:
         self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
-        #: Of the messages by which ranks come together; each MPI library has as many as this.
-        self.tag = number | (first % (1 << _FIRST_BITS)) << _NUMBER_BITS
+        #: Of the messages by which ranks come together.
+        self.tag = number
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
         #: Whether all ranks hold their turn at creating: they need not ask each other before each team.
         self.together = False
-        #: Whether a rank has left that call, as it was refused.
-        self.left: Callable[[int], bool] = lambda rank: False
+        #: When it was seen that this call was refused, while a team is made; 0 for never.
+        self._refused = 0.0
         hosts = [job.facts[place].host.memory for place in self.members]
         #: Whether ranks are on hosts of their own, so that no arrival board shows all of them.
         self.far = len(set(hosts)) > 1
@@ -103,7 +95,7 @@ class Teams:
                 self._canary(team, ranks, link)
             except BaseException as error:
                 job.spoilt = True
-                _spoilt.append(team)  # libucc goes on with what it has
+                quarantine.keep(team)  # libucc goes on with what it has
                 if isinstance(error, CollectiveTimeout):
                     raise CollectiveTimeout(self._late(ranks, link, team)) from error
                 if isinstance(error, LibraryError) and error.status == ucc.Status.ERR_NO_RESOURCE:
@@ -143,7 +135,7 @@ class Teams:
         """One rank's word; peers may need our side of earlier transfers before they come to speak."""
         word = array("b", [0])
         request = self.job.comm.Irecv(word, place, self.tag)
-        look = bool if self.look is None else partial(self._still_wanted, request, place, places)
+        look = bool if self.look is None else partial(self._still_wanted, request)
         if not progress_until(request.Test, self.timeout, look, step=1e-6):
             request.Cancel()
             raise CollectiveTimeout(
@@ -152,32 +144,24 @@ class Teams:
             )
         return word[0]
 
-    def _still_wanted(self, request: Any, place: int, places: list[int]) -> None:
-        """Leave where the call has become hopeless.
-
-        Whoever has said that it is ready has to wait for the first rank's answer even if the call was refused, unless
-        that one leaves, too: the others may be making the team by then, and nobody can leave libucc while it does.
-        """
+    def _still_wanted(self, request: Any) -> None:
+        """Leave where the call has become hopeless."""
         assert self.look is not None
         try:
             self.look()
-        except RefusedError:
-            if place == places[0] and not self.left(self.members.index(place)):
-                return
-            request.Cancel()
-            raise
         except BaseException:
             request.Cancel()
             raise
 
     def _look_inside(self) -> None:
-        """Look, while all ranks make the team: of a refused call, too, they do so to the end.
-
-        What libucc sends for a team that some ranks leave is taken for that of the next one, which then never ends.
-        """
+        """Look, while all ranks make the team: for a refused call, too, they do so to the end where that can be."""
         if self.look is not None:
-            with suppress(RefusedError):
+            try:
                 self.look()
+            except RefusedError:
+                self._refused = self._refused or time.monotonic()
+                if time.monotonic() > self._refused + _GRACE:  # a rank has left before it came here
+                    raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
         """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""

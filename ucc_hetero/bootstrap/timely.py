@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError, UCCHError
 from ..native.waiting import progress_until
 from . import faults
@@ -19,15 +21,32 @@ _T = TypeVar("_T")
 #: Bytes of a rank's object, behind those of its length, that travel in one exchange.
 _SHORT, _LENGTH = 384, 4
 
-#: Requests that were given up, and their memory: MPI may write to it still.
-_given_up: list[object] = []
+#: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
+_ASKED, _HERE = b"?", b"!"
+#: Seconds in which they answer.
+_ROLL_S = 2.0
+
+
+def _largest_tag() -> int:
+    """MPI's largest tag: one that a script hardly takes."""
+    from mpi4py import MPI
+
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert isinstance(tag, int)
+    return tag
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
+    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for.
 
-    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
+    ``tag`` is that of messages about ranks that do not come: MPI's largest by default.
+    """
+
+    def __init__(self, mpi: Any, seconds: float, what: str, tag: int | None = None) -> None:
         self._mpi, self._seconds, self._what = mpi, seconds, what
+        self._tag = _largest_tag() if tag is None else tag
+        #: Ranks that have said that they wait, or have waited, for the others.
+        self._come: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mpi, name)
@@ -51,9 +70,29 @@ class Timely:
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def together(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, in a thread that can be."""
+        """The result of a collective that cannot be left, made once all ranks have come to it, in a thread that can be.
+
+        Args:
+            call: makes MPI's blocking call.
+
+        Returns:
+            What the call returns.
+
+        Raises:
+            CollectiveTimeout: a rank did not come within the seconds; names the ranks.
+            PeerError: a rank has died.
+        """
+        self._wait(self._mpi.Ibarrier, None)
+        return self.apart(call)
+
+    def apart(self, call: Callable[[], _T]) -> _T:
+        """As :meth:`together`, of a call that some of the ranks make: none is named."""
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
-        return self.named(lambda: faults.in_time(what, self._seconds, call))
+        try:
+            return self.named(lambda: faults.in_time(what, self._seconds, call))
+        except CollectiveTimeout:
+            quarantine.keep(call, bool, unmet)  # another thread is in it still
+            raise
 
     def Dup(self) -> Any:
         return self.together(self._mpi.Dup)
@@ -63,11 +102,53 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-        if not progress_until(lambda: self.named(request.Test), self._seconds, longest=1e-4):
-            _given_up.append((request, memory))
+
+        def done() -> bool:
+            ended = bool(self.named(request.Test))
+            if not ended:
+                self._answer()
+            return ended
+
+        if not progress_until(done, self._seconds, longest=1e-4):
+            quarantine.keep((request, memory), request.Test, unmet)
+            missing = self._missing()
+            who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
-                f"rank {self._mpi.Get_rank()}: {self._what}: not every living rank came within {self._seconds:g} s"
+                f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self._seconds:g} s (UCCH_TIMEOUT)"
             )
+
+    def _answer(self) -> None:
+        """Tell the ranks that have waited in vain that this one waits, too.
+
+        Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
+        """
+        with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
+            while message := self._mpi.Improbe(tag=self._tag):
+                said = bytearray(1 + _LENGTH)
+                message.Recv(said)
+                source = int.from_bytes(said[1:], "little")
+                self._come.add(source)
+                if said[:1] == _ASKED:
+                    self._say(_HERE, source)
+
+    def _say(self, word: bytes, rank: int) -> None:
+        said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
+        with suppress(*faults.EXCHANGE_ERRORS):
+            sent = self._mpi.Isend(said, rank, self._tag)
+            quarantine.keep((sent, said), sent.Test, unmet)
+
+    def _missing(self) -> list[int]:
+        """Ranks that do not answer: they have not come, or do not run."""
+        others = set(range(self._mpi.Get_size())) - {self._mpi.Get_rank()}
+        for rank in others:
+            self._say(_ASKED, rank)
+
+        def told() -> bool:
+            self._answer()
+            return self._come >= others
+
+        progress_until(told, _ROLL_S)
+        return sorted(others - self._come)
 
     def named(self, call: Callable[[], _T]) -> _T:
         """The result of a call of MPI's; what it says of ranks that have died, with their numbers."""
@@ -103,3 +184,11 @@ def named(mpi: Any, call: Callable[[], _T]) -> _T:
         if dead := faults.dead_ranks(mpi):
             raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} of {mpi.Get_name()} died") from error
         raise
+
+
+def unmet() -> bool:
+    """True if this rank has given up a collective of MPI's that other ranks have not come to since."""
+    try:
+        return quarantine.release(unmet) > 0
+    except faults.EXCHANGE_ERRORS:  # of ranks that have died
+        return False

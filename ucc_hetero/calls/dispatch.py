@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
-from weakref import ref
+from typing import Any
 
 from .. import env
+from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
 from ..device import report, stream_handle
@@ -18,35 +18,26 @@ from ..errors import CollectiveError, DataError, DeviceError, NotSupported, Refu
 from ..native.libraries import ffi, lib, repeater
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion
-from .failure import StaleError, failure_of, not_started
+from .failure import ANEW, failure_of, not_started, refused
 from .mpi_fallback import Delegate, is_delegated
-from .persistent import PersistentRequest, retire, unsettle
+from .persistent import PersistentRequest, retire
 from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache, pointer
-from .refusals import Refusals
 from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
 from .stream_launch import Captured, Launches
 from .verification import Verification, sampled
-
-_T = TypeVar("_T")
-
-#: Non-blocking calls whose ranks exchange counts while they run.
-EXCHANGED = frozenset({"gatherv", "scatterv", "alltoallv", "alltoallw"})
 
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
-#: Programs and buffers of calls that failed or were dropped while libucc still used them; never freed.
-_graveyard: list[object] = []
-
 
 class Runner:
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any, *, arenas: bool = False) -> None:
+    def __init__(self, mpi: Any) -> None:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
@@ -58,7 +49,7 @@ class Runner:
         if self._repeater is not None:
             self.blocking = self._repeater.call
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, arenas)
+        self.members = members = Membership(mpi, self.timeout or 3600.0)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
@@ -70,9 +61,7 @@ class Runner:
         #: non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
         self.delegate = Delegate(mpi, self.board, self.timeout, self._broke)
-        self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._overtaken)
-        #: Calls that a rank has refused.
-        self.refusals = Refusals(members, self.timeout)
+        self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
@@ -123,9 +112,9 @@ class Runner:
                     if same_counts and self._repeat(kind, outof, into, (send, recv)):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
-            self._again_if_stale(self._general, call, (key, outof, into), rows)
+            self._general(call, (key, outof, into), rows)
         except Exception as error:
-            self.refuse_call(name, error, started=not self.exchanges)
+            self.refuse(error)
             raise
 
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
@@ -139,36 +128,18 @@ class Runner:
             return
         self._run(prepared)
         prepared.finish()
-        self.delegate.done_along()
         key, outof, into = seen
         self._cache.keep(key, prepared, outof, into)
         prepared.give_back()
 
-    def _again_if_stale(self, make: Callable[..., _T], *arguments: Any) -> _T:
-        """Make a call; anew if it turns out meanwhile that an earlier one has come to nothing."""
-        while True:
-            try:
-                return make(*arguments)
-            except StaleError:
-                continue
-
     def refuse(self, error: Exception) -> None:
-        """Tell the other ranks that this one cannot make its next call: a mistake that it alone may see."""
-        if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
-            self.refusals.refuse(f"{type(error).__name__}: {error}")
-            self._forget()
+        """Say that this rank cannot make its next call: a mistake that it alone may see.
 
-    def refuse_call(self, name: str, error: Exception, *, started: bool = True) -> None:
-        """As :meth:`refuse`; ``started``: of a call in which counts travel along with the data.
-
-        Also of one that others have refused, as they have sent theirs.
+        Where all ranks make it, each says so to itself, and they go on. Else the communicator ends on all of them.
         """
-        self.refuse(error)
-        ends = isinstance(error, CollectiveError) and not isinstance(error, RefusedError)
-        if started and name in EXCHANGED and self.size > 1 and not (self.broken or ends):
-            self.delegate.refuse_along()
-        else:
-            self.delegate.done_along()
+        if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
+            self.board.refuse(f"{type(error).__name__}: {error}")
+            self.ended(self.board.next)
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
         """Run a call of a known kind to its end; False when it could not start like this.
@@ -228,25 +199,12 @@ class Runner:
 
     def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
-            while stream is None:
-                try:
-                    return self._started(call)
-                except StaleError:
-                    continue  # as :meth:`_again_if_stale`, which takes a twentieth of a short call
+            if stream is None:
+                return self._started(call)
             return self._streamed(call, stream_handle(stream), completion)
         except Exception as error:
-            self.refuse_call(call.name, error, started=self._talks_along(stream, completion))
+            self.refuse(error)
             raise
-
-    @staticmethod
-    def _talks_along(stream: Any, completion: Completion) -> bool:
-        """Whether ranks that make an uneven call in this way send their counts along with the data."""
-        if stream is None or completion is Completion.HOST:
-            return stream is None
-        try:
-            return not lib.ucch_stream_captures(stream_handle(stream))
-        except Exception:  # it is the stream that is refused
-            return True
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
@@ -268,11 +226,14 @@ class Runner:
         if prepared is None:
             return finished()
         self._cache.keep(key, prepared, outof, into)
+        return self._start(prepared)
+
+    def _start(self, prepared: Prepared) -> Request:
+        """Begin a prepared call."""
         program = prepared.program
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
-            raise not_started(self.rank, prepared.label, state)
-        self.delegate.done_along()
+            raise not_started(self.board, self.rank, prepared.label, state)
         return self._request(program, prepared.kind, prepared, prepared)
 
     def _request(self, program: Program, kind: Kind, keep: object, prepared: Prepared | None = None) -> Request:
@@ -324,7 +285,6 @@ class Runner:
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
-        self.delegate.done_along()
         self._cache.keep(key, prepared, outof, into)
         prepared.give_back()
         return launched
@@ -406,22 +366,21 @@ class Runner:
             holds = ordered and runtime.holds
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
-            raise not_started(self.rank, prepared.label, state)
+            raise not_started(self.board, self.rank, prepared.label, state)
         request = self._request(program, prepared.kind, prepared, prepared)
         if state and prepared.staged is not None:
             prepared.staged.leave(stream)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
-        self.delegate.done_along()
         return request
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
         try:
             if is_delegated(call.op):
-                self._ready()
+                self._ready(calls=False)
                 return self.delegate.request(call, refuse=self.refuse)
-            prepared = self._again_if_stale(self._set_up, call)
+            prepared = self._set_up(call)
         except Exception as error:
             self.refuse(error)
             raise
@@ -432,8 +391,8 @@ class Runner:
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
-        self._ready()
-        prepared = self._prepared.prepare(call, exchange=True, now=False)
+        self._ready(calls=False)
+        prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         if prepared is None:
             return None
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
@@ -455,19 +414,24 @@ class Runner:
         """This process is a child that was forked: the communicator is its parent's."""
         self.orphaned, self.broken = True, "it is the parent process's"
         lib.ucch_board_break(self.board.native)
-        _graveyard.append(self)
+        quarantine.keep(self)
 
-    def _usable(self) -> None:
+    def _usable(self, *, calls: bool = True) -> None:
+        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
+        until this rank comes to the refused call that has ended it."""
         if self.orphaned:
             raise CollectiveError(
                 f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
                 "it by spawn (multiprocessing.set_start_method), or before there are any"
             )
-        if lib.ucch_board_revoked(self.board.native):
-            self.broken = self.broken or "it was revoked"
-            raise RevokedError(
-                f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
-            )
+        if lib.ucch_board_broken(self.board.native):
+            if lib.ucch_board_revoked(self.board.native):
+                self.broken = self.broken or "it was revoked"
+                raise RevokedError(
+                    f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
+                )
+            if calls and self.ended(self.board.next):
+                raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
             raise CollectiveError(
                 f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
@@ -475,25 +439,23 @@ class Runner:
             )
         reap()
 
-    def _ready(self) -> None:
-        """As :meth:`_usable`, for a collective: go on from the calls that were refused, as the other ranks do."""
-        self._usable()
+    def _ready(self, *, calls: bool = True) -> None:
+        """As :meth:`_usable`, for a collective."""
+        self._usable(calls=calls)
         look_around()
-        if self.refusals.pending:
-            self.refusals.settle()
-        if self.refusals.catch_up():
-            self._forget()
 
-    def _overtaken(self, keep: object) -> None:
-        """The last call came to nothing here, because another rank has refused it."""
-        _graveyard.append(keep)
-        self.refusals.give_up(int(lib.ucch_board_started(self.board.native)))
-        self._forget()
+    def ended(self, seq: int = 0) -> bool:
+        """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
+        Without a number, for any: who has not come to the refused call makes those before it."""
+        why = "" if self.broken else refused(self.board, seq)
+        if why:
+            self.abandon(why)
+        return bool(why)
 
     def _broke(self, failure: Exception, keep: object) -> None:
         """A call failed: whoever ran it may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
-        _graveyard.append(keep)
+        quarantine.keep(keep)
 
     def _run(self, prepared: Prepared) -> None:
         """Run a prepared call to its end, in this thread."""
@@ -504,7 +466,7 @@ class Runner:
             self._interrupted(program, prepared, prepared.label)
             raise
         if state < 0:
-            raise not_started(self.rank, prepared.label, state)
+            raise not_started(self.board, self.rank, prepared.label, state)
         self._judge(program, state, prepared, prepared.label)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -517,7 +479,7 @@ class Runner:
         if lib.ucch_program_active(program.handle):
             if not self.broken:
                 self.abandon(f"{label} was interrupted")
-            _graveyard.append((program, keep))
+            quarantine.keep((program, keep))
         else:
             with suppress(Exception):
                 self._judge(program, int(lib.ucch_peek(program.op)), keep, label)
@@ -528,13 +490,6 @@ class Runner:
         failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
         if self._verification is not None:
             failure = self._verification.found() or failure
-        if isinstance(failure, RefusedError) and program.execution < _LAUNCHED:
-            error = ffi.new("ucch_error *")
-            lib.ucch_op_error(program.op, error)
-            _graveyard.append((program, keep))
-            self.refusals.give_up(int(error.seq))
-            self._forget()
-            raise failure
         if isinstance(keep, Prepared):
             failure = keep.reason(failure)
         self._broke(failure, (program, keep))
@@ -550,7 +505,6 @@ class Runner:
         self._known.clear()
         if self._repeater is not None:
             self._repeater.clear()
-        unsettle(self)
 
     def stats(self) -> dict[str, float]:
         """Finished calls, seconds from their starts to their ends, and bytes of the callers' buffers."""
@@ -570,16 +524,15 @@ class Runner:
 
     def close(self) -> bool:
         """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
+        self.ended()
         together = wind_up(self)
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         retire(self)
-        if not self.broken:
-            self.refusals.catch_up()
-        if self.broken:
+        if self.broken or self.ended():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
-            _graveyard.append((self.members, self._cache, self._persistent))
+            quarantine.keep((self.members, self._cache, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
@@ -594,50 +547,36 @@ class _Standing:
     """A call that was set up, to be started again and again."""
 
     def __init__(self, run: Runner, prepared: Prepared, call: CallSpec) -> None:
-        self._run, self._prepared, self._call, self._teams = run, prepared, call, run.members.teams
+        self._run, self._prepared, self._call = run, prepared, call
         self._verification = run._verification
         self._sample: Any = None
-        #: The request, which goes when nobody has it any more, also while its call is under way and holds this.
-        self._request: Callable[[], PersistentRequest | None] = lambda: None
 
     def request(self) -> PersistentRequest:
         """The request that its user starts and waits for."""
         run, prepared = self._run, self._prepared
-        made = PersistentRequest(
+        return PersistentRequest(
             prepared.program.op, prepared, self._start, self._finish, self._free, direct=self._direct(), owner=run,
             in_stream=partial(run.start, self._call), refuse=run.refuse,
         )  # fmt: skip
-        self._request = ref(made)
-        return made
 
     def _direct(self) -> Any:
         """The program, where it is all that a start needs."""
         return self._prepared.program.handle if self._prepared.in_place and self._verification is None else None
 
     def _start(self) -> int:
-        again = partial(self._run._again_if_stale, self._start_now)
         self._sample = None if self._verification is None else self._verification.take(self._call)
         if self._verification is None or self._sample is None:
-            return again()
-        return int(self._verification.within(self._sample, again))
+            return self._start_now()
+        return int(self._verification.within(self._sample, self._start_now))
 
     def _start_now(self) -> int:
         run = self._run
         run._ready()
-        if self._teams is not run.members.teams:  # a call was refused: others are used by now
-            self._free()
-            anew = run._set_up(self._call)
-            assert anew is not None
-            self._prepared, self._teams = anew, run.members.teams
-        elif not self._prepared.in_place:
+        if not self._prepared.in_place:
             self._prepared.refill()
-        program = self._prepared.program
-        state = int(lib.ucch_program_again(program.handle))
+        state = int(lib.ucch_program_again(self._prepared.program.handle))
         if state < 0:
-            raise not_started(run.rank, self._prepared.label, state)
-        request = self._request()
-        assert request is not None, "it is being started"
-        request.rebind(program.op, self._prepared, self._direct())
+            raise not_started(run.board, run.rank, self._prepared.label, state)
         return state
 
     def _finish(self, state: int, status: Any) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..native.libraries import ffi, lib
-from .message import Transfer
+from .message import Moved
 from .p2p import Messages
 from .persistent import PersistentRequest
 from .request import Request, finished
 from .status import fill_empty
 
 
-def start_all(messages: Messages, transfers: Sequence[Transfer]) -> list[Request]:
+def start_all(messages: Messages, transfers: Sequence[Moved]) -> list[Request]:
     """Start transfers, in order: all of them or none."""
     started: list[Request] = []
     try:

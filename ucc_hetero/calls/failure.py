@@ -19,13 +19,14 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..trace import flight
 
 _E = TypeVar("_E", bound=UCCHError)
 
 
-class StaleError(RefusedError):
-    """Nothing was started: it has to be prepared anew, because an earlier call came to nothing."""
+#: What to do once a call was refused that other ranks make.
+ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
@@ -35,8 +36,10 @@ def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return explain(error, board, rank, label, timeout)
 
 
-def not_started(rank: int, label: str, status: int) -> Exception:
+def not_started(board: Board, rank: int, label: str, status: int) -> Exception:
     """The exception for a call that the engine did not begin."""
+    if status == lib.UCCH_FAIL_BROKEN and (ended := refused(board, board.next)):  # since it was looked at
+        return RefusedError(f"rank {rank}: {label}: {ended}; {ANEW}")
     if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
         return DeviceError(
             f"rank {rank}: {label} needs rings, and no pinned memory is left "
@@ -48,8 +51,6 @@ def not_started(rank: int, label: str, status: int) -> Exception:
         return NotSupported(
             f"rank {rank}: {label}: make such a call once before capturing, so that its kernel is there"
         )
-    if status == lib.UCCH_STALE:
-        return StaleError(f"rank {rank}: {label}: an earlier call came to nothing")
     why = status_name(status)
     if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
         why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
@@ -90,15 +91,28 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         other = board.label(peer, seq) or "something else"
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
-    if status == lib.UCCH_FAIL_REFUSED:
-        return RefusedError(f"{where}: {_refused(board.refusal(seq), seq)}")
+    if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
+        progress_until(lambda: bool(refused(board, seq) or board.fate(peer)) or board.dead() != -1, _WHY_S)
+    if status in _BY_REFUSAL and (why := refused(board, seq)):
+        return RefusedError(f"{where}: {why}; {ANEW}")
     if status == lib.UCCH_FAIL_REVOKED:
         return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
     if status == lib.UCCH_FAIL_PEER:
+        if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
+            first, odd = board.parted(seq)
+            if first:
+                called = board.label(odd, first) or "something else"
+                return MismatchError(
+                    f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
+                )
+        if board.fate(peer) <= lib.UCCH_LEFT and 0 < (failed := board.given_up(peer)) <= seq:
+            return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
         return PeerError(f"{where}: {_gone(board, peer, rank)}")
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
         who = f"; rank(s) {missing} have not called it" if missing else ""
+        if elsewhere := [text for peer in missing[:4] if (text := board.elsewhere(peer))]:
+            who += f" (communicator {board.id}): {'; '.join(elsewhere)}; use communicators in one order on all ranks"
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
         )
@@ -113,7 +127,19 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
+    if not ended and lib.ucch_board_doubtful(board.native, seq):
+        lost = "; an operation of another rank of this host ended in an endpoint error, as a peer is gone"
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
+
+
+#: How calls and messages end where a refused call has ended the communicator: ranks leave it.
+_BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
+
+
+#: Seconds in which a rank says why it has given a call up. That it has, rings of devices tell other hosts at once; who
+#: has refused it or died goes beside the data, in turns of a tenth of a second (net/circle.c). The call has failed, and
+#: nothing is under way that could end by then: no more is waited than it takes to name the right rank.
+_WHY_S = 1.0
 
 
 def _gone(board: Board, peer: int, rank: int) -> str:
@@ -125,11 +151,17 @@ def _gone(board: Board, peer: int, rank: int) -> str:
     if how == lib.UCCH_SILENT:
         many = "five times UCCH_HEARTBEAT seconds"
         return f"rank {peer} was stopped, or its host is overloaded: it said nothing for {many}"
+    if how == lib.UCCH_LEFT:
+        return f"rank {peer} has left the job or died, or a call has failed there, which ended this communicator for it"
     return f"rank {peer} has left the job or died"
 
 
-def _refused(refusal: Any, seq: int) -> str:
-    if refusal is None:
-        return "another rank refused its part of it"
-    what = "refused its part" if refusal.call == seq else f"refused call {refusal.call} before it"
-    return f"rank {refusal.rank} {what}: {ffi.string(refusal.text).decode(errors='replace')}"
+def refused(board: Board, seq: int = 0) -> str:
+    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: a call that ends by that, as
+    it is the refused one or comes later."""
+    found = board.refusal()
+    if found is None or found[0] > seq > 0:
+        return ""
+    call, rank, text = found
+    what = "refused its part" if call == seq else f"refused call {call}"
+    return f"rank {rank} {what}: {text}" if rank >= 0 else "another rank has refused a call"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
@@ -23,12 +23,10 @@ def source_and_tag(code: int) -> tuple[int, int]:
 
 
 class Ways(NamedTuple):
-    """How a message is begun with ``buffer``: by ``plain(timeout)``, after ``queued(stream, eager, timeout)`` where
-    there is one and that is 0, as it has no room."""
+    """How a message is begun with ``buffer``."""
 
     buffer: Buffer
-    plain: Callable[[float], Any]
-    queued: Callable[[Any, bool, float], int] | None = None
+    begin: Callable[[float], Any]
 
 
 class Transfer:
@@ -84,6 +82,24 @@ class Transfer:
             self.bounce.down(self.original, pinned, self.stream)
         return pinned
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caller's memory."""
+        return self.buffer.nbytes
+
+    @property
+    def moved(self) -> bool:
+        """Whether the caller's memory is not what is sent or received."""
+        return self.buffer is not self.original
+
+    def held(self) -> bool:
+        """Whether somebody still uses its memory, although it may have ended for us."""
+        return bool(lib.ucch_message_held(self.handle))
+
+    def cancel(self) -> None:
+        """Take back a receive that nothing has matched."""
+        lib.ucch_message_cancel(self.handle)
+
     def refill(self) -> None:
         """Take the caller's data anew, before a persistent send starts again."""
         if self.bounce is not None or self.original.layout is not None:
@@ -107,3 +123,48 @@ class Transfer:
         code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
         lib.ucch_message_info(self.handle, code, nbytes)
         return (*source_and_tag(int(code[0])), int(nbytes[0]))
+
+
+class Letter:
+    """A message that the streams of both ranks hand each other (p2p/lane.c): as a :class:`Transfer`, for use once.
+
+    It cannot be taken back: those behind it would be taken for it.
+    """
+
+    __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
+
+    bounce, by_stream, moved = None, False, False
+
+    def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
+        """``how`` is of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
+        self.handle = ffi.gc(lib.ucch_letter_new(), lib.ucch_letter_free)
+        self.op = lib.ucch_letter_op(self.handle)
+        self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
+        self.address, self.nbytes, self.keep = address, nbytes, keep
+
+    @property
+    def what(self) -> str:
+        """As that of a :class:`Transfer`."""
+        if self.how & lib.UCCH_LETTER_COMES:
+            return "receive"
+        return "synchronous send" if self.how & lib.UCCH_LETTER_SYNC else "send"
+
+    def held(self) -> bool:
+        """As :meth:`Transfer.held`."""
+        return bool(lib.ucch_letter_held(self.handle))
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def spread(self) -> None:
+        """Nothing to do: the data is in its place."""
+
+    def envelope(self) -> tuple[int, int, int]:
+        """As :meth:`Transfer.envelope`."""
+        tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
+        lib.ucch_letter_info(self.handle, tag, nbytes)
+        return self.peer, int(tag[0]), int(nbytes[0])
+
+
+#: A message by libucp or by lanes.
+Moved: TypeAlias = Transfer | Letter

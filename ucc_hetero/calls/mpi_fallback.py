@@ -7,22 +7,18 @@ something else, is missing or dies ends in an error here too.
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..bindings.handle import sweep
+from ..bindings import quarantine
 from ..bootstrap.liveness import Board
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
-from ..errors import CollectiveError, CollectiveTimeout, NotSupported
+from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
-from ..planner.collectives import Call
 from ..types import Op
 from .arguments import CallSpec, root_of
 from .failure import explain
@@ -45,31 +41,28 @@ def is_delegated(op: Any) -> bool:
 
 
 class Watch:
-    """A call while MPI runs it, or while it is prepared (``announce``): shown to the peers, timed, compared."""
+    """A call while MPI runs it, or while it is prepared: shown to the peers, timed, compared.
 
-    def __init__(self, board: Board, rank: int, label: str, timeout: float, *, announce: bool = False) -> None:
+    ``show`` does the first, and returns the call's number and that of its record.
+    """
+
+    def __init__(
+        self, board: Board, rank: int, label: str, timeout: float, show: Callable[[str], tuple[int, int]] | None = None
+    ) -> None:
         self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
         self.began = time.monotonic()
-        self.since = lib.ucch_board_since(board.native)
-        self.seq, self.record = (board.announce(label), 0) if announce else board.publish(label)
+        self.seq, self.record = (show or board.publish)(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
         look_around()
         elapsed = time.monotonic() - self.began
-        native = self.board.native
-        status, peer = lib.UCCH_FAIL_MISMATCH, lib.ucch_board_mismatch(native, self.seq)
-        refused = bool(lib.ucch_board_refused(native, self.since, self.seq, ffi.NULL))
-        if refused:
-            status = lib.UCCH_FAIL_REFUSED
-        elif lib.ucch_board_revoked(native):
-            refused, status = True, lib.UCCH_FAIL_REVOKED
-        elif peer == -1:
-            status, peer = lib.UCCH_FAIL_PEER, lib.ucch_board_gone(native, self.seq)
-        if peer == -1 and not refused:
-            if not 0 < self.timeout < elapsed:
-                return
-            status = lib.UCCH_FAIL_TIMEOUT
+        status, peer = self.board.verdict(self.seq)
+        if not status:
+            peer = lib.ucch_board_gone(self.board.native, self.seq)
+            status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
+        if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
+            return
         lib.ucch_record_end(self.record, status)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.rank, self.label, self.timeout)
@@ -83,16 +76,16 @@ class Watch:
 
     def wait(self, request: Any) -> None:
         """Wait for an MPI request."""
-        while not self.poll(request):
-            if time.monotonic() - self.began < _PATIENCE:
-                os.sched_yield()
-            else:
-                self.look()
-                time.sleep(_NAP)
+        done = partial(self.poll, request)
+        progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
+
+    def give_up(self) -> None:
+        """Tell the others that the call has failed here, which breaks the communicator: it may go on with them."""
+        lib.ucch_board_failed(self.board.native, self.seq)
 
     def finish(self, nbytes: int) -> None:
         """Count the call, once nobody turns out to have called something else."""
-        if lib.ucch_board_mismatch(self.board.native, self.seq) != -1:
+        if self.board.verdict(self.seq)[0]:
             self.look()
         lib.ucch_record_end(self.record, 0)
         lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)
@@ -146,6 +139,7 @@ class _Delegated(PersistentRequest):
             watch.finish(0)
         except CollectiveError as error:
             self._close()
+            watch.give_up()
             self._parts[2](error, self._request)
             raise
         self._close()
@@ -158,7 +152,8 @@ class _Delegated(PersistentRequest):
     def _drop(self) -> None:
         """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
         assert self._watch is not None
-        _forsaken.append(_Forsaken(self._watch, self._request, self._parts))
+        forsaken = _Forsaken(self._watch, self._request, self._parts)
+        quarantine.keep(forsaken, forsaken.ended, self._watch.board)
 
 
 class _Forsaken(NamedTuple):
@@ -177,12 +172,10 @@ class _Forsaken(NamedTuple):
                 return False
             self.watch.finish(0)
         except CollectiveError as error:
+            self.watch.give_up()
             fail(error, self.request)
         count(-1)
         return True
-
-
-_forsaken: deque[_Forsaken] = deque()
 
 
 class Delegate:
@@ -201,24 +194,10 @@ class Delegate:
         self.failed = failed
         #: Requests in flight.
         self.active = 0
-        #: Exchanges of counts of calls that this rank has refused: (request, its memory).
-        self._joined: list[tuple[Any, object]] = []
-        #: The exchange of counts of a call that has not begun: there is one for each call, however often that is tried.
-        self._along: tuple[Any, Any, object] | None = None
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
-        left = 0
-
-        def busy(each: _Forsaken) -> bool:
-            nonlocal left
-            mine = each.watch.board is self.board
-            stays = not (mine and each.ended())
-            left += mine and stays
-            return stays
-
-        sweep(_forsaken, busy)
-        return left
+        return quarantine.release(self.board)
 
     def start(self, call: CallSpec) -> PersistentRequest:
         """Begin a reduction."""
@@ -260,22 +239,6 @@ class Delegate:
         self.active += change
         lib.ucch_unlock()
 
-    def refuse_along(self) -> None:
-        """Take part in the exchange of counts of a call that comes to nothing here, unless this rank has."""
-        self._joined = [each for each in self._joined if not each[0].Test()]
-        request, *words = self._along or self._exchange_along(-1)
-        self._joined.append((request, words))
-        self.done_along()
-
-    def done_along(self) -> None:
-        """The call whose counts were sent has begun, or failed: those to come are another one's."""
-        self._along = None
-
-    def _exchange_along(self, mine: Any) -> tuple[Any, Any, object]:
-        words, got = np.full(self.size, -1, np.int64), np.full(self.size, -1, np.int64)
-        words[:] = mine
-        return self.mpi.Ialltoall(words, got), got, words
-
     def _host_memory(self, name: str, argument: str, spec: Any) -> None:
         """MPI may know nothing of GPUs: a device pointer would end the job."""
         buffer = spec[0] if isinstance(spec, (list, tuple)) and spec else spec
@@ -287,24 +250,3 @@ class Delegate:
                 f"{name} on rank {self.rank}: {argument} is in {memory.vendor} memory; the user's own operations, "
                 "MINLOC and MAXLOC work on host memory only: copy it to the host first"
             )
-
-    def send_along(self, call: Call, mine: Any) -> tuple[Any, Callable[[], None]]:
-        """Let the counts travel the way of an uneven call's data: (what arrives here, what waits for it)."""
-        # To all, also where only the root has anything to compare: a rank that refuses may not know who that is.
-        if call.collective != "alltoallv" and self.rank != call.root:
-            words = np.full(self.size, -1, np.int64)
-            words[call.root] = mine[0]
-        else:
-            words = mine
-        self._along = self._along or self._exchange_along(words)
-        request, got, _ = self._along
-        if call.collective != "alltoallv" and (self.rank == call.root) == (call.collective == "scatterv"):
-            got = mine  # there is nothing to compare
-        elif call.collective == "scatterv":
-            got = got[call.root : call.root + 1]
-
-        def wait() -> None:
-            if not progress_until(request.Test, self.timeout, longest=_NAP):
-                raise CollectiveTimeout(f"rank {self.rank}: {call.collective}: other ranks have not called it")
-
-        return got, wait

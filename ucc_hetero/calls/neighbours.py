@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
 from ..device import pointer_vendor
-from ..errors import CollectiveError, MismatchError
+from ..errors import CollectiveError, MismatchError, RefusedError
+from ..native.libraries import lib
 from .exchange import Exchange, PersistentExchange, start_all
-from .message import Transfer
+from .failure import ANEW, refused
+from .message import Moved
+from .mpi_fallback import Watch
 from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .request import Request, finished
@@ -80,24 +83,56 @@ class Neighbourhood:
 
     def run(self, name: str, send: Any, recv: Any) -> None:
         """A call, to its end."""
-        incoming, outgoing = self._transfers(name, send, recv)
+        watch, incoming, outgoing = self._enter(name, send, recv)
         try:
             self._messages.run_all([*incoming, *outgoing])
             self._check(name, incoming)
+            watch.finish(0)
         except BaseException as error:
-            self._fail(name, error)
+            self._fail(watch, error)
 
     def start(self, name: str, send: Any, recv: Any) -> Request:
         """A call that goes on in the background."""
-        incoming, outgoing = self._transfers(name, send, recv)
-        return self._start(name, incoming, outgoing)
+        watch, incoming, outgoing = self._enter(name, send, recv)
+
+        def end() -> None:
+            self._check(name, incoming)
+            watch.finish(0)
+
+        if not incoming and not outgoing:
+            end()
+            return finished()
+        try:
+            began = start_all(self._messages, [*incoming, *outgoing])
+        except BaseException as error:
+            self._fail(watch, error)
+        return Exchange(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
         """A call that can be started many times, with what the buffers then hold."""
-        self._transfers(name, send, recv)  # mistakes are found here
+        self._understood(name, send, recv)  # mistakes are found here
         return PersistentExchange(lambda: self.start(name, send, recv), self._messages.runner)
 
-    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Transfer], list[Transfer]]:
+    def _enter(self, name: str, send: Any, recv: Any) -> tuple[Watch, list[Moved], list[Moved]]:
+        """Make a call, as the other ranks see it: (what watches it, the messages that come, and those that go)."""
+        incoming, outgoing = self._understood(name, send, recv)
+        run = self._messages.runner
+        watch = Watch(run.board, run.rank, name, run.timeout)
+        try:
+            watch.look()
+        except CollectiveError as error:
+            self._fail(watch, error)
+        return watch, incoming, outgoing
+
+    def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
+        """The messages of a call; a mistake is a refused call, as that of any collective."""
+        try:
+            return self._transfers(name, send, recv)
+        except Exception as error:
+            self._messages.runner.refuse(error)
+            raise
+
+    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
@@ -118,28 +153,24 @@ class Neighbourhood:
         about = {"argument": argument, "rank": self._messages.rank, "pointer_vendor": pointer_vendor}
         return divide(spec, edges, writable=writable, **about) if edges else ()
 
-    def _start(self, name: str, incoming: list[Transfer], outgoing: list[Transfer]) -> Request:
-        if not incoming and not outgoing:
-            return finished()
-        try:
-            began = start_all(self._messages, [*incoming, *outgoing])
-        except BaseException as error:
-            self._fail(name, error)
-        return Exchange(began, end=lambda: self._check(name, incoming), fail=lambda error: self._fail(name, error))
-
-    def _check(self, name: str, incoming: list[Transfer]) -> None:
+    def _check(self, name: str, incoming: list[Moved]) -> None:
         """Compare what came with what was expected; more than that has failed already."""
         messages = self._messages
         for i, transfer in enumerate(incoming):
             if transfer.peer == messages.null:
                 continue
             nbytes = transfer.envelope()[2]
-            if nbytes != transfer.original.nbytes:
+            if nbytes != transfer.nbytes:
                 raise MismatchError(
                     f"rank {messages.rank}: {name}: rank {transfer.peer}, neighbour {i}, sent {nbytes} bytes where "
-                    f"recvbuf has {transfer.original.nbytes} for it"
+                    f"recvbuf has {transfer.nbytes} for it"
                 )
 
-    def _fail(self, name: str, error: BaseException) -> NoReturn:
+    def _fail(self, watch: Watch, error: BaseException) -> NoReturn:
+        name = watch.label
         self._broken = self._broken or f"{name} failed ({error or type(error).__name__})"
+        lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # its messages have records of their own
+        why = refused(watch.board, watch.seq)
+        if why and not isinstance(error, RefusedError):
+            raise RefusedError(f"rank {watch.rank}: {name}: {why}; {ANEW}") from error
         raise error

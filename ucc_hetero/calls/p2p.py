@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Container, Hashable, Sequence
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
@@ -33,20 +35,22 @@ from ..types import DTYPES
 from .arguments import whole
 from .dispatch import Runner
 from .failure import LOST, recorded
-from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Transfer, Ways
+from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 from .persistent import PersistentRequest
 from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, wait_op
+from .request import SLICE, Lasting, Request, look_around, wait_op
 from .status import set_status
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
-#: Where a message is part of no stream of the caller's.
-_OURS = lib.ucch_stream_ours()
-
 #: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
-_held: deque[Transfer] = deque()
+_held: deque[Moved] = deque()
 
+
+#: Messages of a lane that are under way at a time (p2p/lane.c).
+_DEPTH = 64
+_ANY_TAG = lib.UCCH_ANY_TAG
+_post = lib.ucch_letter_post
 
 #: The buffer of a message to or from MPI.PROC_NULL.
 _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
@@ -61,8 +65,8 @@ class Arrays:
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
-        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning, members.windows.near)
-        self._bounces: dict[bool, Bounce] = {}
+        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning)
+        self._bounce: Bounce | None = None
         #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
 
@@ -89,6 +93,10 @@ class Arrays:
     def _look(self, array: Any, writable: bool) -> Buffer:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
+    def on_device(self, buffer: Buffer) -> bool:
+        """Whether a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
+        return self._device.holds((("buf", buffer),))
+
     def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
         """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight;
         ``in_stream`` as in :meth:`.MessagePaths.wanted`.
@@ -100,44 +108,14 @@ class Arrays:
             return None
         if not self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream):
             return None
-        spare = self.paths.arenas(peer)
-        if spare not in self._bounces:
+        if self._bounce is None:
             assert device.runtime is not None
-            self._bounces[spare] = Bounce(device.runtime, spare=spare)
-        return self._bounces[spare]
+            self._bounce = Bounce(device.runtime)
+        return self._bounce
 
     def memory(self, buffer: Buffer) -> int:
         """The memory type for libucp of a buffer that :meth:`bounced` has seen."""
         return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
-
-
-class Matching:
-    """Numbers of one rank's messages with ``peers``, which do the same.
-
-    Messages of a tag are matched in their order, so that the n-th that was sent is the n-th to be received. Where one
-    is received from anyone, under any tag, or by a matching probe, a rank no longer knows which are to come.
-    """
-
-    def __init__(self, peers: Container[int], any_source: int, any_tag: int) -> None:
-        self._peers, self._wild = peers, (any_source, any_tag)
-        self._sent: Counter[tuple[int, int]] = Counter()
-        self._received: Counter[tuple[int, int]] = Counter()
-        self._known = True
-
-    def number(self, transfer: Transfer) -> int:
-        """That of a message which is begun now; 0 where its receiver does not know, or nobody asks."""
-        peer, tag = transfer.peer, transfer.tag
-        counts = self._received if transfer.what == "receive" else self._sent
-        if counts is self._received and (peer == self._wild[0] or tag == self._wild[1]):
-            self.lose()
-        if peer not in self._peers:
-            return 0
-        counts[peer, tag] += 1
-        return counts[peer, tag] if self._known or counts is self._sent else 0
-
-    def lose(self) -> None:
-        """Stop numbering what is received."""
-        self._known = False
 
 
 class Messages:
@@ -159,17 +137,19 @@ class Messages:
         shared = members.windows
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
-        #: Ranks that messages from or to device memory reach through shared pinned memory, or through arenas.
-        self._near = shared.near[members.rank] if shared.near else frozenset()
-        self._windows = shared.peers | self._near
+        #: Ranks that messages from or to device memory reach through shared pinned memory.
+        self._windows = shared.peers
         #: Every rank's key of its window; NULL where no message goes through a window.
         self.keys: Any = ffi.NULL
         if self._windows:
             self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
-        #: Ranks with which messages through a window, on streams, are copied by the streams of both sides.
-        self._queues = shared.streams
-        self.matching = Matching(self._queues, self.any_source, self.any_tag)
-        board = runner.members.board
+        board, channels = members.board, members.channels
+        #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
+        #: late may be kept from the driver, by a launch, when another one needs a message of it.
+        self._lanes: Any = ffi.NULL
+        late = any(facts.late for facts in members.facts)
+        if channels is not None and channels.computes and not (own or late):
+            self._lanes = channels.lanes(board.native)
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if self._slots and len(self._slots) == self.size:
@@ -182,9 +162,9 @@ class Messages:
 
     def usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
-        self.runner._usable()
+        self.runner._usable(calls=False)
         if _held:
-            sweep(_held, lambda transfer: lib.ucch_message_held(transfer.handle))
+            sweep(_held, lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
         """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""
@@ -232,18 +212,25 @@ class Messages:
 
     # --- sending and receiving ----------------------------------------------------------------------------------------
 
+    @overload
+    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ...) -> Transfer: ...
+
+    @overload
+    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any) -> Moved: ...
+
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> Transfer:
+    ) -> Moved:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
         what the buffer holds when ``stream`` gets there."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
-        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        least = 1 if dest in self._near or (stream is not None and dest in self._queues) else LEAST
-        window = bounce is not None and dest in self._windows and source.nbytes >= least and not copy
         what, at = "synchronous send" if sync else "send", self._stream(stream)
+        if at is not None and self.by_lane(dest):
+            return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
+        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
+        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
         transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
         transfer.sync, transfer.window = sync, window
         self._in_place(transfer)
@@ -266,14 +253,49 @@ class Messages:
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Transfer:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what the
-        sender's stream will send, or what comes from another host, is left to :meth:`take`."""
+    def by_lane(self, peer: int) -> bool:
+        """Whether a message in a stream with a rank is handed on by the streams of both (p2p/lane.c).
+
+        Raises:
+            NotSupported: It is received from any rank, and streams wait for one.
+        """
+        if self._lanes == ffi.NULL or peer in (self.rank, self.null):
+            return False
+        if peer == self.any_source:
+            raise NotSupported(
+                f"rank {self.rank}: a receive in a stream names its source among devices of several vendors, whose "
+                "streams hand each other messages; receive from any rank without stream=, as its sender must send"
+            )
+        return True
+
+    def _letter(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
+        """A message in a stream, between streams, that has not begun."""
+        if not self.arrays.on_device(buffer) and buffer.count:
+            raise NotSupported(
+                f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
+                "hand it on; host memory goes without stream="
+            )
+        if buffer.layout is not None:
+            raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
+        return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
+
+    @overload
+    def incoming(self, buf: Any, source: int, tag: int, *, taken: bool = ...) -> Transfer: ...
+
+    @overload
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any, taken: bool = ...) -> Moved: ...
+
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what comes
+        from another host is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
+        at = self._stream(stream)
+        if at is not None and self.by_lane(source):
+            return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
-        transfer = Transfer("receive", target, source, tag, bounce, self._stream(stream))
+        transfer = Transfer("receive", target, source, tag, bounce, at)
         self._in_place(transfer)
         transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
         # A receive without a bounce buffer into a device's memory is from another host, and not through a window.
@@ -281,48 +303,74 @@ class Messages:
             into = transfer.buffer if transfer.bounce is None else target
             pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
             lib.ucch_message_rendezvous(transfer.handle, pointer, into.nbytes, on_device)
-            if taken and on_device and source in self._queues:
-                lib.ucch_message_later(transfer.handle)
         return transfer
 
     @staticmethod
-    def take(request: Request, stream: int, *, early: bool = False) -> bool:
-        """Let a stream wait for a message that has come (``ucch_wait_matched`` says so), and have it from then on.
+    def take(request: Request, stream: int) -> bool:
+        """Let a stream wait for a message of another host, and copy it to its place.
 
-        ``early``: or for one that has not, where that can be. False where the host goes on receiving it, or it has
-        ended: as for any message, the request is waited for.
+        False where the host goes on receiving it: as for any message, the request is waited for.
         """
         transfer: Any = request._keep
-        into = ffi.cast("void *", stream)
-        if transfer.by_stream:
-            taken = lib.ucch_message_deliver(transfer.handle, ffi.cast("void *", transfer.original.ptr), into)
-        else:
-            taken = lib.ucch_message_take(transfer.handle, into, early)
-        return bool(taken == 1)
+        into, place = ffi.cast("void *", stream), ffi.cast("void *", transfer.original.ptr)
+        return bool(transfer.by_stream and lib.ucch_message_deliver(transfer.handle, place, into) == 1)
 
-    def begin(self, transfer: Transfer, timeout: float) -> None:
+    def begin(self, transfer: Moved, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
-        peer = transfer.peer
-        if peer == self.null:
+        if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
+        if isinstance(transfer, Letter):
+            self.post(transfer, timeout)
+            return
         ways = transfer.ways
         if ways is None or ways.buffer is not transfer.buffer:
             self._watch(transfer)
             ways = transfer.ways = self._ways(transfer)
-        if self._queues:
-            number = self.matching.number(transfer)
-            lib.ucch_message_number(transfer.handle, self.keys[peer] if number else 0, number)
-        stream = None if transfer.stream is None else ffi.cast("void *", transfer.stream)
-        if ways.queued is not None and (stream is not None or peer in self._near):
-            eager = not transfer.sync and ways.buffer.nbytes <= LEAST
-            queued = ways.queued(_OURS if stream is None else stream, eager, timeout)
-            if queued < 0:
+        if transfer.stream is not None:
+            stream = ffi.cast("void *", transfer.stream)
+            if lib.ucch_message_after(transfer.handle, stream) < 0:
                 raise self._not_begun(transfer)
-            if queued:
-                return  # else there is no room: hosts take part
-        if stream is not None and lib.ucch_message_after(transfer.handle, stream) < 0:
-            raise self._not_begun(transfer)
-        ways.plain(timeout)
+        ways.begin(timeout)
+
+    def post(self, letter: Letter, timeout: float) -> None:
+        """Give the streams of a lane a message that :meth:`by_lane` is true for; it has ``timeout`` seconds from now,
+        0 for no limit."""
+        if status := self._give(letter, timeout):
+            self._post_later(letter, timeout, status)
+
+    def _give(self, letter: Letter, timeout: float) -> int:
+        peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream
+        slot, wanted = self._slots.get(peer, self.size), _ANY_TAG if tag == self.any_tag else tag
+        at = letter.address
+        return int(_post(self._lanes, letter.handle, peer, slot, letter.how, at, size, wanted, stream, timeout))
+
+    def _post_later(self, letter: Letter, timeout: float, status: int) -> None:
+        """Wait until one of those under way has ended, if that is why a message was not taken."""
+        until = time.monotonic() + self.timeout if self.timeout else math.inf
+        while status:
+            if status != lib.UCCH_LATER:
+                raise self._not_posted(letter, status)
+            if time.monotonic() > until:
+                raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
+            lib.ucch_progress_once()
+            look_around()
+            status = self._give(letter, timeout)
+
+    def _not_posted(self, letter: Letter, status: int) -> UCCHError:
+        where = f"rank {self.rank}: {self._said(letter)}"
+        if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
+            return self._not_begun(letter)
+        if status == lib.UCCH_FAIL_REFUSED:
+            return CollectiveError(
+                f"{where} was not begun: rank {letter.peer} refused an earlier message with stream= to it, which was "
+                "longer than its receive or had another tag; later ones go on"
+            )
+        if status == lib.UCCH_FAIL_TIMEOUT:
+            return CollectiveTimeout(f"{where}: timeout, {_DEPTH} messages before it have not ended")
+        return CollectiveError(
+            f"{where}: an earlier message with stream= between the two has failed ({status_name(status)}), and none "
+            "can follow it: make a new communicator"
+        )
 
     def _ways(self, transfer: Transfer) -> Ways:
         peer, buffer = transfer.peer, transfer.buffer
@@ -335,11 +383,9 @@ class Messages:
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
         if not transfer.window:
             return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
-        queues = peer in self._near or peer in self._queues
-        queued = partial(lib.ucch_send_queued, *what, peer) if queues else None
-        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1), queued)
+        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1))
 
-    def _not_begun(self, transfer: Transfer) -> DeviceError:
+    def _not_begun(self, transfer: Moved) -> DeviceError:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
         return DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
 
@@ -356,7 +402,7 @@ class Messages:
         self._watch(transfer)
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
 
-    def run(self, transfer: Transfer, status: Any = None) -> None:
+    def run(self, transfer: Moved, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
         try:
             self.begin(transfer, self.timeout)
@@ -365,17 +411,17 @@ class Messages:
             raise
         self.wait(transfer, status)
 
-    def wait(self, transfer: Transfer, status: Any = None) -> None:
+    def wait(self, transfer: Moved, status: Any = None) -> None:
         """Wait for a transfer that was begun with a time limit."""
         try:
             state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
         except BaseException:
             self.withdraw(transfer)
             raise
-        if state != 1 or status is not None or transfer.buffer is not transfer.original:
+        if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
 
-    def run_all(self, transfers: Sequence[Transfer], status: Any = None) -> None:
+    def run_all(self, transfers: Sequence[Moved], status: Any = None) -> None:
         """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
         ended = 0
         try:
@@ -389,14 +435,17 @@ class Messages:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Transfer, *, lasting: bool = False) -> Request:
+    def start(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """Start a transfer that goes on in the background; one of ``lasting`` memory may be begun :meth:`again`."""
+        if isinstance(transfer, Letter) and transfer.what != "receive":
+            transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)
         return self.request(transfer, lasting=lasting)
 
-    def request(self, transfer: Transfer, *, lasting: bool = False) -> Request:
+    def request(self, transfer: Moved, *, lasting: bool = False) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
-        lib.ucch_progress_thread(1)
+        if not isinstance(transfer, Letter):  # the engine has seen to those
+            lib.ucch_progress_thread(1)
         end, cancel, kind = (
             partial(self._end_started, transfer),
             self._cancel(transfer),
@@ -448,25 +497,24 @@ class Messages:
         )
 
     @staticmethod
-    def _cancel(transfer: Transfer) -> Callable[[], None]:
-        return partial(lib.ucch_message_cancel, transfer.handle) if transfer.what == "receive" else _nothing
+    def _cancel(transfer: Moved) -> Callable[[], None]:
+        return transfer.cancel if transfer.what == "receive" else _nothing
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def withdraw(self, transfer: Transfer) -> None:
+    def withdraw(self, transfer: Moved) -> None:
         """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
         if transfer.what == "receive":
-            self.matching.lose()
-            lib.ucch_message_cancel(transfer.handle)
-        if lib.ucch_message_held(transfer.handle):
+            transfer.cancel()
+        if transfer.held():
             _held.append(transfer)
 
-    def _end_started(self, transfer: Transfer, state: int, status: Any) -> None:
+    def _end_started(self, transfer: Moved, state: int, status: Any) -> None:
         self._end(transfer, state, status)
-        if transfer.by_stream and lib.ucch_message_held(transfer.handle):
+        if transfer.by_stream and transfer.held():
             _held.append(transfer)
 
-    def _end(self, transfer: Transfer, state: int, status: Any) -> None:
+    def _end(self, transfer: Moved, state: int, status: Any) -> None:
         if transfer.peer == self.null:
             set_status(status, self.null, self.any_tag, 0)
             return
@@ -480,27 +528,31 @@ class Messages:
         if status is not None:
             set_status(status, *transfer.envelope())
 
-    def _fail(self, transfer: Transfer, status: Any) -> None:
+    def _fail(self, transfer: Moved, status: Any) -> None:
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
-        if transfer.what == "receive" and error.status != lib.UCCH_FAIL_TRUNCATED:
-            self.matching.lose()  # it may not have been matched
         if error.status == lib.UCCH_FAIL_CANCELLED:
             set_status(status, self.any_source, self.any_tag, 0)
             if status is not None:
                 status.Set_cancelled(True)
             return
-        if lib.ucch_message_held(transfer.handle):
-            _held.append(transfer)
-        failure = recorded(self._explain(transfer, error))
+        failure = self.failure(transfer)
         if status is not None:
             truncated = isinstance(failure, TruncationError)
             source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
-            nbytes = transfer.buffer.nbytes if truncated else 0
+            nbytes = transfer.nbytes if truncated else 0
             set_status(status, source, tag, nbytes, self._errors[truncated])
         raise failure
 
-    def _explain(self, transfer: Transfer, error: Any) -> UCCHError:
+    def failure(self, transfer: Moved) -> UCCHError:
+        """Why a transfer has failed; its memory is kept as long as somebody uses that."""
+        if transfer.held():
+            _held.append(transfer)
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(transfer.op, error)
+        return recorded(self._explain(transfer, error))
+
+    def _explain(self, transfer: Moved, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"
         if error.status == lib.UCCH_FAIL_TRUNCATED:
             source, tag, nbytes = transfer.envelope()
@@ -520,7 +572,11 @@ class Messages:
         if error.status == lib.UCCH_FAIL_DEVICE:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
-            return CollectiveError(f"{where}: another message of this tag was taken for it: begin them in one order")
+            source, tag, nbytes = transfer.envelope()
+            return CollectiveError(
+                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}: messages with stream= are matched in the "
+                "order in which both ranks begin them"
+            )
         known = error.status == lib.UCCH_FAIL_PEER
         if known or self.gone(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
@@ -529,12 +585,12 @@ class Messages:
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
-    def _said(self, transfer: Transfer) -> str:
+    def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
         tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
         way = "from" if transfer.what == "receive" else "to"
         upto = "up to " if transfer.what == "receive" else ""
-        return f"{transfer.what} of {upto}{transfer.buffer.nbytes} bytes {way} {peer}, {tag}"
+        return f"{transfer.what} of {upto}{transfer.nbytes} bytes {way} {peer}, {tag}"
 
 
 def _nothing() -> None:

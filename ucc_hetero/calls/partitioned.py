@@ -20,6 +20,7 @@ from ..buffers import Buffer, as_buffer
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .probe import Message, mprobe, probe
@@ -28,9 +29,6 @@ from .status import fill_empty, set_status
 
 #: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
 _HEADERS, _PARTITIONS = 0, 1 << 30
-
-#: Seconds between two looks whether other threads have marked all partitions ready.
-_NAP = 0.0005
 
 
 class _Header(NamedTuple):
@@ -242,18 +240,18 @@ class _Send(PartitionedRequest):
                 self._started[i] = messages.start(transfer)
 
     def _complete_set(self, *, wait: bool) -> bool:
-        began = time.monotonic()
-        while len(self._started) < len(self._parts):
-            if not wait:
-                lib.ucch_progress_once()
-                return False
-            if 0 < self._messages.timeout < time.monotonic() - began:
-                missing = [i for i in range(len(self._parts)) if i not in self._started]
-                raise CollectiveTimeout(
-                    f"{self._said()}: partitions {missing} were not marked ready (Pready) within "
-                    f"{self._messages.timeout:g} s (UCCH_TIMEOUT)"
-                )
-            time.sleep(_NAP)
+        def complete() -> bool:
+            return len(self._started) == len(self._parts)
+
+        if not wait:
+            lib.ucch_progress_once()
+            return complete()
+        if not progress_until(complete, self._messages.timeout):
+            missing = [i for i in range(len(self._parts)) if i not in self._started]
+            raise CollectiveTimeout(
+                f"{self._said()}: partitions {missing} were not marked ready (Pready) within "
+                f"{self._messages.timeout:g} s (UCCH_TIMEOUT)"
+            )
         return True
 
 

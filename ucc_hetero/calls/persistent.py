@@ -26,13 +26,6 @@ def retire(owner: object) -> None:
             request._refuse = None
 
 
-def unsettle(owner: object) -> None:
-    """Let the persistent requests of a communicator look before their next start what they are to start."""
-    for request in list(_standing):
-        if request._owner is owner:
-            request._direct = None
-
-
 class PersistentRequest(Request):
     """A call that was set up once and can be started again and again."""
 
@@ -119,13 +112,6 @@ class PersistentRequest(Request):
         if self._refuse is not None:
             self._refuse(error)
         raise error
-
-    def rebind(self, op: Any, keep: object, direct: Any) -> None:
-        """Stand for another native operation, which is idle."""
-        assert self._call is not None
-        self._op = self._own = self._call.op = op
-        self._keep = self._call.keep = keep
-        self._direct = direct
 
     @classmethod
     def Startall(cls, requests: Sequence[PersistentRequest]) -> None:

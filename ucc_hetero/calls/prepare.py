@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..device import kernels
 from ..engine.lowering import Execution, Program, Route, lower
 from ..engine.placement import Lowering, Placement
 from ..engine.stream_program import queues
-from ..errors import CollectiveError, MismatchError, NotSupported, RefusedError
+from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, elements, operands
@@ -28,12 +28,14 @@ from ..transport.bounce import Bounce
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
 from .arguments import Bound, CallSpec, bind
-from .failure import StaleError, explain
 from .mpi_fallback import Delegate, Watch
 from .ops import op_of
 from .program_cache import Kind, Kinds, ProgramCache
-from .request import look_around
+from .request import Request, look_around
 from .staging import HostCopies
+
+#: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
+_LATE = 1.0
 
 #: Bytes of a call's description that ranks compare under UCCH_CHECK.
 _SHOWN = 256
@@ -164,13 +166,11 @@ class Preparation:
         delegate: Delegate,
         cache: ProgramCache,
         run: Callable[[Prepared], None],
-        overtaken: Callable[[object], None],
+        start: Callable[[Prepared], Request],
     ) -> None:
         self.members, self._delegate, self._cache = members, delegate, cache
-        #: Told of what was to be made for a call that another rank has refused meanwhile.
-        self._overtaken = overtaken
-        #: Runs a prepared call to its end.
-        self._run = run
+        #: Runs a prepared call to its end, and begins one.
+        self._run, self._start = run, start
         self.rank, self.size = members.rank, members.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = env.get("CHECK") is True
@@ -186,14 +186,14 @@ class Preparation:
         call: CallSpec,
         *,
         exchange: bool = False,
-        now: bool = True,
+        sets_up: bool = False,
         rows: Any = None,
         stream: int | None = None,
     ) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
-        ``rows``: what they said, where they did already. ``now``: the call is the next one of this rank. ``stream``:
+        ``rows``: what they said, where they did already. ``sets_up``: it is to be started many times later. ``stream``:
         the data is there when this stream gets here.
         """
         if self.size == 1 and call.name == "barrier":
@@ -204,9 +204,9 @@ class Preparation:
             label += " host"  # libraries choose by the kind of memory: all ranks must have the same
         if self.check:
             self.compare(label)
-        prepared = self._lowered(bound, how, ours, label, on_device, now, stream)
-        if bound.local:
-            prepared.agreed = self._counts_in_flight(name, bound.call)
+        agreed = self._counts_in_flight(name, bound.call) if bound.local else None
+        prepared = self._lowered(bound, how, ours, label, on_device, sets_up, stream)
+        prepared.agreed = agreed
         prepared.exchange, prepared.counted = asked, counted
         prepared.repeatable = prepared.in_place and not (self.check or bound.local)
         return prepared
@@ -243,7 +243,7 @@ class Preparation:
             if not queues(channels, whole, Placement(plan, self.rank, what)):
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
             kind = self._cache.lowered((what, label), label)
-            program = kind.take() or self._build(what, bound, label, True, (choice, "graph"), (plan, channels))
+            program = kind.take() or self._build(what, bound, label, False, (choice, "graph"), (plan, channels))
         prepared = Prepared(bound, kind, program)
         prepared.exchange = about.asked
         if prepared.copies:
@@ -263,7 +263,7 @@ class Preparation:
         op: Op | None,
         label: str,
         on_device: bool,
-        now: bool,
+        sets_up: bool = False,
         stream: int | None = None,
     ) -> Prepared:
         what, copies = self._what(bound, how, on_device), None
@@ -276,8 +276,8 @@ class Preparation:
         program = kind.take()
         if program is None:
             local = bound.local
-            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, op, tuning)
-            program = self._build(what, bound, label, now, chosen)
+            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, tuning)
+            program = self._build(what, bound, label, sets_up, chosen)
         if copies is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, kind, program, copies)
@@ -311,7 +311,7 @@ class Preparation:
             return False
         found = self._ways.get((what, op))
         if found is None:
-            choice = self._choice(what, op, members.tuning)[0]
+            choice = self._choice(what, members.tuning)[0]
             plan, whole = (make_plan(members.topology, what.call, choice, rank) for rank in (self.rank, None))
             stays = choice.queued and queues(members.channels, whole, Placement(plan, self.rank, what))
             found = self._ways.keep((what, op), stays)
@@ -337,10 +337,10 @@ class Preparation:
             self._bounces.append(Bounce(members.runtime))
         return self._bounces[0]
 
-    def _choice(self, what: Lowering, op: Op | None, tuning: Tuning) -> tuple[Choice, str]:
+    def _choice(self, what: Lowering, tuning: Tuning) -> tuple[Choice, str]:
         """The choice for a call with counts, and what made it."""
         nbytes = elements(what.call) * what.dtype.itemsize
-        about = self.members.topology, what.call.collective, nbytes, op, tuning
+        about = self.members.topology, what.call.collective, nbytes, tuning
         return supported(choose(*about), nbytes), reason(*about)
 
     def _build(
@@ -348,7 +348,7 @@ class Preparation:
         what: Lowering,
         bound: Bound,
         label: str,
-        now: bool,
+        sets_up: bool,
         chosen: tuple[Choice, str],
         graph: tuple[Plan, Channels] | None = None,
     ) -> Program:
@@ -358,19 +358,9 @@ class Preparation:
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
         # Ranks that call different things would wait for each other while they make the teams of each.
-        if now:
-            members.teams.look = Watch(members.board, self.rank, label, self._delegate.timeout, announce=True).look
-        else:
-            members.teams.look = partial(self._look_ahead, label)
-        members.teams.left = partial(self._left, lib.ucch_board_next(members.board.native))
+        members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
         try:
             program = lower(plan, self.rank, what, members.teams, members.board, route, label)
-        except StaleError:
-            raise
-        except RefusedError:
-            lib.ucch_record_end(members.board.publish(label)[1], lib.UCCH_FAIL_REFUSED)
-            self._overtaken((plan, what))
-            raise
         except CollectiveError as error:
             self._delegate.failed(error, plan)
             raise
@@ -381,27 +371,28 @@ class Preparation:
         lib.ucch_program_bytes(program.handle, total)
         return program
 
-    def _left(self, number: int, rank: int) -> bool:
-        """Whether a rank has left the call that was refused and that call ``number`` came to nothing with."""
-        refusal = self.members.board.refusal(number)
-        return bool(lib.ucch_board_left(self.members.board.native, rank, refusal.call if refusal else number))
-
-    def _look_ahead(self, label: str) -> None:
-        """Raise when the teams for a call that is set up will not be made: a rank refuses to, or has new ones."""
-        look_around()
+    def _announced(self, label: str, *, as_any: bool = False) -> Watch:
+        """What watches a call while it is prepared."""
         board = self.members.board
-        if lib.ucch_board_revoked(board.native):
-            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REVOKED, "seq": 0, "peer": -1})
-            raise explain(error, board, self.rank, label, 0)
-        if lib.ucch_board_stale(board.native):
-            raise StaleError(f"rank {self.rank}: an earlier call came to nothing")
-        number = lib.ucch_board_next(board.native)
-        if lib.ucch_board_refused(board.native, lib.ucch_board_since(board.native), number, ffi.NULL):
-            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REFUSED, "seq": number, "peer": -1})
-            raise explain(error, board, self.rank, label, 0)
-        if (gone := lib.ucch_board_gone(board.native, 1 << 62)) != -1:  # whoever has left makes no teams
-            error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_PEER, "seq": number, "peer": gone})
-            raise explain(error, board, self.rank, label, 0)
+        announce = board.announce_any if as_any else board.announce
+        return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
+
+    def _setting_up(self, label: str) -> Callable[[], None]:
+        """Looks while a persistent call is set up, which is no call yet: others may make it in another form.
+
+        A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
+        Where that takes long it has refused to set it up.
+        """
+        began, late = time.monotonic(), list[Watch]()
+
+        def look() -> None:
+            look_around()
+            if not late and time.monotonic() - began > _LATE:
+                late.append(self._announced(label, as_any=True))
+            for watch in late:
+                watch.look()
+
+        return look
 
     def _without_counts(self, what: Lowering) -> Choice:
         """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
@@ -416,7 +407,7 @@ class Preparation:
         """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
-        prepared = self._lowered(bound, None, None, label, False, True)
+        prepared = self._lowered(bound, None, None, label, False)
         self._run(prepared)
         return Exchange(mine, rows, prepared, self._run)
 
@@ -481,26 +472,20 @@ class Preparation:
 
         libucc reports nothing when less arrives than was expected.
         """
-        me, p = self.rank, self.size
-        if call.collective == "alltoallv":
+        me, p, root = self.rank, self.size, call.root
+        ones = [int(root < 0 or root in (me, peer)) for peer in range(p)]
+        peers = [peer for peer in range(p) if ones[peer]]
+        mine = due = np.array([call.counts[me if root >= 0 and me != root else peer] for peer in peers], np.int64)
+        if root < 0:
             mine, due = np.array(call.counts[me * p : (me + 1) * p]), np.array(call.counts[me::p])
-            peers = list(range(p))
-        elif me == call.root:
-            mine = due = np.array(call.counts)
-            peers = list(range(p))
-        else:
-            mine = due = np.array(call.counts[me : me + 1])
-            peers = [call.root]
-        got, wait = self._delegate.send_along(call, mine)
-        board = self.members.board
-        number = lib.ucch_board_next(board.native)
+        got = np.empty(len(peers), np.int64)
+        bound = bind(CallSpec("alltoallv", [mine, ones], [got, ones]), p, me)
+        label = f"{name}{f' root={root}' if root >= 0 else ''}: counts along"
+        request = self._start(self._lowered(bound, None, None, label, False))
 
         def compare() -> None:
-            wait()
-            for peer, one, two in zip(peers, got, due, strict=False):
-                if one < 0:  # it refuses a call in which it has nothing for this rank, so that this came to its end
-                    error = ffi.new("ucch_error *", {"status": lib.UCCH_FAIL_REFUSED, "seq": number, "peer": peer})
-                    raise explain(error, board, me, name, 0)
+            request.Wait()
+            for peer, one, two in zip(peers, got, due, strict=True):
                 if one != two:
                     raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
 

@@ -73,6 +73,7 @@ class Message:
         if not self:
             raise ValueError("this message has been received already")
         transfer = self._messages.incoming(buf, self.source, self.tag)
+        assert isinstance(transfer, Transfer), "no stream is named"
         if not self._none:
             matched, self._matched = self._matched, None
             self._messages.begin_matched(transfer, matched, timeout)
@@ -107,8 +108,6 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
     keys, me = messages.keys, messages.rank
     if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
         return None
-    if remove:
-        messages.matching.lose()
     where, what = source_and_tag(int(code[0]))
     set_status(status, where, what, int(nbytes[0]))
     is_rts = bool(code[0] >> lib.UCCH_RTS_BIT & 1)

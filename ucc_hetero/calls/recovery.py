@@ -102,6 +102,8 @@ class Recovery:
         while True:
             faults.settle(mpi)
             mpi = self._timed("Shrink", mpi.Shrink)
+            if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
+                self._run.members.job.spoilt = True
             made, failure = self._attempt(adopt, mpi)
             if self._all_well(mpi, failure is None):
                 assert made is not None

@@ -9,12 +9,15 @@ from typing import Any
 
 from .. import log
 from ..bindings.handle import sweep
+from ..bootstrap.mpi_progress import progress_mpi
+from ..bootstrap.process import refuse_children
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
 
-#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
-SLICE = 0.05
+#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, which it does
+#: so many times between such looks.
+SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 
 _peek = lib.ucch_peek
 
@@ -53,9 +56,14 @@ def look_around() -> None:
 
 
 def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
-    """Wait for a native operation; 1 done, 2 failed. Signals are seen in between."""
-    while not (state := lib.ucch_wait(op, SLICE)):
-        look()
+    """Wait for a native operation; 1 done, 2 failed. Signals are seen in between, and MPI makes progress."""
+    refuse_children()
+    turn = 0
+    while not (state := lib.ucch_wait(op, _MPI_SLICE)):
+        progress_mpi()
+        if turn % _MPI_TURNS == 0:
+            look()
+        turn += 1
     return int(state)
 
 
@@ -165,6 +173,7 @@ class Request:
 
     def _ended(self) -> int:
         """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
+        refuse_children()
         state = int(lib.ucch_test(self._op))
         if not state and lookouts:
             look_around()
@@ -439,6 +448,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     """Wait until every or one of the active requests has ended."""
     active = [r for r in requests if not r._done]
     if active:
+        refuse_children()
         for request in active:
             request._arm()
         ops = [op for r in active for op in r._ops()]

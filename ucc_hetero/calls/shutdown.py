@@ -6,13 +6,12 @@ the sender wait for somebody to take it: such messages are thrown away until all
 
 from __future__ import annotations
 
-import math
-import time
 from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .. import log
+from ..bindings import quarantine
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from .request import dropped, look_around, withdraw
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Seconds between looks while nothing of our own is under way.
 _NAP = 2e-4
-#: Last reductions that this rank has entered and did not wait for: (request, its memory, MPI's communicator).
-_entered: list[tuple[Any, Any, Any]] = []
 
 
 def wind_up(run: Runner) -> bool:
@@ -49,20 +46,14 @@ def _refuse(run: Runner, held: int) -> None:
 
 def _end_ours(run: Runner) -> None:
     """Until nothing that was dropped, delegated or launched is under way; the communicator's timeout at most."""
-    until = time.monotonic() + (run.timeout or math.inf)
-    while time.monotonic() < until:
-        waiting = dropped(run)
-        if waiting:
-            lib.ucch_wait(waiting[0], _NAP)
-        elif not run.broken and run.delegate.settle():
-            time.sleep(_NAP)
-        elif not run.launches.active:
-            return
-        else:
-            lib.ucch_progress_once()
-            time.sleep(0)
+
+    def over() -> bool:
+        left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches.active
         _discard(run)
         look_around()
+        return not left
+
+    progress_until(over, run.timeout, longest=_NAP)
 
 
 def await_others(run: Runner, seconds: float) -> bool:
@@ -83,8 +74,8 @@ def await_others(run: Runner, seconds: float) -> bool:
         log.log("live").debug("the others are not waited for: %s", error)
         return False
     if not over:
-        _entered.append((request, (mine, least), run.mpi))
-    _forget_entered()
+        quarantine.keep((request, mine, least), partial(_all_have_left, request, run.mpi), _all_have_left)
+    quarantine.release(_all_have_left)
     return over
 
 
@@ -92,20 +83,18 @@ def _nobody_comes(run: Runner) -> bool:
     """Whether this communicator's ranks cannot be waited for; throws away what came meanwhile."""
     _discard(run)
     look_around()
-    return bool(run.broken) or run.board.dead() >= 0
+    return run.ended() or bool(run.broken) or run.board.dead() >= 0
 
 
-def _forget_entered() -> None:
-    """Give MPI's communicators back that all ranks have left by now: there are not many (2048 in MPICH)."""
-    for entry in list(_entered):
-        request, _, mpi = entry
-        try:
-            if not request.Test():
-                continue
-            mpi.Free()
-        except (RuntimeError, OSError) as error:
-            log.log("live").debug("a communicator is not given back: %s", error)
-        _entered.remove(entry)
+def _all_have_left(request: Any, mpi: Any) -> bool:
+    """True once all ranks have left MPI's communicator, which is given back: there are not many (2048 in MPICH)."""
+    try:
+        if not request.Test():
+            return False
+        mpi.Free()
+    except (RuntimeError, OSError) as error:
+        log.log("live").debug("a communicator is not given back: %s", error)
+    return True
 
 
 def _discard(run: Runner) -> None:

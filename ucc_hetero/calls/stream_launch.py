@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from ..bootstrap.liveness import Board
 from ..engine.lowering import Program
-from ..errors import CollectiveError
+from ..errors import CollectiveError, RefusedError
 from ..native.libraries import ffi, lib
-from .failure import failure_of, not_started
+from .failure import ANEW, failure_of, not_started, refused
 from .request import Request
 from .status import fill_empty
 
@@ -88,7 +88,7 @@ class Launches:
         if status == lib.UCCH_FAIL_BROKEN:
             self._broken(label)
         if status < 0:
-            raise not_started(self._rank, label, status)
+            raise not_started(self._board, self._rank, label, status)
 
     def failed(self, op: Any, program: Program, label: str, timeout: float) -> None:
         """Raise why a call failed."""
@@ -107,6 +107,8 @@ class Launches:
     def _broken(self, label: str) -> NoReturn:
         """Raise that an earlier call failed, and why."""
         first = lib.ucch_board_first_failure(self._board.native)
+        if first == _NULL and (why := refused(self._board, self._board.next)):
+            raise RefusedError(f"rank {self._rank}: {label}: {why}; {ANEW}")
         if first == _NULL:
             raise CollectiveError(f"rank {self._rank}: {label} could not be started: an earlier call failed")
         failure = failure_of(first, self._board, self._rank, "a call in a stream", 0.0)

@@ -214,7 +214,7 @@ class Verification:
         with self._lock:
             if failed and self._run.broken and sample in self._queue:  # others may have left because of earlier ones
                 progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
-            sample.finish(failed, int(lib.ucch_board_started(self._run.board.native)))
+            sample.finish(failed, int(lib.ucch_board_next(self._run.board.native)) - 1)
             if not (failed or self._run.broken):
                 progress_until(lambda: self._over(sample), _MOMENT, longest=1e-4)
 

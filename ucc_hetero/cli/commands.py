@@ -1,4 +1,4 @@
-"""The commands ``plan``, ``topo``, ``tune`` and ``store`` of ``python -m ucc_hetero``: arguments, and who prints."""
+"""The commands ``plan``, ``topo``, ``tune``, ``trace`` and ``store`` of ``python -m ucc_hetero``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .. import env
+from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
-from ..planner.cost import GUESS
-from ..planner.rules import Wires
 from ..planner.select import Choice
 from ..planner.topology import Topology, emulated_vendors
 from .plan import facts, render
-from .topo import Host, Lines, draw, png, svg, tree
+from .topo import DrawnHost, Lines, draw, png, svg, tree
 
 if TYPE_CHECKING:
-    from ..api.comm import Communicator
+    pass
 
 #: Collectives that ``tune`` measures unless told otherwise.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
@@ -30,7 +29,7 @@ _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "
 
 def add(commands: Any) -> None:
     """Add the commands to a parser's subparsers."""
-    plan = commands.add_parser("plan", help="what would run for a collective and size, and how long it may take")
+    plan = commands.add_parser("plan", help="what would run for a collective and size")
     plan.add_argument("collective", choices=sorted(ROWS))
     plan.add_argument("size", help="bytes of the vector, or of all blocks together: 4096, 64K, 16M")
     plan.add_argument("--vendors", metavar="SPEC", help="a layout to plan for, not the job's: nvidia:2,amd:2")
@@ -44,7 +43,6 @@ def add(commands: Any) -> None:
     topo = commands.add_parser("topo", help="hosts, processors, devices, ports, ranks and islands (under mpirun: all)")
     topo.add_argument("--svg", metavar="FILE", help="also draw it into this file")
     topo.add_argument("--png", metavar="FILE", help="the same as pixels (needs matplotlib: the extra plot)")
-    topo.add_argument("--measure", action="store_true", help="measure the links and say what they carry (under mpirun)")
     topo.add_argument("--record", metavar="FILE", help="write the files that it was found in, without serial numbers")
     topo.add_argument("--facts", metavar="FILE", help="draw the machine of such a record")
     topo.set_defaults(run=_topo)
@@ -53,6 +51,9 @@ def add(commands: Any) -> None:
     tune.add_argument("--collective", action="append", choices=sorted(ROWS), help=f"(default: {', '.join(_TUNED)})")
     tune.add_argument("--sizes", default="64:16M", metavar="MIN:MAX", help="bytes, in steps of 8 (64:16M)")
     tune.set_defaults(run=_tune)
+    trace = commands.add_parser("trace", help="the timeline of a job that did not end well (UCCH_TRACE)")
+    trace.add_argument("file", type=Path, help="the file that UCCH_TRACE named")
+    trace.set_defaults(run=_trace)
     store = commands.add_parser("store", help="serve a store, at which ranks meet that come later (Grow and Enter)")
     store.add_argument("address", help="tcp://0.0.0.0:7000, with port 0 for a free one, or unix:///path")
     store.add_argument("secret", type=Path, help="file with at least 16 bytes, which all ranks are to know")
@@ -73,7 +74,11 @@ def _layout(args: argparse.Namespace) -> Topology:
     vendors = emulated_vendors(spec, size) if spec else ["host"] * size
     where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
     weights = [int(word) for word in args.weights.split(",")] if args.weights else []
-    return Topology.group(vendors, where, weights)
+    # With the RDMA of this host, as there is no other to look at.
+    kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
+    numbers: dict[tuple[str, str | int], int] = {}
+    keys = [(vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True)]
+    return Topology.group(vendors, where, weights, (), [numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -89,25 +94,16 @@ def _plan(args: argparse.Namespace) -> int:
 
     with Communicator() as comm:
         members = comm._run.members
-        links = members.tuning.links or GUESS
         wanted = wanted and wanted._replace(queued=members.tuning.queued)
-        found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, links=links, wanted=wanted)
+        found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, wanted=wanted)
         if args.measure:
-            found["measured"] = _measured(comm, args.collective, nbytes, wanted)
+            from .tune import sampled
+
+            times = sampled(comm, args.collective, nbytes, wanted, 9)
+            found["measured"] = {"median": median(times), "best": min(times), "calls": len(times)}
         if comm.rank == 0:
             print(json.dumps(found, indent=2) if args.json else render(found), flush=True)
     return 0
-
-
-def _measured(comm: Communicator, collective: str, nbytes: int, wanted: Choice | None) -> dict[str, Any]:
-    from .trial import Trial, forced
-
-    if wanted:
-        comm._run.retune(forced(wanted, collective))
-    trial = Trial(comm, collective, nbytes)
-    trial.warm()
-    times = [trial.sample() for _ in range(9)]
-    return {"median": median(times), "best": min(times), "calls": len(times)}
 
 
 def _topo(args: argparse.Namespace) -> int:
@@ -118,18 +114,16 @@ def _topo(args: argparse.Namespace) -> int:
     if args.facts:
         stored = json.loads(Path(args.facts).read_text())
         with tempfile.TemporaryDirectory() as folder:
-            host = Host(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
+            host = DrawnHost(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
         return _drawn(args, tree([host]))
     if not _in_job():
-        if args.measure:
-            raise ValueError("topo --measure measures on a job's own ranks: start it under mpirun")
         import socket
 
         if args.record:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
         # A record has the machine's files, not its libraries.
         carriers = {} if args.record else _carriers()
-        return _drawn(args, tree([Host(socket.gethostname(), machine(), carriers=carriers)]))
+        return _drawn(args, tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)]))
     from ..api.comm import Communicator
 
     with Communicator() as comm:
@@ -137,28 +131,23 @@ def _topo(args: argparse.Namespace) -> int:
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
         found = comm.mpi.gather((machine(), _carriers()) if comm.rank in first else None)
         rings = comm.mpi.gather(members.rings()) or ()
-        links = members.tuning.links
-        if args.measure:
-            from .measure_links import measure_links
-
-            links = measure_links(comm)
         if comm.rank == 0:
             hosts = []
             for rank in first:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
-                hosts.append(Host(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
-            _drawn(args, tree(hosts, comm.topology, links, rings))
+                hosts.append(DrawnHost(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
+            _drawn(args, tree(hosts, comm.topology, rings, members.fabric()))
     return 0
 
 
 def _carriers() -> dict[str, str]:
     """Carriers of bytes between this host and others, as text."""
     from ..errors import LibraryNotFound
-    from ..transport.carriers import here
+    from ..transport.carriers import describe, survey
 
     try:
-        return here()[0]
+        return describe(survey()[1])
     except LibraryNotFound as error:
         return {"unknown": str(error).splitlines()[0]}
 
@@ -180,28 +169,35 @@ def _tune(args: argparse.Namespace) -> int:
     # The table that is about to be written may not be there yet, and must not steer what is measured.
     os.environ.pop("UCCH_TUNE_FILE", None)
     from ..api.comm import Communicator
-    from .measure_links import describe as describe_links
-    from .measure_links import measure_links
-    from .tune import describe, save, tune
-    from .tune_pairs import describe_pair, measure_pairs
-    from .tune_wires import describe_wires, measure_wires
+    from .tune import tune
 
     with Communicator() as comm:
 
-        def tell(line: str) -> None:
+        def tell(line: str, file: Any = None) -> None:
             if comm.rank == 0:
-                print(line, flush=True)
+                print(line, file=file, flush=True)
 
-        links = measure_links(comm)
-        tell("\n".join(f"# {line}" for line in describe_links(links)))
-        found = tune(comm, args.collective or _TUNED, sizes, lambda one: tell(describe(one)))
-        pairs = measure_pairs(comm, sizes, lambda one: tell(describe_pair(one)))
-        threads = measure_wires(comm, sizes[-1], lambda one: tell(describe_wires(one)))
-        wires = threads.best if threads and threads.best != threads.default else Wires()
-        rules = save(path, comm, found, pairs, links, wires) if path else 0
-        if comm.rank == 0:
-            what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
-            print(f"# {what}", file=sys.stderr, flush=True)
+        found = tune(comm, args.collective or _TUNED, sizes, tell)
+        rules = found.save(path, comm) if path else 0
+        what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
+        tell(f"# {what}", sys.stderr)
+        if found.doubtful:
+            tell(
+                f"# warning: {found.doubtful} sizes (marked ?) have no rule, as noise was as large as the difference: "
+                "measure again on hosts that do nothing else",
+                sys.stderr,
+            )
+    return 0
+
+
+def _trace(args: argparse.Namespace) -> int:
+    from ..trace.record import merge, write
+
+    if args.file.exists():
+        print(f"{args.file} is whole; open it at ui.perfetto.dev")
+        return 0
+    write(args.file, merge(args.file.absolute()))
+    print(f"merged what the ranks left beside it into {args.file}; open it at ui.perfetto.dev")
     return 0
 
 

@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .. import env
 from .._version import __version__
-from ..bindings import ucc, ucx
+from ..bindings import ucc
 from ..machine.discover import cores, host_identity
+from ..machine.fabric import fabric_of
+from ..machine.vendors import VENDORS
 from ..native.libraries import load
-from ..transport.carriers import here
+from ..transport.carriers import describe, survey
 
 
 def components(ucc_path: str) -> list[str]:
@@ -41,8 +44,7 @@ def _mpi() -> dict[str, Any]:
 def collect() -> dict[str, Any]:
     """All facts as plain data. Raises :class:`LibraryNotFound` when UCC or UCX cannot be loaded."""
     libraries = load()
-    with ucx.Context() as context:
-        memory, transports = context.memory_types(), context.transports()
+    memory, transports = survey()
     with ucc.Lib("UCC") as library:
         attributes = library.attributes()
     return {
@@ -61,7 +63,8 @@ def collect() -> dict[str, Any]:
             "memory types": memory,
             "transports": [f"{name} ({', '.join(devices)})" for name, devices in transports.items()],
         },
-        "carriers": here()[0],
+        "carriers": describe(transports),
+        "fabric": {name: fabric_of(name, env.get("FABRIC")).describe() for name, row in VENDORS.items() if row.network},
         "mpi": _mpi(),
         "notes": list(libraries.notes),
     }

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero plan``: what would run for a collective and size, over which links, for how long."""
+"""``python -m ucc_hetero plan``: what would run for a collective and size, over which links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..planner.collectives import Call
-from ..planner.cost import GUESS, Links, Wire, predicted_time, wire_bytes
+from ..planner.cost import Wire, wire_bytes
 from ..planner.plan import Plan, Step, regions
 from ..planner.select import Choice, Tuning, candidates, choose, example_call, make_plan, reason
 from ..planner.topology import Topology
@@ -57,7 +57,6 @@ def facts(
     nbytes: int,
     *,
     tuning: Tuning | None = None,
-    links: Links = GUESS,
     wanted: Choice | None = None,
 ) -> dict[str, Any]:
     """Everything there is to say about the plan of a call of ``nbytes`` (of the vector, or of all blocks together).
@@ -66,12 +65,9 @@ def facts(
     """
     tune = tuning or Tuning()
     call: Call = example_call(topology, collective, nbytes // _ITEM)
-    choice = wanted or choose(topology, collective, nbytes, None, tune)
+    choice = wanted or choose(topology, collective, nbytes, tune)
     plan = make_plan(topology, call, choice)
     wire: Wire = wire_bytes(plan, topology, _ITEM)
-    others = {}
-    for other in candidates(topology, collective, nbytes) if topology.size <= 256 else ():
-        others[short_name(other)] = predicted_time(make_plan(topology, call, other), topology, links, _ITEM)
     return {
         "collective": collective,
         "bytes": nbytes,
@@ -82,13 +78,11 @@ def facts(
         "algorithm": choice.algorithm,
         "fragments": len(plan.fragments),
         "queued": choice.queued,
-        "by": "command line" if wanted else reason(topology, collective, nbytes, None, tune),
+        "by": "command line" if wanted else reason(topology, collective, nbytes, tune),
         "stages": _stages(plan),
         "wire": {way: list(getattr(wire, way)) for way in ("native", "bridge", "host_out", "host_in")},
         "scratch": max((tmp for _, _, tmp in plan.sizes), default=0) * _ITEM,
-        "predicted": predicted_time(plan, topology, links, _ITEM),
-        "guessed": links is GUESS,
-        "others": others,
+        "others": [short_name(other) for other in candidates(topology, collective, nbytes)],
     }
 
 
@@ -128,11 +122,7 @@ def render(found: dict[str, Any]) -> str:
                 break
             lines.append(f"           host {host}: {size_text(out)} leave, {size_text(into)} enter")
     lines.append(f"scratch    at most {size_text(found['scratch'])} by a rank")
-    guess = ", with guessed links" if found["guessed"] else ""
-    lines.append(f"predicted  {_time_text(found['predicted'])}{guess}")
-    others = sorted(found["others"].items(), key=lambda item: item[1])
-    if others:
-        lines.append("others     " + ", ".join(f"{name} {_time_text(t)}" for name, t in others[:8]))
+    lines.append("others     " + ", ".join(found["others"]))
     if "measured" in found:
         measured = found["measured"]
         lines.append(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ..errors import ranks_text
+from ..installed import extra
 from ..machine.discover import Accelerator, Machine, Nic
-from ..planner.cost import Links
-from ..planner.topology import Link, Topology
+from ..planner.topology import Topology
 
 #: Background by depth.
 _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
@@ -15,7 +16,7 @@ _FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
 Lines = list[tuple[int, str]]
 
 
-class Host:
+class DrawnHost:
     """One host of the drawing: its name, its machine, (rank, vendor, device) of its ranks, what carries its bytes."""
 
     def __init__(
@@ -47,26 +48,29 @@ def _device(device: Accelerator, machine: Machine) -> str:
 
 
 def tree(
-    hosts: Sequence[Host],
+    hosts: Sequence[DrawnHost],
     topology: Topology | None = None,
-    links: Links | None = None,
     rings: Sequence[Sequence[str]] = (),
+    fabric: Sequence[str] = (),
 ) -> Lines:
-    """The lines of the drawing, each with its depth; ``links`` as measured, ``rings`` as each rank has them."""
+    """The lines of the drawing, each with its depth.
+
+    Args:
+        hosts: of the job, or this one.
+        topology: of the job.
+        rings: as each rank has them.
+        fabric: which hosts a vendor's ranks are joined on, and why.
+    """
     lines: Lines = []
     for number, host in enumerate(hosts):
         lines += _host(number, host, topology)
-        if links and number < len(links.hosts):
-            lines.append((1, f"all its links: {_cost(links.hosts[number])}"))
     if topology is not None:
         lines.append((0, f"islands ({topology.fingerprint()})"))
         for one in topology.islands:
-            lines.append((1, f"island {one.index}: {one.vendor}, {_ranks(one.ranks)}"))
+            lines.append((1, f"island {one.index}: {one.vendor}, {ranks_text(one.ranks)}"))
+        lines += [(1, f"fabric between hosts: {text}") for text in fabric]
         if topology.deep:
             lines += [(1, text) for text in _levels(topology)]
-        if links:
-            lines.append((1, f"inside islands: {_cost(links.native)}"))
-            lines += [] if topology.flat else [(1, f"between islands: {_cost(links.bridge)}")]
         if topology.weights:
             lines.append((1, f"weights of the ranks' links: {', '.join(map(str, topology.weights[:32]))}"))
     if any(rings):
@@ -75,7 +79,7 @@ def tree(
     return lines
 
 
-def _host(number: int, host: Host, topology: Topology | None) -> Lines:
+def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
     """One host: its devices and cards by NUMA node, its ranks, its carriers."""
     machine = host.machine
     lines: Lines = [(0, f"host {number} {host.name}{', in a container' if machine.container else ''}")]
@@ -95,18 +99,10 @@ def _host(number: int, host: Host, topology: Topology | None) -> Lines:
     return lines + [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
 
 
-def _cost(link: Link) -> str:
-    return f"{8e-9 / link.beta:.3g} Gbit/s, {link.alpha * 1e6:.1f} us a message, measured"
-
-
 def _levels(topology: Topology) -> list[str]:
     """The groups of every level between the job and ranks."""
     groups = [group for group in topology.tree.walk() if group is not topology.tree]
-    return [f"group of height {group.height}: {_ranks(group.ranks)}" for group in reversed(groups)]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return "ranks " + ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return [f"group of height {group.height}: {ranks_text(group.ranks)}" for group in reversed(groups)]
 
 
 def draw(lines: Lines) -> str:
@@ -145,7 +141,7 @@ def png(lines: Lines, path: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("topo --png needs matplotlib: pip install 'ucc-hetero[plot]'") from None
+        raise ValueError(f"topo --png needs matplotlib: {extra('plot')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,44 +1,150 @@
-"""``python -m ucc_hetero tune``: the job's own ranks measure which algorithm is fastest at which size.
+"""``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
 
-Every candidate of a size has its turn in every round, and those that are clearly slower leave early. What differs from
-the choice that would be made anyway becomes a rule. Rank 0 writes the table, which later jobs read (UCCH_TUNE_FILE).
+Measured are the algorithms of collectives, the ways of messages between devices, network threads between hosts, and
+what each host's links carry. What is clearly faster than the usual choice becomes a rule (UCCH_TUNE_FILE).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from math import inf
 from pathlib import Path
-from statistics import median
+from time import perf_counter
+from typing import Any
 
+import numpy as np
+
+from .. import env
 from ..api.comm import Communicator
-from ..planner.collectives import elements
-from ..planner.cost import Links
-from ..planner.rules import Measured, Rule, Wires, save_table
+from ..device import Vector
+from ..machine.discover import host_cores
+from ..planner.collectives import ROWS, elements, recv_length, send_length
+from ..planner.rules import Measured, PairRule, Rule, Wires, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import link_weights
+from ..transport.paths import MessagePaths
+from ..transport.rings import SLOT
+from ..transport.wires import wanted
+from ..types import Transport
 from .finding import Finding, improvements
 from .plan import short_name
-from .trial import Trial, forced
-from .tune_pairs import pair_rules
 
+#: Collectives with counts that a size alone gives.
+MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
 #: Candidates slower than the best by this factor after the first round are measured no further.
 _HOPELESS = 1.5
-#: Rounds at every size, and what one sample of a candidate should take.
-_ROUNDS, _SECONDS = 5, 1e-3
+#: Samples of a choice, seconds that one should take, and the most calls in it.
+_ROUNDS, _SECONDS, _MOST = 5, 1e-3, 4096
+#: Samples, each as long as the one before asks for, until they are as long as they should be.
+_TRIES = 4
+#: Seconds of a sample between hosts, and of one of messages: short ones are as long as what carries them lasts.
+_WIRES_SECONDS, _PAIR_SECONDS = 2e-3, 5e-4
+_NUMBERS, _SLOTS = (1, 2, 4, 8, 16), (512 << 10, 1 << 20, 2 << 20, 4 << 20)
+#: Bytes by which links are measured.
+_LONG = 8 << 20
 
 
-def tune(
-    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[Finding], None]
+class Trial:
+    """A call that all ranks make again and again, timed. Collective to use.
+
+    Args:
+        comm: the communicator.
+        call: one call.
+        seconds: what a sample should take; as links can carry more than their rate for a moment (buckets, buffers), it
+            must be longer.
+    """
+
+    def __init__(self, comm: Communicator, call: Callable[[], None], seconds: float = _SECONDS) -> None:
+        self.mpi: Any = comm.mpi
+        self.call, self.seconds = call, seconds
+        #: Calls in a sample, which ``warm`` chooses.
+        self.calls = 1
+
+    def warm(self) -> None:
+        """Make what the first calls make, and choose how many calls are a sample."""
+        self.call()
+        self.calls = 1
+        for _ in range(_TRIES):
+            took = self.sample()
+            before, self.calls = self.calls, int(min(max(self.seconds / max(took, 1e-9), 1), _MOST))
+            if self.calls <= 2 * before:  # a single call after a barrier looks longer than it is
+                break
+
+    def sample(self) -> float:
+        """Seconds of one call, on the slowest rank, the same on every rank."""
+        self.mpi.Barrier()
+        start = perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        return float(max(self.mpi.allgather((perf_counter() - start) / self.calls)))
+
+
+class _Example:
+    """``nbytes`` of float32 for a collective, in the memory of the rank's device where it has one.
+
+    ``ValueError`` for a collective with counts per rank.
+    """
+
+    def __init__(self, comm: Communicator, collective: str, nbytes: int) -> None:
+        if collective not in MEASURABLE:
+            raise ValueError(f"{collective} cannot be run by its size alone; these can: {', '.join(MEASURABLE)}")
+        self.comm, self.collective = comm, collective
+        call = example_call(comm.topology, collective, nbytes // 4)
+        self.root = root = call.root
+        send, recv = (f(call, comm.rank) for f in (send_length, recv_length))
+        one = collective == "bcast"  # in one buffer
+        self._vectors = [Vector(np.ones(n, np.float32), comm._run.members.runtime) for n in (send, one * send or recv)]
+        self._send: Any = self._vectors[0].buffer
+        self._recv: Any = self._vectors[1].buffer
+        if collective in ("barrier", "bcast") or (collective == "scatter" and comm.rank != root):
+            self._send = None
+        if collective == "barrier" or (root >= 0 and comm.rank != root and collective not in ("bcast", "scatter")):
+            self._recv = None
+
+    def call(self) -> None:
+        """One call."""
+        self.comm._run.blocking(self.collective, self._send, self._recv, None, self.root)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for vector in self._vectors:
+            vector.close()
+
+
+def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | None, samples: int) -> list[float]:
+    """Seconds of a collective by its usual choice, or the ``wanted`` one; the same on every rank."""
+    if wanted:
+        comm._run.retune(_forced(wanted, collective))
+    example = _Example(comm, collective, nbytes)
+    trial = Trial(comm, example.call)
+    trial.warm()
+    took = [trial.sample() for _ in range(samples)]
+    example.close()
+    return took
+
+
+# --- collectives ------------------------------------------------------------------------------------------------------
+
+
+def _forced(choice: Choice, collective: str) -> Tuning:
+    """A tuning that makes a collective run as ``choice`` says."""
+    return Tuning((Rule(collective, 0, inf, choice.algorithm, choice.fragments),))
+
+
+def measure_collectives(
+    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]
 ) -> list[Finding]:
-    """Measure every candidate of every collective and size; ``tell`` is called on every rank after each size."""
+    """Measure every candidate of every collective and size; ``tell`` is given a line about each size."""
     before, found = comm._run.members.tuning, []
-    bare = replace(before, user=(), measured=(), links=None, messages=())
+    bare = replace(before, user=(), measured=(), messages=())
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
                 found.append(measure(comm, collective, nbytes, bare))
-                tell(found[-1])
+                tell(found[-1].line(collective, short_name))
     finally:
         comm._run.retune(before)
     return found
@@ -58,28 +164,26 @@ def measure(
     """
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
-    default = choose(topology, collective, total, None, tuning)
-    trial = Trial(comm, collective, nbytes, seconds)
+    default = choose(topology, collective, total, tuning)
+    example = _Example(comm, collective, nbytes)
     times: dict[Choice, list[float]] = {default: []}
     times |= {choice._replace(queued=default.queued): [] for choice in candidates(topology, collective, total)}
-    calls: dict[Choice, int] = {}
+    trials = {choice: Trial(comm, example.call, seconds) for choice in times}
     for choice in times:
-        run.retune(forced(choice, collective))
-        trial.warm()
-        calls[choice] = trial.calls
-        times[choice].append(trial.sample())
+        run.retune(_forced(choice, collective))
+        trials[choice].warm()
+        times[choice].append(trials[choice].sample())
     # All ranks know the same times, so all measure the same candidates on.
     best = min(min(t) for t in times.values())
     hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
     for turn in range(1, rounds):
         # Each in another place of a round: what comes before it is not always the same.
         for choice in hopeful[turn % len(hopeful) :] + hopeful[: turn % len(hopeful)]:
-            run.retune(forced(choice, collective))
-            trial.calls = calls[choice]
-            trial.run()
-            times[choice].append(trial.sample())
-    trial.close()
-    return Finding(collective, total, default, {choice: median(t) for choice, t in times.items()})
+            run.retune(_forced(choice, collective))
+            example.call()
+            times[choice].append(trials[choice].sample())
+    example.close()
+    return Finding.of(collective, total, default, times)
 
 
 def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
@@ -91,30 +195,189 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in improvements(found))
 
 
-def save(
-    path: str | Path,
-    comm: Communicator,
-    found: Sequence[Finding],
-    pairs: Sequence[Finding],
-    links: Links,
-    wires: Wires,
-) -> int:
-    """Write the table on rank 0; returns the number of rules."""
-    rules, messages = rules_of(found), pair_rules(pairs)
-    hosts = [round(1e-6 / link.beta) for link in links.hosts]
-    speeds = [hosts[host] for host in comm.topology.hosts] if hosts else [0] * comm.size
-    bare = comm._run.members.bare
-    if comm.rank == 0:
-        weights = _clear(link_weights(bare.hosts, speeds))
-        save_table(path, bare, Measured(rules, weights, links, messages, wires))
-    return len(rules) + len(messages)
+# --- messages between devices -----------------------------------------------------------------------------------------
 
 
-def _clear(weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Weights, if they differ by more than what measuring them does."""
-    return weights if weights and max(weights) > 1.25 * min(weights) else ()
+def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[str], None]) -> list[Finding]:
+    """Which way messages between devices are faster, direct or by way of the host; the same on every rank.
+
+    Ranks are alike whose devices are of one vendor; a pair of each two kinds is measured on one host and on two,
+    wherever its messages can go either way. The other ranks wait.
+    """
+    found = []
+    for one, other in pairs_of(comm._messages.paths, comm.topology.hosts):
+        (first, second), near = comm._messages.paths.kind(one, other)
+        for nbytes in sizes:
+            found.append(_measure_pair(comm, one, other, nbytes))
+            tell(found[-1].line(f"{first}-{second}, {'one host' if near else 'two hosts'}", str))
+    return found
 
 
-def describe(one: Finding) -> str:
-    """One line: the best, and what each candidate took."""
-    return one.line(str(one.kind), short_name)
+def pairs_of(paths: MessagePaths, hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """A pair of ranks for every two kinds that can reach each other either way, on one host and on two."""
+    by_host: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
+    firsts: dict[str, list[int]] = {}  # vendor -> its first ranks on two hosts
+    for rank, host in enumerate(hosts):
+        (vendor, _), _ = paths.kind(rank, rank)
+        alike = by_host.setdefault(host, {}).setdefault(vendor, [])
+        if not alike and len(firsts.setdefault(vendor, [])) < 2:
+            firsts[vendor].append(rank)
+        alike += [rank][: 2 - len(alike)]
+    near = (pair for there in by_host.values() for pair in combinations(sorted(chain(*there.values())), 2))
+    far = combinations(sorted(chain(*firsts.values())), 2)
+    seen = set()
+    for one, other in chain(near, far):
+        kind = paths.kind(one, other)
+        if kind not in seen and paths.either(one, other):
+            seen.add(kind)
+            yield one, other
+
+
+def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Finding:
+    paths = comm._messages.paths
+    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), comm._run.members.runtime)
+
+    def there_and_back() -> None:
+        if comm.rank == one:
+            comm.Send(vector.buffer, dest=other)
+            comm.Recv(vector.buffer, source=other)
+        elif comm.rank == other:
+            comm.Recv(vector.buffer, source=one)
+            comm.Send(vector.buffer, dest=one)
+
+    times: dict[Transport, list[float]] = {}
+    trials = {path: Trial(comm, there_and_back, _PAIR_SECONDS) for path in (Transport.DIRECT, Transport.STAGED)}
+    try:
+        for turn in range(_ROUNDS + 1):
+            for path, trial in trials.items():
+                paths.forced = path
+                if turn == 0:
+                    trial.warm()
+                else:
+                    times.setdefault(path, []).append(trial.sample() / 2)
+    finally:
+        paths.forced = None
+        vector.close()
+    return Finding.of(paths.kind(one, other), nbytes, paths.usual, times)
+
+
+def pair_rules(found: Sequence[Finding]) -> tuple[PairRule, ...]:
+    """Rules for messages, as :func:`rules_of` makes them for collectives."""
+    better = improvements(found)
+    return tuple(PairRule(vendors, near, low, high, path) for (vendors, near), path, low, high in better)
+
+
+# --- network threads --------------------------------------------------------------------------------------------------
+
+
+def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) -> Finding | None:
+    """How many network threads and how long slots are fastest; the same on every rank. None where no call needs them.
+
+    First the number, with usual slots, then the slots: each in a communicator of its own, with the settings in the
+    environment, where no other choice depends on them.
+    """
+    hosts = comm.topology.hosts
+    if comm._run.members.channels is None or len(set(hosts)) < 2:
+        return None
+    here = Counter(hosts)[hosts[comm.rank]]
+    with env.meanwhile({"UCCH_WIRES": "auto"}):
+        told = comm.mpi.allgather((wanted(here), len(host_cores()) // here // 2))
+    usual, most = (min(each) for each in zip(*told, strict=True))
+    default = Wires(usual, SLOT)
+    numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})
+    times = {Wires(number, SLOT): _measure_wire(comm, Wires(number, SLOT), nbytes) for number in numbers}
+    best = Finding.of("wires", nbytes, default, times).best
+    more = [Wires(best.number, slot) for slot in _SLOTS if slot != SLOT]
+    found = Finding.of("wires", nbytes, default, times | {each: _measure_wire(comm, each, nbytes) for each in more})
+    tell(found.line("wires", lambda wires: f"{wires.number} of {wires.slot >> 10}K"))
+    return found
+
+
+def _measure_wire(comm: Communicator, wires: Wires, nbytes: int) -> list[float]:
+    with (
+        env.meanwhile({"UCCH_WIRES": str(wires.number), "UCCH_WIRE_SLOT": str(wires.slot)}),
+        Communicator(comm.mpi) as one,
+    ):
+        example = _Example(one, "allreduce", nbytes)
+        trial = Trial(one, example.call, _WIRES_SECONDS)
+        trial.warm()
+        took = [trial.sample() for _ in range(_ROUNDS)]
+        example.close()
+    return took
+
+
+# --- links of hosts ---------------------------------------------------------------------------------------------------
+
+
+def link_speeds(comm: Communicator) -> list[int]:
+    """MB/s of the links of each rank's host, measured between neighbouring hosts; collective, equal on every rank.
+
+    All ranks of a host send at once, so that several ports count together. A pair of hosts shows its slower one, so a
+    host's own speed is the better of its two pairs.
+    """
+    hosts = max(comm.topology.hosts) + 1
+    if hosts == 1:
+        return [0] * comm.size
+    pairs = [_pair_speed(comm, host, (host + 1) % hosts) for host in range(hosts)]
+    own = [max(pairs[host], pairs[host - 1]) for host in range(hosts)]
+    return [own[host] for host in comm.topology.hosts]
+
+
+def _pair_speed(comm: Communicator, one: int, other: int) -> int:
+    """MB/s between two hosts, both ways at once, over as many pairs of ranks as there are; equal on every rank."""
+    sides = [[rank for rank, host in enumerate(comm.topology.hosts) if host == side] for side in (one, other)]
+    peers = {a: b for pair in zip(*sides, strict=False) for a, b in (pair, pair[::-1])}
+    pairs = len(peers) // 2
+    out, into = np.zeros(_LONG // pairs, np.uint8), np.zeros(_LONG // pairs, np.uint8)
+
+    def exchange() -> None:
+        if comm.rank in peers:
+            request = comm.Irecv(into, source=peers[comm.rank])
+            comm.Send(out, dest=peers[comm.rank])
+            request.Wait()
+
+    trial = Trial(comm, exchange)
+    return max(1, round(out.size * pairs / min(trial.sample() for _ in range(_ROUNDS)) / 1e6))
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Everything that was measured on a communicator."""
+
+    speeds: list[int]
+    collectives: list[Finding]
+    pairs: list[Finding]
+    wires: Finding | None
+
+    @property
+    def doubtful(self) -> int:
+        """Sizes that have no rule although something was faster: by no more than noise."""
+        return sum(one.doubtful for one in (*self.collectives, *self.pairs, *([self.wires] if self.wires else ())))
+
+    def save(self, path: str | Path, comm: Communicator) -> int:
+        """Write the table on rank 0; returns the number of rules."""
+        rules, messages = rules_of(self.collectives), pair_rules(self.pairs)
+        bare = comm._run.members.bare
+        wires = self.wires.best if self.wires and self.wires.best != self.wires.default else Wires()
+        if comm.rank == 0:
+            weights = link_weights(bare.hosts, self.speeds)
+            # Measuring them makes some difference of its own.
+            clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
+            save_table(path, bare, Measured(rules, clear, messages, wires))
+        return len(rules) + len(messages)
+
+
+def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]) -> Tuned:
+    """Measure everything; collective, and the same on every rank. ``tell`` is given a line about each finding."""
+    speeds = link_speeds(comm)
+    for host in range(max(comm.topology.hosts) + 1) if any(speeds) else ():
+        tell(f"# host {host}'s links: {speeds[comm.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
+    return Tuned(
+        speeds,
+        measure_collectives(comm, collectives, sizes, tell),
+        measure_pairs(comm, sizes, tell),
+        measure_wires(comm, sizes[-1], tell),
+    )

@@ -79,22 +79,6 @@ class DeviceRuntime:
         wanted = str(env.get("HOLD"))
         return self.eager and (wanted == "y" or (wanted == "auto" and bool(self.traits & lib.UCCH_OWN_QUEUES)))
 
-    def coherent(self, device: int) -> bool:
-        """Whether others can read its shared memory while a kernel of it writes there: not over every link."""
-        return bool(self.traits & lib.UCCH_FINE) or any(
-            found.hive and found.pci == self.bus(device) for found in vendors.devices()
-        )
-
-    def same_board(self, own: int, device: int, board: str) -> bool:
-        """Whether another process's ``device``, at PCI address ``board``, is what this one, on ``own``, takes it for.
-
-        HIP 7 makes the device of that number, as this process counts, a peer when memory of it is opened. Where each
-        process sees one device, that is its own, and does no harm.
-        """
-        if not self.traits & lib.UCCH_PEERS_BY_NUMBER:
-            return True
-        return device < self.count() and (device == own or self.bus(device) == board)
-
     def target(self, device: int) -> str:
         """Target of kernels for a device; empty where neither the runtime nor the kernel's files say.
 

@@ -14,12 +14,6 @@ from typing import Any
 from .vendors import VENDORS, Known, Vendor, number, text
 
 
-def within_node() -> set[str]:
-    """UCX's transports that do not leave a node."""
-    of_vendors = (name for row in VENDORS.values() for name in row.transports)
-    return {"self", "sysv", "posix", "cma", "knem", "xpmem", *of_vendors}
-
-
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
     """Key of a host, or of a container of one."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from .discover import HostIdentity
-from .rdma import Port
+from .fabric import NO_FABRIC, Fabric
+from .rdma import RdmaPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,33 @@ class Facts:
     #: UCX's transports of the rank (``tcp``, ``rc_mlx5``, ``cuda_ipc``, ...), sorted.
     transports: tuple[str, ...] = ()
     #: Active RDMA ports of the rank's host that its UCX does not reach.
-    idle_ports: tuple[Port, ...] = ()
+    idle_ports: tuple[RdmaPort, ...] = ()
     #: Algorithms that the program has added, as ``collective@name``, joined by spaces.
     algorithms: str = ""
     #: Names of the vendors that the process knows, joined by spaces.
     vendors: str = ""
     #: Number of the process on its host; 0 if unknown.
     pid: int = 0
+    #: Fabric that joins the rank's host to others, for its vendor's library.
+    fabric: Fabric = NO_FABRIC
+
+    @property
+    def joined(self) -> Hashable:
+        """Equal for ranks that one vendor's own fabric joins: those of its devices on one host, and on hosts with RDMA
+        that its library will use."""
+        return (self.vendor, self.fabric.kind or self.host.node)
 
     def packed(self) -> bytes:
         """The facts as :func:`unpacked` takes them."""
         return pickle.dumps(self)
+
+
+def one_fabric(everyone: Iterable[Facts]) -> bool:
+    """True if the memory of these ranks is of one vendor and on one fabric, which that vendor's library will use.
+
+    Equal on all ranks that know the same facts; takes no message.
+    """
+    return len({facts.joined for facts in everyone}) == 1
 
 
 @lru_cache(maxsize=1 << 13)

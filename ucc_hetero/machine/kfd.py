@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .vendors import Known, gfx, kfd_address, number, text
+from .vendors import KFD_NODES, Known, gfx, kfd_address, kfd_nodes, kfd_properties, number, text
 
-_NODES = "sys/class/kfd/kfd/topology/nodes"
 #: Files of the driver that a machine's record holds.
-FILES = (_NODES + "/*/{name,properties,io_links/*/properties}",)
+FILES = (KFD_NODES + "/*/{name,properties,io_links/*/properties}",)
 #: KFD's io_link type of xGMI.
 _XGMI = "11"
 
@@ -17,13 +16,12 @@ _XGMI = "11"
 def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
     """Details of KFD's devices, by PCI address; partitions of one have its address, and together its peers."""
     nodes = {}
-    for node in sorted(root.glob(_NODES + "/*"), key=lambda node: number(node.name)):
-        facts = _properties(node / "properties")
+    for node, facts in kfd_nodes(root):
         if number(facts.get("gfx_target_version", "")):
             nodes[node.name] = kfd_address(root, facts), gfx(number(facts["gfx_target_version"])), node
     found: dict[str, Known] = {}
     for pci, arch, node in nodes.values():
-        links = [_properties(link) for link in sorted(node.glob("io_links/*/properties"), key=_number)]
+        links = [kfd_properties(link) for link in sorted(node.glob("io_links/*/properties"), key=_number)]
         ends = [link["node_to"] for link in links if link.get("type") == _XGMI]
         peers = [*found.get(pci, Known()).peers, *(nodes[end][0] for end in ends if end in nodes)]
         others = tuple(dict.fromkeys(peer for peer in peers if peer != pci))
@@ -38,7 +36,3 @@ def answers(root: Path, devices: Sequence[str]) -> dict[str, str]:
 
 def _number(link: Path) -> int:
     return int(link.parent.name)
-
-
-def _properties(path: Path) -> dict[str, str]:
-    return dict(line.split(None, 1) for line in text(path).splitlines() if len(line.split()) == 2)

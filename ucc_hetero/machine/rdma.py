@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from .ucx_transports import RDMA
 from .vendors import text
 
 #: Kind of a port -> the module of UCX that reaches it.
 MODULES = {"InfiniBand": "ib", "RoCE": "ib", "EFA": "ib_efa"}
-#: Cure of ports that lie idle.
+#: Cure of ports that UCX does not reach.
 CURE = (
-    "for calls among devices pip install 'ucc-hetero[rdma]' on every host, or UCCH_WIRE_UCX_DIR=<a UCX with RDMA>; for "
-    "all else UCCH_UCX_DIR=<a UCX with RDMA>; UCX_TLS=tcp says that this is meant"
+    "UCCH_UCX_DIR=<the folder of a UCX with RDMA: the site's, HPC-X's, one of Spack's> on every host; UCX_TLS=tcp says "
+    "that TCP is meant"
 )
 _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 #: iWARP, which UCX has nothing for.
 _IWARP = "RNIC"
-#: Words of UCX_TLS that let RDMA transports in.
-_WORDS = ("all", "ib", "rc", "ud", "dc", "srd")
 
 
-class Port(NamedTuple):
+class RdmaPort(NamedTuple):
     """An active port as UCX names it (``mlx5_0:1``), and its kind."""
 
     name: str
@@ -32,7 +32,7 @@ class Port(NamedTuple):
         return f"{self.name} ({self.kind})"
 
 
-def active(root: Path = Path("/")) -> tuple[Port, ...]:
+def active(root: Path = Path("/")) -> tuple[RdmaPort, ...]:
     """Active ports that some UCX can use."""
     found = []
     for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
@@ -43,15 +43,30 @@ def active(root: Path = Path("/")) -> tuple[Port, ...]:
         if not kind and (device / "device/driver").resolve().name == "efa":
             kind = "EFA"
         if kind:
-            found.append(Port(f"{device.name}:{at.name}", kind))
+            found.append(RdmaPort(f"{device.name}:{at.name}", kind))
     return tuple(found)
 
 
-def meant(ports: tuple[Port, ...], environ: Mapping[str, str]) -> tuple[Port, ...]:
+def meant(ports: tuple[RdmaPort, ...], environ: Mapping[str, str]) -> tuple[RdmaPort, ...]:
     """The ports among these that the user's settings of UCX (``UCX_TLS``, ``UCX_NET_DEVICES``) let it use."""
     words = environ.get("UCX_TLS", "").split(",")
-    if words[0] and not words[0].startswith("^") and not any(word.startswith(_WORDS) for word in words):
+    if words[0] and not words[0].startswith("^") and not any(word.startswith(("all", *RDMA)) for word in words):
         return ()
     names = environ.get("UCX_NET_DEVICES", "")
     chosen = set(names.split(",")) if names not in ("", "all") else None
     return tuple(p for p in ports if chosen is None or {p.name, p.name.partition(":")[0]} & chosen)
+
+
+def site_ucx(kinds: Collection[str], environ: Mapping[str, str], root: Path = Path("/")) -> str:
+    """The first folder of this host with a UCX that has modules for ports of these kinds; empty if there is none.
+
+    It may be that of HPC-X, of ``LD_LIBRARY_PATH`` or of the distribution. Only files are looked at.
+    """
+    hpcx = environ.get("HPCX_UCX_DIR", "")
+    usual = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/local/lib")
+    for name in (f"{hpcx}/lib" if hpcx else "", *environ.get("LD_LIBRARY_PATH", "").split(":"), *usual):
+        folder = root / name.lstrip("/")
+        modules = [any((folder / "ucx").glob(f"libuct_{MODULES[kind]}.so*")) for kind in kinds]
+        if name and all(modules) and (folder / "libucp.so.0").exists():
+            return name
+    return ""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 __all__ = [
     "DLPACK",
     "INTERFACES",
+    "KFD_NODES",
     "ROOT",
     "STREAMS",
     "TORCH",
@@ -26,6 +27,7 @@ __all__ = [
     "Device",
     "Known",
     "Library",
+    "Network",
     "Setting",
     "Trap",
     "Vendor",
@@ -34,6 +36,9 @@ __all__ = [
     "devices",
     "gfx",
     "kfd_address",
+    "kfd_nodes",
+    "kfd_properties",
+    "leave_alone",
     "memory_name",
     "native_vendor",
     "numa_nodes",
@@ -100,6 +105,14 @@ class Compiler:
     option: str
     #: Variables that begin so make the runtime take a device for another one.
     override: str = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Files by which a library of collectives reaches other hosts: stems of its plugins, its configuration's name."""
+
+    plugins: tuple[str, ...]
+    configuration: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +205,14 @@ class Vendor:
     #: torch's types of its devices, and the attribute of ``torch.version`` that a torch built for them has.
     torch: tuple[str, ...] = ()
     torch_build: str = ""
+    #: torch's own backend over the vendor's library of collectives.
+    torch_backend: str = ""
 
     # --- its collectives
     #: The component of libucc that hands collectives to the vendor's library, and that one.
     collectives: tuple[str, ...] = ()
+    #: That library's way to other hosts; None where it has none.
+    network: Network | None = None
     #: Bytes of device memory that must be free where libucc sets up the vendor's library for a team in its first call
     #: (``UCC_TL_NCCL_LAZY_INIT``), in which it waits for the other ranks; 0 where it does so when it makes the team.
     #: Where one rank has less the library fails there, and the others wait for that rank without end.
@@ -266,8 +283,8 @@ _HIP_TRAPS = (
     ),
     Trap(
         "HSA_FORCE_FINE_GRAIN_PCIE", lambda value: value != "1",
-        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that messages "
-        "between them go by way of the host", "unset it (ucc_hetero sets 1)", "no links",
+        "{given} and the GPUs have no xGMI: they do not see what others write while these still run, so that RCCL "
+        "goes by way of the host", "unset it (ucc_hetero sets 1)", "no links",
     ),
     Trap(
         "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
@@ -329,13 +346,13 @@ def _with_minor_numbers(root: Path) -> list[Device]:
     return found
 
 
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
 def _with_kfd_nodes(root: Path) -> list[Device]:
     """AMD's devices in the order of their runtime, which is that of the kernel's topology nodes."""
     found = []
-    base = root / "sys/class/kfd/kfd/topology/nodes"
-    nodes = sorted(base.iterdir(), key=lambda node: number(node.name)) if base.is_dir() else []
-    for folder in nodes:
-        words = dict(line.split(None, 1) for line in text(folder / "properties").splitlines() if " " in line)
+    for _, words in kfd_nodes(root):
         minor = number(words.get("drm_render_minor", ""))
         if not number(words.get("simd_count", "")) or not minor:
             continue  # a processor
@@ -344,6 +361,17 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
             target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
             found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
     return found
+
+
+def kfd_nodes(root: Path) -> list[tuple[Path, dict[str, str]]]:
+    """Nodes of KFD's topology, by number: the folder of each, and its properties."""
+    folders = sorted(root.glob(f"{KFD_NODES}/*"), key=lambda node: number(node.name))
+    return [(folder, kfd_properties(folder / "properties")) for folder in folders]
+
+
+def kfd_properties(path: Path) -> dict[str, str]:
+    """Names and values of a file of KFD's."""
+    return dict(line.split(None, 1) for line in text(path).splitlines() if len(line.split()) == 2)
 
 
 def kfd_address(root: Path, properties: Mapping[str, str]) -> str:
@@ -433,7 +461,9 @@ register(
         fp8="NVIDIA's GPUs (FN)",
         torch=("cuda",),
         torch_build="cuda",
+        torch_backend="nccl",
         collectives=("libucc_tl_nccl", "libnccl"),
+        network=Network(("libnccl-net",), "nccl.conf"),
         set_up_bytes=1056 << 20,  # NCCL 2.28.9 took 1028 MiB on each of two H200s
         preload=Library("libcudart.so.12", folders=("nvidia:cuda_runtime/lib",)),
         driver="/dev/nvidiactl",
@@ -499,7 +529,9 @@ register(
         fp8="MI300 (FNUZ)",
         torch=("cuda",),  # under NVIDIA's name
         torch_build="hip",
+        torch_backend="nccl",  # RCCL's, under that name
         collectives=("libucc_tl_rccl", "librccl"),
+        network=Network(("librccl-net", "libnccl-net"), "rccl.conf"),
         resource="amd.com/gpu",
         containers={
             "docker": ("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--group-add", "render"),
@@ -598,8 +630,21 @@ def apply(
                 environ.setdefault(setting.name, setting.value)
 
 
+#: Names of settings that :func:`prepare` has made.
+_prepared: set[str] = set()
+
+
 def prepare(vendor: str, environ: dict[str, str] | os._Environ[str], late: Container[str] = ()) -> None:
     """Set what the vendor's own libraries read, whether devices of it are found or not."""
     for setting in settings(vendor, devices(), environ=environ):
-        if setting.read and setting.read not in late:
-            environ.setdefault(setting.name, setting.value)
+        if setting.read and setting.read not in late and setting.name not in environ:
+            environ[setting.name] = setting.value
+            _prepared.add(setting.name)
+
+
+def leave_alone(vendor: str, environ: dict[str, str] | os._Environ[str]) -> None:
+    """Take back what :func:`prepare` has set and the vendor's libraries read at calls: they run by themselves."""
+    for setting in VENDORS[vendor].settings:
+        if setting.read == "calls" and setting.name in _prepared:
+            environ.pop(setting.name, None)
+            _prepared.discard(setting.name)

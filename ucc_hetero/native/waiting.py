@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -16,15 +17,33 @@ def progress_until(
     *,
     step: float = 1e-5,
     longest: float = 1e-3,
+    spin: float = 0.0,
+    apart: float = 0.0,
 ) -> bool:
-    """Make progress until something is done; False once it is ``hopeless``, or ``seconds`` (0: any number) are over.
+    """Make progress until something is done.
 
-    Naps between rounds are ``step`` longer each time, and ``longest`` in the end.
+    Args:
+        done: True once it is; may raise what went wrong.
+        seconds: The most that is waited; 0 is for ever.
+        hopeless: True, or raises, once it will not be.
+        step: Naps between rounds are longer by this each time, in seconds.
+        longest: The longest nap.
+        spin: Seconds at the beginning in which nothing but ``done`` is asked.
+        apart: Seconds between two looks at whether it is ``hopeless``.
+
+    Returns:
+        Whether it is done: False where that is hopeless, or did not happen in time.
     """
-    until, nap = time.monotonic() + (seconds if seconds > 0 else math.inf), 0.0
+    began = look_at = time.monotonic()
+    until, nap = began + (seconds if seconds > 0 else math.inf), 0.0
     while not done():
-        if hopeless() or time.monotonic() > until:
+        now = time.monotonic()
+        if now < began + spin:
+            os.sched_yield()
+            continue
+        if now > until or (now >= look_at and hopeless()):
             return False
+        look_at = now + apart if now >= look_at else look_at
         lib.ucch_progress_once()
         time.sleep(nap)
         nap = min(nap + step, longest)

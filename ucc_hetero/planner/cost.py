@@ -1,4 +1,4 @@
-"""Cost of plans: bytes per rank and per host's link, and an alpha-beta model.
+"""Bytes of plans on the wire: what ranks and hosts send and receive.
 
 A step that a library carries out is counted as a ring or chain in team order for bcast, reduce, allreduce,
 reduce_scatter and allgather (no algorithm sends less per member), and as direct messages for the others.
@@ -6,30 +6,11 @@ reduce_scatter and allgather (no algorithm sends less per member), and as direct
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ucc_hetero.planner.plan import Operand, Plan, Region, Step
-from ucc_hetero.planner.topology import Link, Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Costs of the links of a topology.
-
-    ``native`` and ``bridge`` are those of one rank's port inside and between islands, ``local`` of a copy or
-    combination in one rank's memory. ``hosts`` gives the link of each host, shared by its ranks, each way; empty where
-    the ports are the limit.
-    """
-
-    native: Link
-    bridge: Link
-    local: Link
-    hosts: tuple[Link, ...] = ()
-
-
-#: Orders of magnitude for a node of today, where nothing was measured.
-GUESS = Links(Link(5e-6, 1 / 150e9), Link(20e-6, 1 / 20e9), Link(4e-6, 1 / 500e9))
+from ucc_hetero.planner.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,72 +57,17 @@ def flows(step: Step) -> Iterator[tuple[int, int, float]]:
             yield from ((i, j, float(count)) for j, count in enumerate(_counts(operand)) if i != j)
 
 
-class _Load:
-    """Elements on every port and link."""
-
-    def __init__(self, topology: Topology) -> None:
-        self.hosts = topology.hosts
-        self.sent = {"native": [0.0] * topology.size, "bridge": [0.0] * topology.size}
-        self.received = {"native": [0.0] * topology.size, "bridge": [0.0] * topology.size}
-        self.out = [0.0] * (max(topology.hosts) + 1)
-        self.into = [0.0] * (max(topology.hosts) + 1)
-        self.local = [0.0] * topology.size
-
-    def add(self, step: Step) -> None:
-        if step.link == "local":
-            self.local[step.ranks[0]] += sum(_counts(step.src[0]))
-            return
-        sent, received = self.sent[step.link], self.received[step.link]
-        for i, j, count in flows(step):
-            a, b = step.ranks[i], step.ranks[j]
-            sent[a] += count
-            received[b] += count
-            if self.hosts[a] != self.hosts[b]:
-                self.out[self.hosts[a]] += count
-                self.into[self.hosts[b]] += count
-
-
 def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:
     """Bytes that a plan sends, for elements of ``itemsize`` bytes."""
-    load = _Load(topology)
-    for fragment in plan.fragments:
-        for stage in fragment.stages:
-            for step in stage:
-                load.add(step)
-    amounts = (load.sent["native"], load.sent["bridge"], load.out, load.into)
+    hosts = topology.hosts
+    sent = {"native": [0.0] * topology.size, "bridge": [0.0] * topology.size}
+    out, into = ([0.0] * (max(hosts) + 1) for _ in range(2))
+    for step in (step for fragment in plan.fragments for stage in fragment.stages for step in stage):
+        for i, j, count in flows(step) if step.link != "local" else ():
+            a, b = step.ranks[i], step.ranks[j]
+            sent[step.link][a] += count
+            if hosts[a] != hosts[b]:
+                out[hosts[a]] += count
+                into[hosts[b]] += count
+    amounts = (sent["native"], sent["bridge"], out, into)
     return Wire(*(tuple(round(count * itemsize) for count in counts) for counts in amounts))
-
-
-def _busy(steps: Iterable[Step], topology: Topology, links: Links, itemsize: int) -> dict[str, float]:
-    """Seconds that steps side by side keep native ports, bridges and local copies busy; each way by itself."""
-    load = _Load(topology)
-    rounds = {"native": 0, "bridge": 0, "local": 0}
-    for step in steps:
-        load.add(step)
-        n = len(step.ranks)
-        many = step.kind not in ("bcast", "reduce", "allreduce", "barrier")  # rings, or a message per peer; not trees
-        rounds[step.link] = max(rounds[step.link], 1 if n < 3 else n - 1 if many else (n - 1).bit_length())
-    ports = {"native": links.native, "bridge": links.bridge}
-    busy = {"local": rounds["local"] * links.local.alpha + max(load.local) * itemsize * links.local.beta}
-    for name, link in ports.items():
-        most = max(max(load.sent[name]), max(load.received[name]))
-        busy[name] = rounds[name] * link.alpha + most * itemsize * link.beta
-    for i, link in enumerate(links.hosts):
-        busy["bridge"] = max(busy["bridge"], max(load.out[i], load.into[i]) * itemsize * link.beta)
-    return busy
-
-
-def predicted_time(plan: Plan, topology: Topology, links: Links = GUESS, itemsize: int = 1) -> float:
-    """Seconds that a plan takes by the alpha-beta model.
-
-    The first fragment goes through all stages, one after the other; each further one adds what it keeps the busiest
-    port, link or memory busy in all of its stages, as those of different fragments overlap, in both directions.
-    """
-    total = 0.0
-    for index, fragment in enumerate(plan.fragments):
-        if index == 0:
-            total += sum(max(_busy(stage, topology, links, itemsize).values()) for stage in fragment.stages)
-        else:
-            steps = (step for stage in fragment.stages for step in stage)
-            total += max(_busy(steps, topology, links, itemsize).values())
-    return total

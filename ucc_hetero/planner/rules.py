@@ -14,8 +14,7 @@ from ucc_hetero.env import TABLE, parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.cost import Links
-from ucc_hetero.planner.topology import Link, Topology
+from ucc_hetero.planner.topology import Topology
 from ucc_hetero.types import Transport
 
 _Choice = TypeVar("_Choice")
@@ -193,11 +192,10 @@ NO_WIRES = Wires()
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike), costs."""
+    """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike)."""
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
-    links: Links | None = None
     messages: tuple[PairRule, ...] = ()
     wires: Wires = NO_WIRES
 
@@ -225,7 +223,6 @@ def save_table(
             {"between": list(rule.vendors), "near": rule.near} | _range_row(rule) | {"path": rule.path}
             for rule in found.messages
         ]
-    entry |= {"links": _pack_links(found.links)} if found.links else {}
     entry |= {"wires": found.wires._asdict()} if found.wires.number else {}
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -247,37 +244,13 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        links = _unpack_links(entry["links"], topology) if "links" in entry else None
         messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
         wires = _wires(entry["wires"]) if "wires" in entry else Wires()
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, links, messages, wires)
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights, messages, wires)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a table of measured choices: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"not a table of measured choices: {error}") from None
-
-
-def _pack_links(links: Links) -> dict[str, Any]:
-    """Microseconds of a message and Gbit/s, as people read them."""
-
-    def pair(link: Link) -> list[float]:
-        return [link.alpha * 1e6, 8e-9 / link.beta]
-
-    named = {name: pair(getattr(links, name)) for name in ("native", "bridge", "local")}
-    return {**named, "hosts": [pair(link) for link in links.hosts]}
-
-
-def _unpack_links(data: dict[str, Any], topology: Topology) -> Links:
-    def link(pair: list[float]) -> Link:
-        alpha, speed = map(float, pair)
-        if not (alpha >= 0 and speed > 0):
-            raise ValueError(f"link {pair}: microseconds of a message and Gbit/s are positive numbers")
-        return Link(alpha * 1e-6, 8e-9 / speed)
-
-    hosts = tuple(link(pair) for pair in data["hosts"])
-    if hosts and len(hosts) != max(topology.hosts) + 1:
-        raise ValueError(f"links of {len(hosts)} hosts for {max(topology.hosts) + 1}")
-    return Links(link(data["native"]), link(data["bridge"]), link(data["local"]), hosts)
 
 
 def _wires(data: dict[str, Any]) -> Wires:

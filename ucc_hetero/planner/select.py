@@ -1,7 +1,6 @@
 """Choice of the algorithm and the fragments of a call, and the plan that comes of it.
 
-User's rules, then measured ones, then the cost model where links were measured, else defaults. Every input is equal on
-every rank, so every rank chooses the same.
+User's rules, then measured ones, else defaults. Every input is equal on every rank, so every rank chooses the same.
 """
 
 from __future__ import annotations
@@ -11,24 +10,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms.fitness import LEAST_FRAGMENT, most_fragments
+from ucc_hetero.planner.algorithms.ranking import LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
-from ucc_hetero.planner.cost import Links, predicted_time
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Op, Transport
-
-#: Up to this many ranks the cost model is asked; beyond, planning all candidates would take too long.
-MODELLED_RANKS = 64
-#: Modelled time of an algorithm that replaces the default, as a part of the default's, at most: the model knows
-#: nothing of processors.
-MODEL_GAIN = 0.8
+from ucc_hetero.types import Transport
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30
-#: Reductions that UCC lacks: our own steps combine the operands, in the order of the ranks.
-ORDERED = ("MAXLOC", "MINLOC")
 
 
 class Choice(NamedTuple):
@@ -50,8 +40,6 @@ class Tuning:
     measured: tuple[Rule, ...] = ()
     #: Usual way of messages on device memory.
     path: Transport = Transport.DIRECT
-    #: Measured costs of the links, where there are: choices that no rule makes go by the cost model.
-    links: Links | None = None
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
     plain: bool = False
     #: Calls on device memory are queued in streams whole.
@@ -60,9 +48,7 @@ class Tuning:
     messages: tuple[PairRule, ...] = ()
     #: Measured number and slots of the wires between hosts.
     wires: Wires = NO_WIRES
-    _choices: dict[tuple[Topology, str, int, Op | None], tuple[Choice, str]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _choices: dict[tuple[Topology, str, int], tuple[Choice, str]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def parse(
@@ -72,10 +58,9 @@ class Tuning:
         path: Transport = Transport.DIRECT,
         *,
         plain: bool = False,
-        links: Links | None = None,
     ) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, links, plain)
+        return cls(parse_tune(text), measured, path, plain)
 
 
 _DEFAULT = Tuning()
@@ -99,49 +84,41 @@ def agreed(
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    tuning = Tuning.parse(rules, measured.rules, path, plain=plain, links=measured.links)
+    tuning = Tuning.parse(rules, measured.rules, path, plain=plain)
     return topology, replace(tuning, messages=measured.messages, wires=measured.wires)
 
 
-def choose(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> Choice:
+def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:
     """Choice for a call. ``nbytes`` is ``collectives.elements(call)`` times the element's size.
 
     All arguments must be equal on every rank; ``tune`` because the ranks agreed on it.
     """
-    return _kept(topology, collective, nbytes, op, tune)[0]
+    return _kept(topology, collective, nbytes, tune)[0]
 
 
-def reason(topology: Topology, collective: str, nbytes: int, op: Op | None = None, tune: Tuning = _DEFAULT) -> str:
-    """Origin of the choice for such a call: ``user``, ``measured``, ``model``, ``default`` or ``order`` of operands."""
-    return _kept(topology, collective, nbytes, op, tune)[1]
+def reason(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> str:
+    """Origin of the choice for such a call: ``user``, ``measured`` or ``default``."""
+    return _kept(topology, collective, nbytes, tune)[1]
 
 
-def _kept(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
-    key = (topology, collective, nbytes, op)
+def _kept(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tuple[Choice, str]:
+    key = (topology, collective, nbytes)
     found = tune._choices.get(key)
     if found is None:
         if len(tune._choices) >= 4096:  # sizes that never come again must not pile up
             tune._choices.clear()
-        found = tune._choices[key] = _choose(topology, collective, nbytes, op, tune)
+        found = tune._choices[key] = _choose(topology, collective, nbytes, tune)
     return found
 
 
-def _choose(topology: Topology, collective: str, nbytes: int, op: Op | None, tune: Tuning) -> tuple[Choice, str]:
-    if op is not None and (op.code < 0 or op.name in ORDERED) and ROWS[collective].step:
-        return Choice(algorithms.with_role(collective, algorithms.Role.ORDERED)), "order"
+def _choose(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tuple[Choice, str]:
     case = algorithms.Case(topology, collective, nbytes, tune.plain, tune.queued)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         rule = match(rules, topology, collective, nbytes)
         if rule is not None:
             return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), tune.queued), by
     name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
-    default = Choice(name, _fragments(case, name), tune.queued)
-    if tune.links is not None and (topology.deep or not topology.flat) and topology.size <= MODELLED_RANKS:
-        # One prediction serves all sizes up to twice as large: each takes a plan per candidate.
-        size = 1 << max(nbytes, 1).bit_length() - 1
-        best = _predicted(topology, collective, size, tune.links, default)
-        return (best, "model") if best != default else (default, "default")
-    return default, "default"
+    return Choice(name, _fragments(case, name), tune.queued), "default"
 
 
 def _fragments(case: algorithms.Case, name: str) -> int:
@@ -154,7 +131,7 @@ def supported(choice: Choice, nbytes: int) -> Choice:
 
 
 def candidates(topology: Topology, collective: str, nbytes: int) -> list[Choice]:
-    """The choices worth measuring or predicting for a call: each candidate, in 1, 2, 4, 8, … fragments if long."""
+    """The choices worth measuring for a call: each candidate, in 1, 2, 4, 8, … fragments if long."""
     out = []
     for name in algorithms.names(collective):
         algorithm = algorithms.find(collective, name)
@@ -173,18 +150,6 @@ def example_call(topology: Topology, collective: str, nbytes: int) -> Call:
     if counts is None:
         counts = (block,) * (n * n)
     return Call(collective, n, counts, 0 if row.rooted else -1)
-
-
-@lru_cache(maxsize=1024)
-def _predicted(topology: Topology, collective: str, nbytes: int, links: Links, default: Choice) -> Choice:
-    """The candidate that the cost model finds fastest, if clearly faster than the choice made without it."""
-    call = example_call(topology, collective, nbytes)
-    times = {
-        choice: predicted_time(make_plan(topology, call, choice), topology, links)
-        for choice in (default, *candidates(topology, collective, nbytes))
-    }
-    best = min(times, key=times.__getitem__)
-    return best._replace(queued=default.queued) if times[best] < MODEL_GAIN * times[default] else default
 
 
 @lru_cache(maxsize=1024)

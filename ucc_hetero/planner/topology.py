@@ -11,16 +11,8 @@ from ucc_hetero.machine.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Cost of sending over a link: ``alpha`` seconds a message and ``beta`` seconds a byte."""
-
-    alpha: float
-    beta: float
-
-
-@dataclass(frozen=True, slots=True)
 class Island:
-    """Ranks that share one vendor's fabric and library (and, for ``host`` ranks, one node)."""
+    """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host."""
 
     index: int
     vendor: str
@@ -135,21 +127,26 @@ class Topology:
         hosts: Sequence[int],
         weights: Sequence[int] = (),
         levels: Sequence[Sequence[int]] = (),
+        fabrics: Sequence[int] = (),
     ) -> Topology:
-        """Group ranks by vendor, and ``host`` ranks by node as well.
+        """Group ranks by vendor and fabric.
 
-        ``vendors[r]``, ``hosts[r]``, (if given) ``weights[r]`` and the numbers ``level[r]`` of further levels are the
-        facts of rank r. Hosts may be any integers; they are numbered anew. ``ValueError`` for lists of different
-        lengths or an unknown vendor.
+        ``vendors[r]``, ``hosts[r]``, (if given) ``weights[r]``, the numbers ``level[r]`` of further levels and the
+        number ``fabrics[r]`` of the fabric that joins rank r to others are the facts of rank r; without fabrics,
+        ``host`` ranks are joined by their node and all others. Hosts may be any integers; they are numbered anew.
+        ``ValueError`` for lists of different lengths or an unknown vendor.
         """
         if len(vendors) != len(hosts):
             raise ValueError(f"{len(vendors)} vendors and {len(hosts)} hosts: both need one entry per rank")
+        if fabrics and len(fabrics) != len(hosts):
+            raise ValueError(f"{len(fabrics)} fabrics for {len(hosts)} ranks: one for each rank is needed")
         numbers = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
         members: dict[tuple[str, int], list[int]] = {}
         for rank, (vendor, host) in enumerate(zip(vendors, hosts, strict=True)):
             if vendor not in VENDORS:
                 raise ValueError(f"rank {rank}: vendor {vendor!r} is not one of {', '.join(VENDORS)}")
-            members.setdefault((vendor, host if vendor == "host" else -1), []).append(rank)
+            fabric = fabrics[rank] if fabrics else host if vendor == "host" else -1
+            members.setdefault((vendor, fabric), []).append(rank)
         islands = tuple(Island(i, key[0], tuple(ranks)) for i, (key, ranks) in enumerate(members.items()))
         numbered = tuple(map(_numbered, levels))
         return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights), numbered)
@@ -224,6 +221,15 @@ def levels_of(groups: Sequence[str]) -> list[list[int]]:
         numbers: dict[tuple[str, ...], int] = {}
         out.append([numbers.setdefault(path[:depth], len(numbers)) for path in paths])
     return out
+
+
+def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
+    """True if islands are parts of several hosts, one of which has more than one: hosts are a level then.
+
+    Both have a number per rank. What islands of one host have to tell other hosts crosses the links once then.
+    """
+    places = len(set(zip(islands, hosts, strict=True)))
+    return places == len(set(islands)) and places > len(set(hosts)) > 1
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:

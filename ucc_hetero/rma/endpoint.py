@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class Endpoint:
         if self._native == ffi.NULL:
             raise failure("the connection", status[0])
         self._targets: list[Target] = []
+        self._closing = threading.Lock()
 
     @property
     def native(self) -> Any:
@@ -178,13 +180,15 @@ class Endpoint:
 
     def close(self, timeout: float = 5.0) -> None:
         """End the connection when all is there, ``timeout`` seconds at most; transfers under way with it fail."""
-        if self._native is not None:
+        with self._closing:  # by who reads the peer's messages, and by who connects anew
             native, self._native = self._native, None
-            self.worker.forget(self, native)
+            if native is None:
+                return
             for target in self._targets:
                 if target._native is not None and not lib.ucch_target_users(target._native):
                     target.close()
             lib.ucch_peer_close(native, timeout)
+            self.worker.forget(self, native)
 
     def lose(self) -> None:
         """Count the peer as dead: its transfers fail now, and nothing else does."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..bindings.handle import sweep
+from ..bindings import quarantine
 from ..bindings.ucx import status_name
 from ..device import uncaptured
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
@@ -17,9 +16,6 @@ from ..native.libraries import ffi, lib
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 _SLICE = 0.05
-
-#: Native sides of requests that nobody holds any more, with their memory: libucp still uses both.
-_dropped: deque[tuple[Any, object]] = deque()
 
 _REASONS = {
     lib.UCCH_FAIL_TIMEOUT: (CollectiveTimeout, "is not done after {seconds:.3g} s"),
@@ -55,13 +51,13 @@ class Request:
     """A transfer under way, or the wait for a counter. One that is dropped goes on, and its memory stays alive."""
 
     def __init__(self, native: Any, op: Any, what: str, keep: object, held: Callable[[Any], object] = held) -> None:
-        for _ in sweep(_dropped, lambda each: held(each[0])):
-            pass
+        quarantine.release(Request)
         self._native, self._op, self._what, self._keep, self._held = native, op, what, keep, held
 
     def __del__(self) -> None:
         if self._held(self._native):
-            _dropped.append((self._native, self._keep))
+            held, native = self._held, self._native
+            quarantine.keep((native, self._keep), lambda: not held(native), Request)
 
     def Test(self) -> bool:
         """Make progress once; True when done. Raises as :meth:`Wait` does."""

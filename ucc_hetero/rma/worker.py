@@ -17,8 +17,9 @@ from ..device import Place, bind, pointer_vendor
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
 from ..machine.discover import host_identity
+from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
-from ..transport import carriers
+from ..native.waiting import progress_until
 from .endpoint import Endpoint
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
@@ -77,12 +78,8 @@ class Region(Handle):
         if self._native is None:
             return
         lib.ucch_region_revoke(self.worker.native, self._native)
-        until = time.monotonic() + timeout
-        while lib.ucch_region_users(self.worker.native, self._native):
-            if time.monotonic() > until:
-                raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
-            if not lib.ucch_progress_once():
-                time.sleep(2e-5)
+        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, self._native), timeout):
+            raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self._release()
 
     def _release(self) -> None:
@@ -158,8 +155,8 @@ class Worker(Handle):
         # No transport of devices: their memory goes through slots of ours, and a second context of libucp's that
         # opens what peers have allocated would end the process (transport/bounce.py).
         users = os.environ.get("UCX_TLS", "")
-        with env.meanwhile(carriers.connections()):
-            self.context = ucx.Context({"TLS": carriers.transports(users, shared=True)}, active=True)
+        with env.meanwhile(tcp_connections()):
+            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
             self._worker: ucx.Worker | None = self.context.worker()
         status = ffi.new("int *")
         #: Whether libucp's puts between hosts are the hardware's.
@@ -192,18 +189,23 @@ class Worker(Handle):
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with the worker that has this address, which connects, too; the endpoint there is, if there is one.
+        """Connect with the worker that has this address, which connects, too; the endpoint there is, if one is alive.
 
         :class:`FormatError` where it is no address, or one of another version.
         """
         found = Address.unpack(address)
-        if found.uid not in self._peers:
-            self._peers[found.uid] = Endpoint(self, found, near=found.host == self._host)
-        return self._peers[found.uid]
+        known = self._peers.get(found.uid)
+        if known is not None and known.alive:
+            return known
+        if known is not None:
+            known.close()
+        self._peers[found.uid] = endpoint = Endpoint(self, found, near=found.host == self._host)
+        return endpoint
 
     def forget(self, peer: Endpoint, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
-        self._peers.pop(peer.uid, None)
+        if self._peers.get(peer.uid) is peer:
+            del self._peers[peer.uid]
         self._gone.append(native)
 
     def counter(self) -> Counter:

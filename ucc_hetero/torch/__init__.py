@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from .backend import groups, process_group, register, replace
 from .group import ProcessGroupUCCH
+from .mesh import hybrid_mesh
 from .recovery import rebuild
 
-__all__ = ["ProcessGroupUCCH", "groups", "process_group", "rebuild", "register", "replace"]
+__all__ = ["ProcessGroupUCCH", "groups", "hybrid_mesh", "process_group", "rebuild", "register", "replace"]
 
 register()

@@ -17,15 +17,15 @@ from .. import env, log
 from ..api.comm import Communicator
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
+from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import vendors
 from ..native.libraries import load
-from . import devices, futures, rendezvous
+from . import creation, devices, futures, rendezvous
+from .creation import NAME
+from .fabric import fabric_of
 from .group import ProcessGroupUCCH
-from .group_comm import GroupCommunicator
-from .work import seconds_of, torch_error
-
-NAME = "ucch"
+from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
 #: Communicator of the group that is made next, where there is one.
@@ -47,10 +47,8 @@ def register() -> None:
     if plugin is None or plugin.creator_fn is not create:
         c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", *vendors.TORCH])
     rendezvous.install()
+    creation.install()
     replace(env.get("TORCH_REPLACE"))
-
-
-_replaced: set[str] = set()
 
 
 def replace(names: Sequence[str]) -> None:
@@ -59,31 +57,35 @@ def replace(names: Sequence[str]) -> None:
     ``get_backend`` goes on to return what they asked for, so that their tests of it hold. The environment variable
     UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
     """
-    if not names:
-        return
-    if not _replaced:
-        stock = c10d.BackendConfig.get_device_backend_map
-
-        def ours(self: Any) -> dict[str, str]:
-            return {device: NAME if name in _replaced else name for device, name in stock(self).items()}
-
-        c10d.BackendConfig.get_device_backend_map = ours
-    _replaced.update(name.lower() for name in names)
-    rendezvous.export_ranks()
+    if names:
+        if not creation.replaced:
+            devices.start_with(local_rank())
+        creation.replaced.update(name.lower() for name in names)
+        rendezvous.export_ranks()
 
 
 def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
-    """Make a process group, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
-    # From 2.15 on torch attaches its flight recorder to groups that say which devices they serve, and fails where there
-    # is no C++ backend.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    """Make a group of ours, as torch asks for it on its members; ``opts`` are its ``_DistributedBackendOptions``."""
+    if torch.__version__ >= (2, 15):
+        # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
+        # C++ backend.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     if _next:
         _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
     try:
-        comm = _next.pop() if _next else _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
+        comm = _next.pop() if _next else _agreed(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
-    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store))
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    fabric = fabric_of(ranks, opts.group_rank, opts.store, opts.timeout)
+    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+
+
+def _agreed(opts: Any) -> Communicator:
+    """A communicator of a group's ranks, once all of them have come to this backend."""
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    rendezvous.await_all(opts.store, opts.group_rank, ranks, limit_of(opts.timeout))
+    return _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
 
 
 def _noted(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
@@ -135,7 +137,7 @@ def _over_store(opts: Any) -> Communicator:
 def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
     """A communicator of those of the job's ``size`` ranks that are named, which meet in a store."""
     begin_without_mpi()
-    return GroupCommunicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
+    return Communicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
 
 
 def _over_mpi(opts: Any) -> Communicator:
@@ -157,13 +159,12 @@ def _over_mpi(opts: Any) -> Communicator:
             "mpirun, or set them to OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE"
         )
     if ranks == list(range(world.Get_size())):
-        return GroupCommunicator(world)
+        return Communicator(world)
     members = world.group.Incl(ranks)
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        exit.register()
-        return GroupCommunicator._adopt(comm)
+        return Communicator._adopt(comm)
     finally:
         members.Free()
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import log
 from .devices import started
 
 Clock = Callable[[], float]
@@ -101,8 +102,8 @@ def _settled() -> None:
         module.synchronize()
 
 
-def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> float:
-    """Median of the seconds of a call, after one to warm up."""
+def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> list[float]:
+    """Seconds of a call, again and again, after one to warm up."""
     call()
     seconds = []
     for _ in range(repeat):
@@ -111,7 +112,50 @@ def _timed(call: Callable[[], object], repeat: int, clock: Clock) -> float:
         call()
         _settled()
         seconds.append(clock() - start)
-    return statistics.median(seconds)
+    return seconds
+
+
+def _unlike(rank: int, samples: Sequence[Sequence[float]]) -> bool:
+    """True if ranks differ in seconds of the same work by clearly more than a rank does from itself.
+
+    Rank 0 warns where they do not. ``samples[r]`` are seconds on rank r, again and again.
+    """
+    medians = [statistics.median(row) for row in samples]
+    difference, noise = max(medians) - min(medians), statistics.median(max(row) - min(row) for row in samples)
+    # Medians of many ranks that are alike lie as far apart as samples of one rank do.
+    if len(samples) < 2 or difference > 2 * noise:
+        return True
+    if rank == 0:
+        log.log("torch").warning(
+            "the ranks took %.3g to %.3g s for the same work, and one rank alone differed by %.3g s: all get equal "
+            "shares; profile again on hosts that do nothing else, or with a larger repeat",
+            min(medians), max(medians), noise,
+        )  # fmt: skip
+    return False
+
+
+def fitted(rank: int, counts: Sequence[int], samples: Sequence[Sequence[Sequence[float]]]) -> Profile:
+    """The cost of a step on each rank, from what was measured; the ranks are alike where noise is as large.
+
+    Args:
+        rank: this rank.
+        counts: numbers of samples that a step was timed with, ascending.
+        samples: ``samples[r][i]`` are seconds on rank r with ``counts[i]`` samples, again and again.
+
+    Returns:
+        Costs per step and per sample of every rank.
+    """
+    rows: list[tuple[float, ...]] = []
+    for times in samples:
+        seconds = [statistics.median(each) for each in times]
+        slope, offset = statistics.linear_regression(counts, seconds)
+        if min(times[-1]) <= max(times[0]):  # noise hides what samples cost, and may tilt the line
+            slope, offset = seconds[-1] / counts[-1], 0.0
+        # A sample costs something on every rank, or the others would get all of them.
+        rows.append((max(offset, 0.0), max(slope, seconds[-1] / counts[-1] * 1e-3, 1e-12)))
+    if not _unlike(rank, [times[-1] for times in samples]):
+        rows = [tuple(map(statistics.fmean, zip(*rows, strict=True)))] * len(rows)
+    return Profile(rank, tuple(f for f, _ in rows), tuple(e for _, e in rows))
 
 
 def _everyone(mine: Any, group: Any) -> list[Any]:
@@ -124,7 +168,7 @@ def profile(
     step: Callable[[int], object],
     samples: Sequence[int] = (1, 4),
     *,
-    repeat: int = 3,
+    repeat: int = 5,
     group: Any = None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
@@ -132,30 +176,28 @@ def profile(
 
     ``step`` must not communicate (``with model.no_sync()``, or the plain module), or every rank would wait for the
     slowest one. ``samples``: two or more different n; a line is put through what they take. ``clock`` returns seconds.
+    Where ranks differ by no more than the noise of ``repeat`` measurements all count as alike, with a warning.
     """
     counts = sorted(set(samples))
     if len(counts) < 2 or counts[0] < 1:
         raise ValueError(f"samples {list(samples)} must be two or more different numbers from 1 on")
     dist.barrier(group=group)  # so that ranks which share a machine slow each other down as they will in training
     seconds = [_timed(lambda n=n: step(n), repeat, clock) for n in counts]  # type: ignore[misc]
-    slope, offset = statistics.linear_regression(counts, seconds)
-    # Noise may tilt the line; a sample costs something on every rank, or the others would get all of them.
-    each = max(slope, seconds[-1] / counts[-1] * 1e-3, 1e-12)
-    rows = _everyone((max(offset, 0.0), each), group)
-    return Profile(dist.get_rank(group), tuple(f for f, _ in rows), tuple(e for _, e in rows))
+    return fitted(dist.get_rank(group), counts, _everyone(seconds, group))
 
 
 def profile_layers(
     layers: Iterable[Callable[[Any], Any]],
     example: Any,
     *,
-    repeat: int = 3,
+    repeat: int = 5,
     group: Any = None,
     clock: Clock = time.perf_counter,
 ) -> list[list[float]]:
     """Seconds that each layer takes, forward and backward, on each rank: one row per rank. Collective.
 
-    ``example`` is what the first layer takes, one microbatch; each layer gets what the one before it returned.
+    ``example`` is what the first layer takes, one microbatch; each layer gets what the one before it returned. Where
+    ranks differ by no more than the noise of ``repeat`` measurements all rows are their mean, with a warning.
     """
     dist.barrier(group=group)
     mine, inputs = [], example
@@ -171,7 +213,23 @@ def profile_layers(
         mine.append(_timed(both, repeat, clock))
         inputs = outputs.detach()
         inputs.requires_grad_(inputs.is_floating_point())
-    return _everyone(mine, group)
+    return layer_seconds(dist.get_rank(group), _everyone(mine, group))
+
+
+def layer_seconds(rank: int, samples: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Seconds of each layer on each rank, from what was measured; the ranks are alike where noise is as large.
+
+    Args:
+        rank: this rank.
+        samples: ``samples[r][i]`` are seconds of layer i on rank r, again and again.
+
+    Returns:
+        A row of seconds for each rank.
+    """
+    rows = [[statistics.median(times) for times in layers] for layers in samples]
+    if not _unlike(rank, [[sum(times) for times in zip(*layers, strict=True)] for layers in samples]):
+        rows = [list(map(statistics.fmean, zip(*rows, strict=True)))] * len(rows)
+    return rows
 
 
 def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -20,6 +21,7 @@ from .work import Work
 
 #: A flat tensor and how many of its elements are each rank's.
 _Shares: TypeAlias = tuple[Any, list[int]]
+_M = TypeVar("_M", bound=Callable[..., Any])
 
 _AVG = OPS["AVG"]
 _SUM = torch.distributed.ReduceOp.RedOpType.SUM
@@ -59,6 +61,25 @@ def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
     return splits
 
 
+def _refusing(method: _M) -> _M:
+    """For a collective: a mistake that is found before a call was made makes it a refused one on all ranks.
+
+    Else theirs would wait for this rank, and could meet its next call.
+    """
+
+    @wraps(method)
+    def made(self: Any, *args: Any, **more: Any) -> Any:
+        before = self._posted
+        try:
+            return method(self, *args, **more)
+        except (TypeError, ValueError) as mistake:
+            if self._posted == before:
+                self.refuse(mistake)
+            raise
+
+    return cast(_M, made)
+
+
 def _counts(tensors: Sequence[Any]) -> list[int]:
     return [tensor.numel() for tensor in tensors]
 
@@ -69,6 +90,7 @@ class Collectives(Dispatch):
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
+    @_refusing
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, in place."""
         tensor = _one(tensors, "allreduce")
@@ -95,6 +117,7 @@ class Collectives(Dispatch):
             (self._allreduce(tensor, how, opts) for tensor in tensors), "allreduce_coalesced_", tensors
         )
 
+    @_refusing
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
         tensor = _one(tensors, "broadcast")
@@ -109,6 +132,7 @@ class Collectives(Dispatch):
         call = CallSpec("bcast", None, target, None, root)
         return self.post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
+    @_refusing
     def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Reduce to the root, in place there."""
         tensor = _one(tensors, "reduce")
@@ -133,6 +157,7 @@ class Collectives(Dispatch):
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
+    @_refusing
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor, one after the other, in one tensor."""
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
@@ -167,6 +192,7 @@ class Collectives(Dispatch):
         call = CallSpec("allgather", send, flat)
         return self.post(call, opts, outputs, finish, form, tensor, key if own else None)
 
+    @_refusing
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor in a list; sizes may differ, and are those of the list."""
         tensor, outputs = _one(inputs, "allgather"), _list(output_lists)
@@ -195,6 +221,7 @@ class Collectives(Dispatch):
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self.together(calls, "allgather_into_tensor_coalesced_", inputs)
 
+    @_refusing
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
         """Collect equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), self._root(opts, root)
@@ -214,6 +241,7 @@ class Collectives(Dispatch):
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
+    @_refusing
     def scatter(self, outputs: Any, input_lists: Any, opts: Any = None, root: int | None = None) -> Work:
         """Give each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
@@ -229,6 +257,7 @@ class Collectives(Dispatch):
             send = gathered(inputs)
         return self.post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
+    @_refusing
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
@@ -264,6 +293,7 @@ class Collectives(Dispatch):
         own = operand is inputs and target is output
         return self.post(call, opts, [output], finish, form, inputs, key if own else None)
 
+    @_refusing
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
         """Reduce a list of tensors over all ranks and give rank r the r-th; sizes may differ."""
         output = _one(outputs, "reduce_scatter")
@@ -288,6 +318,7 @@ class Collectives(Dispatch):
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
+    @_refusing
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any = None, input_splits: Any = None, opts: Any = None
     ) -> Work:
@@ -310,6 +341,7 @@ class Collectives(Dispatch):
         rows = sum(splits)
         return [n * (flat.numel() // rows) for n in splits] if rows else splits
 
+    @_refusing
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Send a tensor to every rank; sizes may differ."""
         into = self._per_rank(outputs, "alltoall", "output")
@@ -357,11 +389,16 @@ class Messages(Dispatch):
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
-        return self.post_message(source(_one(tensors, "send")), dest, tag, True, [], None)
+        tensor = _one(tensors, "send")
+        if (work := self.message_again(tensor, dest, tag, True)) is not None:
+            return work
+        return self.post_message(source(tensor), dest, tag, True, [], None)
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
+        if (work := self.message_again(tensor, origin, tag, False)) is not None:
+            return work
         target, finish = room(tensor)
         return self.post_message(target, origin, tag, False, [tensor], finish)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,24 @@ def raw_stream(device: Any) -> int | None:
 
 
 _tell: dict[str, Any] = {}
+
+
+def start_with(local_rank: int) -> None:
+    """Let torch begin with the device of this rank where several are in sight; scripts may still choose another one.
+
+    Args:
+        local_rank: this rank's number on its host.
+    """
+    for kind in TORCH:
+        found: Any = getattr(torch, kind, None)
+        if hasattr(found, "_lazy_call") and not found.is_initialized():
+            found._lazy_call(partial(_choose, found, local_rank))
+
+
+def _choose(found: Any, local_rank: int) -> None:
+    count = found.device_count()
+    if count > 1:
+        found.set_device(local_rank % count)
 
 
 def started() -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
+from ..calls.message import TAG_MASK, Letter
 from ..calls.stream_launch import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
@@ -19,14 +20,15 @@ from ..native.libraries import lib
 from ..types import OPS
 from . import futures
 from .devices import module
+from .fabric import Fabric
 from .futures import InOrder
-from .group_comm import GroupComm, GroupCommunicator
-from .layout import Finish
+from .group_comm import GroupComm
+from .layout import Finish, plain
 from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
 from .streams import Entered, Ready, Side, captures, current_handle, device_of, mean_of, refuse_capture
 from .uncompiled import uncompiled
-from .work import Received, Sent, Source, Work, Works, limit_of, torch_error
+from .work import InLane, Received, Sent, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -63,6 +65,8 @@ class Dispatch:
     streams_wait = False
     _failures = 0
     _unfit: Exception | None = None
+    #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
+    _fabric: Fabric | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
         """Begin; takes the place of a constructor, which torch's base class has for itself."""
@@ -71,6 +75,9 @@ class Dispatch:
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
         self._p2p_buffers: dict[Any, P2pBuffers] = {}
+        #: Ranks with which messages have gone by lanes, and the device of their tensors.
+        self._lane_peers: set[int] = set()
+        self._lane_device: Any = None
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         self._seconds = limit_of(timeout)
@@ -114,7 +121,6 @@ class Dispatch:
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
-        self._posted += 1
         try:
             work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
@@ -133,6 +139,9 @@ class Dispatch:
     ) -> Work:
         """Make a collective a part of a stream's work, begin it, or run it to its end."""
         device = device_of(call.recv, call.send)
+        if device is not None:
+            self._known(device)
+        self._posted += 1  # from here on the communicator tells the others of mistakes
         if device is not None:
             if call.op is OPS["AVG"]:
                 call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
@@ -225,7 +234,6 @@ class Dispatch:
         self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
     ) -> Work:
         """Make a call a part of a stream's work."""
-        self._known(device)
         side = self._side(device)
         joined = self._joined(side) if asynchronous else None
         memory = *memory, *outputs
@@ -248,7 +256,7 @@ class Dispatch:
         if comm is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
             comm = self._comms[at] = GroupComm(
-                GroupCommunicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
+                Communicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
             )
         return comm
 
@@ -258,12 +266,11 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self._seconds
 
-    def refuse(self, mistake: Exception, *, uneven: bool = False, on_device: bool = False) -> None:
-        """Tell the other ranks that this one cannot make its next collective, for which theirs raises and says why.
-
-        ``uneven``: that would be an ``all_to_all`` with split sizes, ``on_device`` or on the host.
-        """
-        self._comms[0].refuse(mistake, uneven, on_device)
+    def refuse(self, mistake: Exception) -> None:
+        """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
+        self._usable()
+        self._posted += 1
+        (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -285,6 +292,15 @@ class Dispatch:
                     self._known(device)
                 refuse_capture(device)
                 stream = current_handle(device)
+                fabric = self._fabric
+                if fabric is not None and fabric.carries(peer, tag):
+                    return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
+                if comm.by_lane(peer):
+                    comm.check_lane(tensor, peer, tag, outgoing)
+                    if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
+                        self._lane_peers.add(peer)
+                        self._lane_device = device
+                    return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
                 work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
                 if work is not None:
                     return self._noted(work)
@@ -298,6 +314,37 @@ class Dispatch:
         if tensor.is_cpu:
             work.poll(_MOMENT)
         return self._noted(work)
+
+    def message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
+        """Start a message as :meth:`post_message` does, if such a one has gone by a lane. None where it has to be
+        posted: what is not looked at here has to be looked at there."""
+        if peer not in self._lane_peers or tensor.is_cpu or not (plain(tensor) and tensor.numel()):
+            return None
+        device = tensor.device
+        if device != self._lane_device or type(tag) is not int or not 0 <= tag <= TAG_MASK:
+            return None
+        if active._is_profiler_enabled or module(device).is_current_stream_capturing():
+            return None
+        if self._aborted or self._closed or self.in_flight or self.streams_wait:
+            self._usable()
+        self._posted += 1
+        try:
+            return self._in_lane(tensor, peer, tag, outgoing, [] if outgoing else [tensor], None)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+
+    def _in_lane(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+    ) -> Work:
+        """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
+        device = tensor.device
+        stream, seconds = current_handle(device), self._seconds
+        letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
+        return self._noted(InLane(self, outputs, letter, finish, device, seconds))
+
+    def failure_of(self, letter: Letter) -> UCCHError:
+        """Why a message by a lane has failed."""
+        return self._comms[0].messages.failure(letter)
 
     def _through_buffer(
         self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish

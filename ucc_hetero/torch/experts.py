@@ -136,7 +136,7 @@ class _Facts(NamedTuple):
 
 
 class Experts:
-    """Dispatch and combine over a process group of the backend ``ucch``; torch's default group unless said.
+    """Dispatch and combine over a process group; torch's default group unless said.
 
     All ranks call the same methods in the same order, ``get_dispatch_layout`` apart. ``stream`` of the methods:
     ``async_finish=True`` runs a call beside the current stream, after ``previous_event`` or else after what that stream
@@ -144,14 +144,16 @@ class Experts:
     nothing, as results of such calls always are.
 
     A mistake that one rank sees is a ``ValueError`` there and, in collective calls, at once a ``DistBackendError`` on
-    the others, which says who made it. Sizes and types that differ between ranks are a ``ValueError`` on all in the
-    first call that has them. The group stays usable.
+    the others, which says who made it, and the group has ended, unless all ranks make the same mistake. Sizes and
+    types that differ between ranks are a ``ValueError`` on all in the first call that has them, and the group stays
+    usable. In a group that is torch's own (one vendor's, docs/torch.md) other ranks hear of a mistake by the timeout of
+    their call.
     """
 
     def __init__(self, group: Any = None) -> None:
         self.group = dist.group.WORLD if group is None else group
-        if not isinstance(self.group, ProcessGroupUCCH):
-            raise TypeError(f"group is {type(self.group).__name__}; one of the backend ucch is needed")
+        if not isinstance(self.group, dist.ProcessGroup):
+            raise TypeError(f"group is {type(self.group).__name__}; a process group of torch is needed")
         self.rank, self.size = self.group.rank(), self.group.size()
         self._sides: dict[Any, Any] = {}
         self._agreed: set[tuple[str, _Facts]] = set()
@@ -200,7 +202,7 @@ class Experts:
         waits for nothing, and None is returned for choices, weights and list.
         """
         if handle is not None:
-            with self._told("dispatch", handle):
+            with self._told():
                 if topk_idx is not None or topk_weights is not None:
                     raise ValueError(f"dispatch on rank {self.rank}: a handle comes without topk_idx and topk_weights")
                 self._check("dispatch", "x", x, (handle.tokens, None), _ELEMENTS, handle.rows.device)
@@ -230,7 +232,7 @@ class Experts:
         and the event. ``handle`` is that of the dispatch; the host waits for nothing.
         """
         received, device = sum(handle.received), handle.rows.device
-        with self._told("combine", handle):
+        with self._told():
             self._check("combine", "x", x, (received, None), _ELEMENTS, device)
             if topk_weights is not None:
                 self._check("combine", "topk_weights", topk_weights, (received, None), (torch.float32,), device)
@@ -368,9 +370,9 @@ class Experts:
     def _compare(self, method: str, facts: _Facts, more: Sequence[int] = ()) -> list[list[int]]:
         """Every rank's further numbers. Raises where ranks do not have in common what they must."""
         mine = torch.tensor([*facts, *more], dtype=torch.int64, device="cpu")
-        table = mine.new_empty((self.size, len(mine)))
+        table = mine.new_empty(self.size * len(mine))
         _all_gather(table, mine, group=self.group)
-        rows: list[list[int]] = table.tolist()
+        rows: list[list[int]] = table.view(self.size, -1).tolist()
         for at, name in enumerate(_Facts._fields):
             values = [row[at] for row in rows]
             if len(set(values)) > 1:
@@ -381,17 +383,13 @@ class Experts:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _told(self, method: str = "", way: Handle | None = None) -> Iterator[None]:
-        """Let the other ranks know of a mistake that this one finds before it makes a collective call.
-
-        ``way``: the call goes by a handle, and begins with an agreement unless the method has been called before.
-        """
+    def _told(self) -> Iterator[None]:
+        """Let the other ranks know of a mistake that this one finds before it makes a collective call."""
         try:
             yield
         except Exception as mistake:
-            agreed = any(method == each for each, _ in self._agreed)
-            uneven = way is not None and agreed
-            self.group.refuse(mistake, uneven=uneven, on_device=way is not None and not way.rows.is_cpu)
+            if isinstance(self.group, ProcessGroupUCCH):
+                self.group.refuse(mistake)
             raise
 
     def _check(

@@ -13,11 +13,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from .. import log
 from ..api.comm import Communicator
+from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..native.waiting import progress_until
 from . import futures
 from .collectives import Collectives, Messages
 from .dispatch import Dispatch
+from .fabric import Fabric
 from .monitored import NO_LIMIT, monitored_barrier
 from .uncompiled import uncompiled
 from .work import Work, limit_of
@@ -31,9 +33,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     brings its own; a call that fails leaves the group unusable, as NCCL's do.
     """
 
-    def __init__(self, comm: Communicator, name: str, timeout: timedelta, store: Any) -> None:
+    def __init__(
+        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: Fabric | None = None
+    ) -> None:
         super().__init__(comm.rank, comm.size)
         self._open(comm, name, timeout)
+        self._fabric = fabric
         self._store, self._monitored = store, 0
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -69,10 +74,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
                 comm.run.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
                 if not comm.communicator.Is_revoked():
-                    _unmet.append(_vote(comm.communicator, False))
+                    quarantine.keep(_vote(comm.communicator, False))
         for work in list(self.in_flight):
             work.let_go()
-        _aborted.append(self)
+        if self._fabric is not None:
+            self._fabric.abort()
+        quarantine.keep(self)
 
     def shutdown(self) -> None:
         """Finish what was posted, then release the communicators together with the other ranks."""
@@ -86,6 +93,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._settle()  # what callbacks have posted
         self._ended = True
         self._p2p_buffers.clear()
+        if self._fabric is not None:
+            self._fabric.close(self._seconds)
         for comm in self._comms.values():
             if not ended and not comm.run.broken:
                 comm.run.abandon("a callback did not end")  # it may be using the communicator
@@ -170,10 +179,6 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         return self._comms[0].communicator
 
 
-#: Groups that were aborted: the libraries may still use the tensors of their calls.
-_aborted: list[ProcessGroupUCCH] = []
-
-
 def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
     """Tell the other ranks that this one leaves, and whether all is in order: (request, ours, the worst of all)."""
     from mpi4py import MPI
@@ -192,7 +197,7 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
         run.abandon("a rank of it died")
         return
     if not together:
-        _unmet.append(vote)
+        quarantine.keep(vote)
         dead = run.board.dead()
         run.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
         if dead < 0:
@@ -204,7 +209,3 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
         comm.Free()
     elif not run.broken:
         run.abandon("a rank of it failed")
-
-
-#: Votes that nobody waits for any more, with their memory.
-_unmet: list[object] = []

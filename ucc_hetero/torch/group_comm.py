@@ -10,16 +10,13 @@ from typing import Any
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner
+from ..calls.message import Letter
 from ..calls.request import Request, look_around, wait_op
+from ..native.libraries import lib
 
+_COMES = lib.UCCH_LETTER_COMES
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
-
-
-class GroupCommunicator(Communicator):
-    """One of a torch group: whoever waits for a message lets a stream wait."""
-
-    _arenas = True
 
 
 class GroupComm:
@@ -72,11 +69,10 @@ class GroupComm:
         with self._lock:
             return self._limited(seconds).relaunch(key, *both, stream)
 
-    def refuse(self, mistake: Exception, uneven: bool, on_device: bool) -> None:
-        """Refuse the next collective; ``uneven``: one whose counts only some ranks know, as :meth:`start` makes it."""
+    def refuse(self, mistake: Exception) -> None:
+        """As :meth:`.Runner.refuse`."""
         with self._lock:
-            along = uneven and not (on_device and not self.run.members.topology.flat)
-            self.run.refuse_call("alltoallv" if along else "", mistake)
+            self.run.refuse(mistake)
 
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
@@ -94,6 +90,26 @@ class GroupComm:
             messages = self.messages
             messages.timeout = seconds
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream), lasting=lasting)
+
+    def by_lane(self, peer: int) -> bool:
+        """As :meth:`.p2p.Messages.by_lane`; ``peer`` -1 is any."""
+        return self.messages.by_lane(self.messages.any_source if peer < 0 else peer)
+
+    def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
+        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`by_lane` is true for."""
+        self.check_message(outgoing, peer, tag)
+        arrays = self.messages.arrays
+        arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
+
+    def hand(self, tensor: Any, peer: int, tag: int, seconds: float, stream: int, *, outgoing: bool) -> Letter:
+        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device."""
+        messages, how = self.messages, 0 if outgoing else _COMES
+        messages.usable()
+        messages.timeout = seconds
+        nbytes = tensor.numel() * tensor.element_size()
+        letter = Letter(how, tensor.data_ptr(), nbytes, peer, tag, stream, tensor)
+        messages.post(letter, 0.0)
+        return letter
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""

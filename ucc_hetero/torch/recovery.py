@@ -25,8 +25,13 @@ def rebuild() -> None:
     again. It needs ``mpirun --with-ft ulfm``, or a store that does not die with a rank (docs/faults.md).
     """
     group = c10d.GroupMember.WORLD
-    if not isinstance(group, ProcessGroupUCCH):
+    if group is None:
         raise TypeError('rebuild() is for a default group of the backend "ucch"; this process has none')
+    if not isinstance(group, ProcessGroupUCCH):
+        raise TypeError(
+            f"rebuild() cannot tell which ranks of a default group live that is torch's own "
+            f"({c10d._world.pg_backend_config[group]}): set UCCH_TORCH_VENDOR=n, with which the backend ucch serves it"
+        )
     name, store = c10d._world.pg_map[group]
     timeout = timedelta(seconds=group._seconds) if group._seconds else None
     try:

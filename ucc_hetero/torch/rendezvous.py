@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -12,7 +12,10 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from ..bootstrap.process import refuse_foreign_launcher
+from ..errors import CollectiveTimeout
 from ..machine import launchers
+from ..native.waiting import progress_until
 
 #: Variables that torch's own handler reads.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -62,6 +65,37 @@ def install() -> None:
     handlers["env"] = handler
 
 
+def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
+    """Wait until all ranks of a group have chosen this backend: the others would wait in another one.
+
+    Args:
+        store: the group's own part of torch's store.
+        rank: this process's rank in the group.
+        ranks: torch's ranks of the group's members.
+        seconds: how long to wait; 0: for ever.
+
+    Raises:
+        CollectiveTimeout: names the ranks that did not come, and the variable that may differ there.
+    """
+    keys = [f"ucch/chosen/{r}" for r in range(len(ranks))]
+    store.set(keys[rank], "y")
+    if store.add("ucch/chosen", 1) == len(ranks):
+        store.set("ucch/all", "y")  # one question for each look, however many ranks there are
+    if not progress_until(lambda: store.check(["ucch/all"]), seconds, longest=0.05):
+        missing = [ranks[r] for r, key in enumerate(keys) if not store.check([key])]
+        raise not_come(ranks[rank], missing, seconds)
+
+
+def not_come(rank: int, missing: Sequence[int], seconds: float) -> CollectiveTimeout:
+    """The error of ``rank`` for ranks that did not choose this backend within ``seconds``, with the likely cause."""
+    value = os.environ.get("UCCH_TORCH_REPLACE", "")
+    cure = f"UCCH_TORCH_REPLACE={value} must be set there, too (mpirun -x UCCH_TORCH_REPLACE, or ucch-run)"
+    cure = cure if value else "do they ask for another backend?"
+    return CollectiveTimeout(
+        f"rank {rank}: rank(s) {list(missing)} did not come to the backend ucch within {seconds:g} s: {cure}"
+    )
+
+
 def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     """Let all ranks of the job meet."""
     from ..native.libraries import load
@@ -69,6 +103,7 @@ def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     load()  # before MPI: both bring a UCX, and the first one in a process serves both
     from mpi4py import MPI
 
+    refuse_foreign_launcher(MPI.COMM_WORLD)
     yield store_over(MPI.COMM_WORLD, timeout)
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 

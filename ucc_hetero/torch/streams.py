@@ -89,11 +89,11 @@ def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
     stream = _idle.get(devices[0])
     if stream is None:
         stream = _idle[devices[0]] = module(devices[0]).Stream(devices[0])
-    return _within(devices[0], stream)
+    return within(devices[0], stream)
 
 
 @contextmanager
-def _within(device: Any, stream: Any) -> Iterator[None]:
+def within(device: Any, stream: Any) -> Iterator[None]:
     """Make a stream the calling thread's, in whichever thread.
 
     A thread that has chosen no device is at the first one. Leaving a stream of another device torch goes back there and

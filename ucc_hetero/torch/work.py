@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from .. import env, log
+from ..calls.message import Letter
 from ..calls.p2p import Messages
 from ..calls.request import SLICE, Request, look_around
 from ..errors import CollectiveTimeout, UCCHError
@@ -25,7 +26,7 @@ from .uncompiled import uncompiled
 if TYPE_CHECKING:
     from .dispatch import Dispatch
 
-_peek = lib.ucch_peek
+_peek, _follow = lib.ucch_peek, lib.ucch_letter_follow
 
 #: Seconds until a call fails that is not to go on; 0 would be no limit.
 _AT_ONCE = 1e-6
@@ -58,7 +59,7 @@ def torch_error(failure: BaseException) -> Exception:
 class Pending(NamedTuple):
     """A request that has not been completed, its native operation and what keeps that alive."""
 
-    request: Request
+    request: Request | InLane
     op: Any
     keep: object
 
@@ -405,7 +406,7 @@ class Received(Buffered):
             for request in self._requests:
                 if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
                     continue
-                if Messages.take(request, current_handle(self._outputs[0].device), early=early):
+                if Messages.take(request, current_handle(self._outputs[0].device)):
                     self._taken = self._group.streams_wait = True
                     self._deliver()
                     self._finish = None  # if it failed, it is tried again once the data is there
@@ -444,6 +445,122 @@ class Received(Buffered):
 
 
 @uncompiled
+class InLane(Work):
+    """A message that the streams of both ranks hand each other: whoever waits for it lets a stream wait.
+
+    A tensor is its send's until that was waited for, as with NCCL. There is no request: that would cost as much again.
+    """
+
+    _followed = False
+
+    def __init__(
+        self, group: Dispatch, outputs: Sequence[Any], letter: Letter, finish: Finish, device: Any, seconds: float
+    ) -> None:
+        super().__init__(group, outputs)
+        self._letter: Letter | None = letter
+        self._peer, self._device, self._seconds = letter.peer, device, seconds
+        if finish is not None:
+            self._finish = finish
+        self._done = False
+        group.in_flight[self] = None
+
+    def source_rank(self) -> int:
+        """As :meth:`Work.source_rank`."""
+        return self._peer
+
+    _source_rank = source_rank
+
+    @property
+    def finished(self) -> bool:
+        """As that of a request."""
+        return self._done
+
+    def pending(self) -> list[Pending]:
+        """As :meth:`Work.pending`."""
+        letter = self._letter
+        return [] if letter is None else [Pending(self, letter.op, letter)]
+
+    def is_over(self) -> bool:
+        """As :meth:`Work.is_over`."""
+        letter = self._letter
+        if letter is not None and (state := _peek(letter.op)):
+            self._end(letter, state)
+        return self._done
+
+    def _end(self, letter: Letter, state: int) -> None:
+        """Note how the message has ended; once."""
+        with self._lock:
+            if self._letter is None:
+                return
+            if state != 1:
+                self._error = torch_error(self._group.failure_of(letter))
+            elif self._finish is not None:
+                try:
+                    self._deliver()
+                except Exception as failure:  # whichever thread looks: it is raised where the message is waited for
+                    self._error = failure
+            self._letter, self._finish, self._done = None, None, True
+        self._group.in_flight.pop(self, None)
+        if self._error is not None and self._followed:  # whoever waited for it has gone on with what is no data
+            self._group.broke(self._error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for the message; raises the call's error as far as it is known by now."""
+        if not self._done and not self._follow():
+            limit = seconds_of(timeout)
+            end = time.monotonic() + limit if limit else 0.0
+            for each in self.pending():  # its stream gets it once it need not wait for it
+                self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
+            self._follow()
+        if not self._done:
+            self.is_over()
+        if self._ready is not None:
+            self._ready.order()
+        return self._told()
+
+    def _follow(self) -> bool:
+        """Let the current stream wait, if the message is with a stream: whether it does, or has nothing to wait for."""
+        with self._lock:
+            letter = self._letter
+            if letter is None:
+                return True
+            if _follow(letter.handle, current_handle(self._device), self._seconds) != 1:
+                return False
+            self._followed = self._group.streams_wait = True
+            if self._finish is not None:
+                self._deliver()
+                self._finish = None
+        return True
+
+    def is_completed(self) -> bool:
+        """As :meth:`Work.is_completed`."""
+        letter = self._letter
+        if letter is not None and (state := lib.ucch_test(letter.op)):
+            self._end(letter, state)
+        if self._ready is None or self._error is not None:
+            return self._done
+        return bool(self._ready.query())
+
+    def listen(self) -> None:
+        """As :meth:`Work.listen`."""
+        for each in self.pending():
+            lib.ucch_listen(each.op)
+
+    def let_go(self) -> None:
+        """As :meth:`Work.let_go`: its time is over now, and then no stream waits for it."""
+        for each in self.pending():
+            lib.ucch_op_deadline(each.op, _AT_ONCE)
+
+    def settle(self) -> None:
+        """Wait until nothing uses our memory any more."""
+        for each in self.pending():
+            if self._seconds:
+                lib.ucch_op_deadline(each.op, self._seconds)
+            self._until(lambda seconds, it=each: lib.ucch_wait(it.op, seconds), 0.0)  # type: ignore[misc]
+        self.is_over()
+
+
+@uncompiled
 class Works(Work):
     """Several calls that are waited for together."""
 
@@ -475,9 +592,9 @@ class Works(Work):
         for part in self._parts:
             part.listen()
 
-    def unfinished(self) -> list[Request]:
-        """The requests that these calls wait for."""
-        return [request for part in self._parts for request in part.unfinished()]
+    def pending(self) -> list[Pending]:
+        """As :meth:`Work.pending`, of all calls."""
+        return [each for part in self._parts for each in part.pending()]
 
     def is_completed(self) -> bool:
         """Whether all have finished, well or not."""

@@ -1,7 +1,7 @@
 """From the ranks' recorded events to one Chrome trace: pure functions on numbers.
 
 A *part* is what one rank recorded: the lines that say what its numbers mean, and the ring of events. Parts are merged
-on the clock of the first rank; what no single rank can see, namely that it waited for another, is found here.
+on the clock of the first rank. One thing is added that no single rank can see: the time that it waited for another.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ _LANES = {"call": 0, "island": 100, "bridge": 200, "copy": 300, "wait": 400, "se
 _WIRE = 0xFFFFFFFF
 _WAYS = (("send", "to"), ("receive", "from"))
 _PHASES = {"native": "island", "bridge": "bridge", "local": "copy"}
-#: Gaps shorter than this, in µs, are the engine's own time between two steps.
-_GAP = 1.0
 
 Events = np.ndarray[Any, np.dtype[Any]]
-Span = tuple[float, float]
 
 
 def used(ring: bytes) -> bytes:
@@ -47,7 +44,7 @@ def used(ring: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class Part:
+class Recording:
     """Recording of one rank. ``clock`` has (local ns, local minus reference ns, uncertainty ns).
 
     ``places``: the ranks by the keys of their processes.
@@ -75,9 +72,9 @@ class Part:
         return moved + base
 
 
-def parse_part(lines: Iterable[str], events: bytes) -> Part:
+def parse_part(lines: Iterable[str], events: bytes) -> Recording:
     """A rank's lines (JSON each) and its events as :func:`used` gives them. ``ValueError`` where they are not whole."""
-    part = Part(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
+    part = Recording(-1, "", {}, [], {}, {}, {}, np.frombuffer(events, EVENT))
     for line in lines:
         if not line.endswith("\n"):
             break  # the rank was killed while it wrote
@@ -144,7 +141,7 @@ class _Event:
     lane: int | None = None
 
 
-def _events(part: Part, last: float) -> Iterator[_Event]:
+def _events(part: Recording, last: float) -> Iterator[_Event]:
     """A rank's events; what did not end lasts until ``last``."""
     begins, ends = part.reference(part.events["begin"]) / 1e3, part.reference(part.events["end"]) / 1e3
     seen: dict[tuple[Any, ...], int] = {}
@@ -181,7 +178,7 @@ def _events(part: Part, last: float) -> Iterator[_Event]:
         yield _Event(part.rank, _PHASES[link], name, float(begin), float(end), args, key)
 
 
-def _of_wire(part: Part, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
+def _of_wire(part: Recording, event: Any, begin: float, end: float, busy: dict[int, float]) -> _Event:
     """A wire's message: under way once the one before it has ended, ``busy`` being when the last of each wire has."""
     wire, way = divmod(int(event["step"]), 2)
     kind, towards = _WAYS[way]
@@ -226,25 +223,7 @@ def _late(events: Sequence[_Event]) -> Iterator[_Event]:
                 yield _Event(event.rank, "wait", f"for rank {last.rank}", event.begin, end, args)
 
 
-def _idle(events: Sequence[_Event]) -> Iterator[_Event]:
-    """Parts of a call in which its rank had nothing of it under way: the turn of another call, or the host was away."""
-    steps: dict[tuple[Any, ...], list[Span]] = {}
-    for event in events:
-        if event.kind in _PHASES.values():
-            steps.setdefault((event.rank, event.args["comm"], event.args["call"]), []).append((event.begin, event.end))
-    for event in events:
-        if event.kind != "call":
-            continue
-        at = event.begin
-        inside = sorted(steps.get((event.rank, event.args["comm"], event.args["call"]), ()))
-        for begin, end in [*inside, (event.end, event.end)]:
-            if begin - at > _GAP:
-                args = {"comm": event.args["comm"], "call": event.args["call"], "of": event.name, "for": None}
-                yield _Event(event.rank, "wait", "nothing under way", at, begin, args)
-            at = max(at, end)
-
-
-def events_of(parts: Sequence[Part]) -> list[_Event]:
+def events_of(parts: Sequence[Recording]) -> list[_Event]:
     """All events of all ranks with the waiting between them, in order of time."""
     last = 0.0
     for part in parts:
@@ -253,8 +232,14 @@ def events_of(parts: Sequence[Part]) -> list[_Event]:
             last = max(last, float(part.reference(times)[times > 0].max(initial=0)) / 1e3)
     found = [event for part in parts for event in _events(part, last)]
     found += list(_late(found))
-    found += list(_idle(found))
     return sorted(found, key=lambda e: e.begin)
+
+
+def _title(event: _Event) -> str:
+    """The name of an event, and whether it failed or had not ended when the recording did."""
+    if "unfinished" in event.args:
+        return f"{event.name} (not finished)"
+    return f"{event.name} (failed)" if "status" in event.args else event.name
 
 
 def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
@@ -272,7 +257,7 @@ def _lanes(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
         yield event, _LANES[event.kind] + lane
 
 
-def document(parts: Sequence[Part]) -> dict[str, Any]:
+def document(parts: Sequence[Recording]) -> dict[str, Any]:
     """The Chrome trace of a job: one process per rank, lanes for calls, their phases, waiting, and wires."""
     parts = sorted(parts, key=lambda part: part.rank)
     events = events_of(parts)
@@ -283,7 +268,7 @@ def document(parts: Sequence[Part]) -> dict[str, Any]:
         names.add((event.rank, lane, event.kind))
         shown.append(
             {
-                "name": event.name, "cat": event.kind, "ph": "X", "pid": event.rank, "tid": lane,
+                "name": _title(event), "cat": event.kind, "ph": "X", "pid": event.rank, "tid": lane,
                 "ts": round(event.begin - start, 3), "dur": round(max(event.end - event.begin, 0.0), 3),
                 "args": event.args,
             }
@@ -301,7 +286,7 @@ def document(parts: Sequence[Part]) -> dict[str, Any]:
     return {"traceEvents": [*about, *shown], "displayTimeUnit": "ns", "otherData": _facts(parts)}
 
 
-def _facts(parts: Sequence[Part]) -> dict[str, Any]:
+def _facts(parts: Sequence[Recording]) -> dict[str, Any]:
     """Notes on the recording itself."""
     return {
         "format": "ucc_hetero.trace/1",

@@ -2,7 +2,7 @@
 
 Beside the trace each rank has two files: ``<trace>.<rank>.ring``, the events, which the native engine writes through a
 mapping, and ``<trace>.<rank>.meta``, lines that say what the numbers in them mean. At a good end rank 0 merges all of
-them over MPI and they are removed; after a bad one they stay, and ``python -m ucc_hetero.bench trace`` merges them.
+them over MPI and they are removed; after a bad one they stay, and ``python -m ucc_hetero trace`` merges them.
 """
 
 from __future__ import annotations

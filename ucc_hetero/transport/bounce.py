@@ -6,17 +6,12 @@ of messages) must not open the same one over CUDA IPC: it aborts with "Element a
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any
 
 from ..buffers import Buffer
 from ..device import DeviceRuntime, Event, own_device
 from ..errors import DeviceError
 from ..native.libraries import ffi, lib
-
-#: Pieces of spare memory of each length that are kept for use again.
-_IDLE = 64
 
 
 class _Pinned:
@@ -35,52 +30,25 @@ class _Pinned:
             lib.ucch_pool_give(memory)
 
 
-class _Spare:
-    """Memory that the system gives once it is written to, for what seldom comes; used again while nothing has."""
-
-    _idle: ClassVar[dict[int, list[Any]]] = {}
-
-    def __init__(self, nbytes: int) -> None:
-        self._size = 1 << max(nbytes - 1, 63).bit_length()
-        try:
-            self._memory = self._idle.setdefault(self._size, []).pop()
-        except IndexError:
-            self._memory = np.empty(self._size, np.uint8)
-        self.address = int(self._memory.ctypes.data)
-        self.written = False
-
-    def __del__(self) -> None:
-        idle = self._idle[self._size]
-        if not self.written and len(idle) < _IDLE:
-            idle.append(self._memory)
-
-
 class Bounce:
-    """Copies between one device's memory and pinned memory, in a stream of its own that the host waits for.
+    """Copies between one device's memory and pinned memory, in a stream of its own that the host waits for."""
 
-    ``spare``: in place of pinned memory, what takes none until data really comes this way.
-    """
-
-    def __init__(self, runtime: DeviceRuntime, *, spare: bool = False) -> None:
-        self._runtime, self._spare = runtime, spare
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
         with own_device():
             self._stream = runtime.stream()
 
     def memory_for(self, original: Buffer) -> Buffer:
         """Host memory for as much as ``original`` holds."""
-        memory = _Spare(original.nbytes) if self._spare else _Pinned(original.nbytes)
+        memory = _Pinned(original.nbytes)
         return Buffer(memory.address, original.count, original.dtype, "host", 0, memory, False)
 
     def down(self, original: Buffer, pinned: Buffer, stream: int | None = None) -> None:
         """Fetch what is to be sent; it must be ready, or be so when ``stream`` gets there, which then does the copy."""
-        if isinstance(pinned.owner, _Spare):
-            pinned.owner.written = True
         self._copy(pinned.ptr, original.ptr, original.nbytes, stream)
 
     def up(self, pinned: Buffer, original: Buffer, nbytes: int, stream: int | None = None) -> None:
         """Bring what was received to where it belongs, or let ``stream`` do so."""
-        if isinstance(pinned.owner, _Spare):
-            pinned.owner.written = True
         self._copy(original.ptr, pinned.ptr, nbytes, stream)
 
     def mark(self, stream: int) -> Event:

@@ -68,8 +68,6 @@ class MessagePaths:
 
     Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
     ``forced`` is a path for all messages that could take either.
-
-    ``near``: by rank, whose arenas it has opened. What comes from these to the host's memory is little more than words.
     """
 
     def __init__(
@@ -78,9 +76,8 @@ class MessagePaths:
         everyone: Sequence[Facts],
         topology: Topology,
         tuning: Tuning,
-        near: Sequence[frozenset[int]] = (),
     ) -> None:
-        self._rank, self._everyone, self._rules, self._near = rank, everyone, tuning.messages, near
+        self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
         #: How messages go that could go either way, where nothing was measured.
         self.usual = tuning.path
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
@@ -100,7 +97,7 @@ class MessagePaths:
         do them in a thread which must not wait for whoever launches kernels. So would it on one host, where that
         thread could not get past a kernel that is loaded while streams wait.
         """
-        if self.arenas(peer) or (self._late and streams_wait()):
+        if self._late and streams_wait():
             return True
         here = self._host(self._rank)
         if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
@@ -111,11 +108,6 @@ class MessagePaths:
                 return path is Transport.STAGED
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
-    def arenas(self, peer: int) -> bool:
-        """Whether the data of messages with ``peer`` (negative: whoever it is) may lie in arenas."""
-        near = self._near[self._rank] if self._near else ()
-        return peer in near or (peer < 0 and len(near) > 0)
-
     def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
         """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
         a, b = sorted(self._vendor(rank) for rank in (one, other))
@@ -124,8 +116,6 @@ class MessagePaths:
     def either(self, one: int, other: int) -> bool:
         """Whether messages between two ranks could go either way; some of them lie on a device."""
         a, b = self._everyone[one], self._everyone[other]
-        if self._near and other in self._near[one]:
-            return False
         near = self._host(one) == self._host(other)
         if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
             return False

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .. import env, log
 from ..device import DeviceRuntime, kernels
-from ..errors import DeviceError
+from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.rules import Wires
@@ -34,17 +34,22 @@ class Channels:
     """Ring buffers of one communicator; ``handle`` is the native engine's.
 
     ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
-    ``computes``: every rank's device has a compiler for its arithmetic. ``idle``: by rank, why its RDMA ports are of no
-    use.
+    ``computes``: every rank's device has a compiler for its arithmetic.
     """
 
-    def __init__(
-        self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str], idle: Mapping[int, str]
-    ) -> None:
-        self.handle, self.able, self.computes, self.idle = handle, able, computes, idle
+    def __init__(self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str]) -> None:
+        self.handle, self.able, self.computes = handle, able, computes
         _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
+        #: Lanes for messages in streams, once there have been any; NULL until then.
+        self._lanes: Any = ffi.NULL
+
+    def lanes(self, board: Any) -> Any:
+        """The lanes of messages in streams, of a communicator with this arrival board."""
+        if self._lanes == ffi.NULL:
+            self._lanes = lib.ucch_lanes_new(self.handle, board)
+        return self._lanes
 
     def describe(self) -> str:
         """Say what carries data to which ranks, the slots of the rings used so far, and their pinned memory."""
@@ -53,18 +58,30 @@ class Channels:
             sizes = [int(lib.ucch_channels_slot(self.handle, rank, ring)) for ring in range(lib.UCCH_RINGS)]
             slots = ", ".join(f"{lib.UCCH_RING_SLOTS} x {size >> 10} KiB" for size in sizes if size)
             ranks.setdefault(f"{carrier} ({slots or 'not used yet'})", []).append(rank)
-        each = "; ".join(f"{_ranks(some)} {what}" for what, some in ranks.items())
+        each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
+
+    def discard(self) -> None:
+        """Throw away messages in streams that have come, as nobody will receive them."""
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_discard(self._lanes)
 
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
         until = time.monotonic() + timeout
-        while (quiet := lib.ucch_channels_quiet(self.handle)) != 1:
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_stop(self._lanes)
+        while (quiet := lib.ucch_channels_quiet(self.handle)) != 1 or not self._idle():
             if quiet < 0 or time.monotonic() > until:
                 return
             time.sleep(0)
+        if self._lanes != ffi.NULL:
+            lib.ucch_lanes_free(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
+
+    def _idle(self) -> bool:
+        return self._lanes == ffi.NULL or bool(lib.ucch_lanes_idle(self._lanes))
 
 
 #: Communicators of this process with channels.
@@ -95,8 +112,8 @@ def join(
     why = _needless(topology, everyone, windows is None or windows.complete, windows is not None, max(places) > 0)
     if why is not None:
         return None, why
-    offer, idle = _offer(mpi, topology, everyone, places, runtime, able, measured)
-    rank, offers = int(mpi.Get_rank()), mpi.allgather(offer)
+    rank = int(mpi.Get_rank())
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, able, measured))
     why = _obstacle(rank, offers)
     if why:
         return None, why
@@ -108,10 +125,10 @@ def join(
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
     if any(failures):
         lib.ucch_channels_free(handle)
-        return None, _missed(rank, _by_rank(failures))
+        return None, _missed(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
-    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers, idle), ""
+    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers), ""
 
 
 def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows: bool, hosts: bool) -> str | None:
@@ -130,12 +147,12 @@ def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows
 def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
     """Why the ranks that have made these offers have no channels; empty if nothing is in the way."""
     if any(each.unwanted for each in offers):
-        return _by_rank([each.unwanted for each in offers])
+        return by_rank([each.unwanted for each in offers])
     # Processes that share a device take turns at it: one that waits there would keep the other from what it waits for.
     boards = [each.board for each in offers]
     shared = ["shares its device with another rank" if boards.count(each) > 1 else "" for each in boards]
     lacks = [each.lack for each in offers]
-    why = _by_rank(lacks if any(lacks) else shared)
+    why = by_rank(lacks if any(lacks) else shared)
     return _missed(rank, why) if why else ""
 
 
@@ -149,27 +166,38 @@ def _unwanted(hosts: bool) -> str:
 
 def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     """Lack of this rank that keeps it from channels; empty if none. ``late`` as in :func:`.segments.may_wait`."""
+    unable = _unable(runtime, late=late)
+    if unable:
+        return unable
+    words = ffi.new("size_t *", int(env.get("WINDOW")))
+    return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
+
+
+def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
+    """Lack of this rank's device; empty if none."""
     if runtime is None:
         return "no GPU runtime"
     if not (runtime.eager or late):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    if not may_wait(runtime, late=late):
-        return "streams cannot wait for memory, nor is there a compiler of kernels that do"
-    words = ffi.new("size_t *", 2 * int(env.get("ARENA")))
-    return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
+    waits = may_wait(runtime, late=late)
+    return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 
-def _by_rank(texts: Sequence[str]) -> str:
+def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
+    """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
+
+    ``late`` as in :func:`.segments.may_wait`; empty where nothing is in the way.
+    """
+    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, late=late)
+
+
+def by_rank(texts: Sequence[str]) -> str:
     """Reasons of ranks, each with those that gave it."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         if text:
             ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"{_ranks(some)}: {text}" for text, some in ranks.items())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return "; ".join(f"{ranks_text(some)}: {text}" for text, some in ranks.items())
 
 
 def _missed(rank: int, why: str) -> str:
@@ -182,21 +210,6 @@ def _missed(rank: int, why: str) -> str:
 
 #: Reasons that have been told.
 _told: set[str] = set()
-
-
-def _carrier(mpi: Any, everyone: Sequence[Facts], wanted: bool) -> tuple[str, dict[int, str]]:
-    """(version of UCX that all wires are to use; by rank, why these make no use of its RDMA ports); collective."""
-    mine = everyone[mpi.Get_rank()].idle_ports
-    offers = mpi.allgather(wires.offer(mine) if wanted else wires.Offer((), False, ()))
-    version, idle = wires.agree(offers, mine), {}
-    for rank, offer in enumerate(offers):
-        if everyone[rank].idle_ports and not offer.rdma:
-            idle[rank] = "; ".join(offer.why)
-        elif everyone[rank].idle_ports and offer.versions[0] != version:
-            others = {everyone[r].host.hostname for r, each in enumerate(offers) if each.versions != offer.versions}
-            lack = f"not {', '.join(sorted(others))}, where network threads cannot use UCX {offer.versions[0]}"
-            idle[rank] = f"{everyone[rank].host.hostname} could, but {lack}"
-    return version, idle
 
 
 class _Reach(NamedTuple):
@@ -226,28 +239,28 @@ class _Offer(NamedTuple):
 
 
 def _offer(
-    mpi: Any,
+    rank: int,
     topology: Topology,
     everyone: Sequence[Facts],
     places: Sequence[int],
     runtime: DeviceRuntime | None,
     able: bool,
     measured: Wires,
-) -> tuple[_Offer, dict[int, str]]:
-    """That of this rank, and by rank why RDMA ports are of no use; collective."""
-    rank, hosts = int(mpi.Get_rank()), max(places) > 0
+) -> _Offer:
+    """That of this rank."""
+    hosts = max(places) > 0
     mine = everyone[rank]
     unwanted, lack = _unwanted(hosts), _lack(mine, runtime, late=alone(topology))
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
-    compiles = ready and kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0, insist=True)
-    version, idle = _carrier(mpi, everyone, not unwanted) if hosts else ("", {})
-    reach = _Reach.of(rank, places, measured.number) if ready and version else _Reach()
+    sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
+    compiles = ready and kernels.all_ready([sums, (lib.UCCH_LANE_COPY, 0, 0, 0)])
+    reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
-        lack = "no network threads" if version else "network threads with different versions of UCX"
+        lack = "no network threads"
     slot = (measured.slot or SLOT) if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, able, compiles, board, reach, slot), idle
+    return _Offer(unwanted, lack, able, compiles, board, reach, slot)
 
 
 #: The last number by which this process's flows were told apart.

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .. import env, log
 from ..bindings.ucx import Context, check
 from ..errors import LibraryError
 from ..machine import nics
 from ..machine.discover import host_cores
-from ..machine.rdma import Port
-from ..native.libraries import ffi, lib, load
-from . import carriers
+from ..machine.ucx_transports import without_devices
+from ..native.libraries import ffi, lib
 
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
@@ -36,8 +34,6 @@ _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
 _ports: tuple[str, ...] = ()
 _pid = 0
-#: Version of UCX that was agreed on for them.
-_used = [""]
 
 
 def wanted(ranks_here: int, measured: int = 0) -> int:
@@ -69,41 +65,6 @@ def spread(ports: tuple[str, ...]) -> None:
 def _devices(number: int) -> str:
     """``UCX_NET_DEVICES`` of a wire."""
     return _ports[number % len(_ports)] if _ports else os.environ.get("UCX_NET_DEVICES", "")
-
-
-class Offer(NamedTuple):
-    """Minor versions of UCX that this process's wires can use, the best first.
-
-    ``rdma``: the first one is a libucp of their own that reaches ports which libucc's does not. ``why``: no other is.
-    """
-
-    versions: tuple[str, ...]
-    rdma: bool
-    why: tuple[str, ...]
-
-
-def offer(idle: tuple[Port, ...]) -> Offer:
-    """The offer of this process, to whose libucc ports are out of reach. Wires that there are stay as they are."""
-    found, usual = carriers.look(idle), _minor(load().ucx_version)
-    own = _minor(found.own.version) if found.own else usual
-    versions = (_used[0],) if _contexts and _pid == os.getpid() else tuple(dict.fromkeys((own, usual)))
-    return Offer(versions, bool(found.own and idle and versions[0] == own), found.notes)
-
-
-def agree(offers: Sequence[Offer], idle: tuple[Port, ...]) -> str:
-    """Settle which UCX the wires use, by the offers of all ranks: its version, empty where none is for all."""
-    every = [each.versions for each in offers]
-    firsts, seconds = (([v for each in every for v in each[place : place + 1]]) for place in (0, 1))
-    version = next((v for v in (*firsts, *seconds) if all(v in each for each in every)), "")
-    if version and not (_contexts and _pid == os.getpid()):
-        own = carriers.look(idle).own
-        lib.ucch_wire_use(own is not None and version == _minor(own.version))
-        _used[0] = version
-    return version
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def addresses(count: int, ranks_here: int = 1) -> tuple[tuple[bytes, bytes], ...]:
@@ -147,8 +108,8 @@ def stop() -> None:
 
 def _open(devices: str, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
-    settings = {"TLS": carriers.transports(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
-    context = Context(settings, wires=True)
+    settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
+    context = Context(settings)
     wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
     if wire < 0:
         context.close()

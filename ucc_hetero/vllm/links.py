@@ -41,6 +41,18 @@ class Link(NamedTuple):
             raise LinkError(str(error)) from None
 
 
+def _usable(peer: AgentPeer) -> bool:
+    """True if the peer is there.
+
+    libucp may give the connection for data up before that for messages breaks, or while it holds: the peer is left
+    then, both sides connect anew, and later requests do not fail for it.
+    """
+    if peer.alive and not peer.endpoint.alive:
+        log("net").info("agent %r: the connection for data has ended", peer.name)
+        peer.leave()
+    return peer.alive
+
+
 class Links:
     """All links of one worker. ``on(name, handler)``: who handles messages of a name, given (link, message)."""
 
@@ -90,7 +102,7 @@ class Links:
         :class:`ChannelError` where there is none."""
         with self._changed:
             call = self._calls.get(place)
-            if call is None or (call.done() and (call.exception() or not call.result().peer.alive)):
+            if call is None or (call.done() and (call.exception() or not _usable(call.result().peer))):
                 call = self._calls[place] = self._callers.submit(self._call, place)
         return call
 
@@ -135,7 +147,7 @@ class Links:
                 for timer in self._timers:
                     timer()
                 with self._changed:
-                    self._links = {peer: link for peer, link in self._links.items() if peer.alive}
+                    self._links = {peer: link for peer, link in self._links.items() if _usable(peer)}
 
     def _handle(self, peer: AgentPeer, said: Any) -> None:
         try:

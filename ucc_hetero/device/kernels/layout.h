@@ -7,16 +7,13 @@
 
 /* Bytes that a window is shared out in. */
 #define UCCH_CHUNK_BYTES 2097152
-/* Bytes of a slice that a block of the sender's copies before it says so. */
-#define UCCH_COPY_STEP 262144
-/* Blocks of a kernel that does one side of a message, at most. */
-#define UCCH_MOST_BLOCKS 32
-/* In the place of a message's first chunk: no message comes. */
-#define UCCH_NOWHERE 1073741823
 /* Moves of one fused kernel, at most. */
 #define UCCH_MOST_MOVES 40
 /* Pieces that lie in a ring between two ranks at a time. */
 #define UCCH_RING_SLOTS 8
+
+/* In the place of the tag that is wanted of a message in a lane: any. */
+#define UCCH_ANY_TAG 4294967295
 
 /* Elements of a piece that a block does at a time. */
 #define UCCH_PIECE_SLICE 1024
@@ -26,48 +23,30 @@ typedef struct ucch_line {
     unsigned word, more[15];
 } ucch_line;
 
-/* Header of an extent, the chunks in its sender's window that a message lies in: by slice, steps that have been put
- * there and taken; lengths of the message and of a slice. `doorbell`: which to ring, as use and number of a posted
- * receive; 0: none. `rung`: that has been seen to. `room`: for a slice, whose bytes lie there in turn. `stop`: the
- * sender is to wait no more. `near`: the data lies in its arena. */
-typedef struct ucch_extent {
-    ucch_line put[UCCH_MOST_BLOCKS], taken[UCCH_MOST_BLOCKS];
-    unsigned long long bytes, slice, doorbell, rung, room, stop, near;
-    unsigned long long more[505];
-} ucch_extent;
-
-/* Posted receive of a stream, in its process's mailbox. */
-typedef struct ucch_posted {
-    /* In its lower half where the message is (the first chunk in the sender's window, plus one), or UCCH_NOWHERE; in
-     * the upper half how often its place was in use: what is filled in late must not be taken for the next message's.
-     */
-    unsigned long long word;
-    unsigned stop; /* wait for no more of its data */
-    unsigned more[13];
-    ucch_line doorbell;               /* rung with the number of the use */
-    ucch_line gone[UCCH_MOST_BLOCKS]; /* by block of the receiver's kernel: it has ended */
-    unsigned state, number, blocks;
-    unsigned long long sender, tag;
-    ucch_extent *extent; /* the message's, for its owner's host alone */
-    char rest[1880];
-} ucch_posted;
-
-/* Arguments of the kernel that does one side of a message. The sender's: `extent` is the one that it fills, `data` the
- * chunks of that, `mailbox` is the receiver's. The receiver's: `extent`, `data` and `arena` are the sender's first
- * ones, and `posted` says which extent is to be emptied. `bytes` are the message's, or the room for it. */
-typedef struct ucch_stream_copy {
-    ucch_extent *extent;
-    char *data, *arena, *buffer;
-    ucch_posted *posted, *mailbox;
-    unsigned long long bytes, slice, room;
-} ucch_stream_copy;
-
 /* Header before the data of a slot that network threads carry, or devices count: the call, a hash of it and the bytes
  * that its rank has put there; the slot's number among all that have gone this way; and the first calls, plus one,
  * whose data is not to be believed and which the ranks have made in different ways. */
 typedef struct ucch_slot_header {
     unsigned long long call, hash, bytes, number, tainted, differs, more[2];
 } ucch_slot_header;
+
+/* End of a message in a lane: its number, how it ended (LANE_*), and what it was. Of the first line of a lane `done`
+ * says whether it carries nothing any more. */
+typedef struct ucch_lane_line {
+    unsigned done, status;
+    unsigned long long tag, bytes, more[5];
+} ucch_lane_line;
+
+/* Arguments of the kernel that does one side of a message: data of its slot in the short ring, and of the first in the
+ * long one; the words of both; whether to stop; where blocks meet, by slot; and the message, or the room for it and the
+ * tag that is wanted. `base`: how many long pieces came before; `limit`: bytes of a short message. */
+typedef struct ucch_lane_copy {
+    char *shorts, *longs, *data;
+    unsigned *short_published, *short_consumed, *published, *consumed, *stop, *arrived;
+    ucch_lane_line *line;
+    unsigned long long bytes, tag;
+    unsigned number, base, limit, slot, stride, from, to, status, flags, more;
+} ucch_lane_copy;
 
 /* Words of a communicator's calls in graphs, whose replays no host sees begin. `begun` and `ended` count kernels, from
  * which the host tells whether one is under way; `stop` is the host's: wait for nothing any more; `wrong` says what a
@@ -125,13 +104,17 @@ typedef struct ucch_pieces {
     ucch_rows rows;
 } ucch_pieces;
 
+/* Parts of a kernel of a lane: take in, begin with the header, say how it ended, await no pieces of what it
+ * refuses.
+ */
+enum { LANE_RECEIVES = 1, LANE_HEAD = 2, LANE_LAST = 4, LANE_LOSES = 8 };
+enum { LANE_WELL, LANE_STOPPED, LANE_TOO_LONG, LANE_OTHER_TAG };
 enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
 enum { SLOT_NONE, SLOT_SRC, SLOT_DST };
 enum { REPLAY_DIFFERS = 1, REPLAY_OVERLAPS };
 
-static_assert(sizeof(ucch_extent) == 8192, "headers of extents lie in pages");
-static_assert(sizeof(ucch_posted) == 4096, "posted receives lie in pages");
-static_assert(sizeof(ucch_stream_copy) == 72, "one layout for C and kernels");
+static_assert(sizeof(ucch_lane_line) == 64, "lines of messages lie in lines");
+static_assert(sizeof(ucch_lane_copy) == 136, "one layout for C and kernels");
 static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
 static_assert(sizeof(ucch_move) == 64, "one layout for C and kernels");

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
     Dense,
     allgather_steps,
@@ -29,6 +28,7 @@ from ucc_hetero.planner.algorithms.partition import (
 )
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
+from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
@@ -36,7 +36,7 @@ from ucc_hetero.planner.topology import Group, Topology
 _BOTH = ("allgather", "allgatherv")
 
 
-@algorithm(_BOTH, "tree", suits=fitness.tree_of_blocks)
+@algorithm(_BOTH, "tree", suits=ranking.tree_of_blocks)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, allgather between the leaders, broadcast in each island.
 
@@ -63,7 +63,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return there_and_back(topology, piece, steps)
 
 
-@algorithm(_BOTH, "split_rail", suits=fitness.rails, most=fitness.overlapped)
+@algorithm(_BOTH, "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks cross to every other island, spread over its ranks, and are allgathered there.
 

@@ -6,7 +6,7 @@ an allreduce of two operands is that (a + b is b + a), between more it is a redu
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Nest, Team, levels, there_and_back
@@ -15,7 +15,7 @@ from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
 
 
-@algorithm("allreduce", "tree", suits=fitness.tree)
+@algorithm("allreduce", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each group, level by level, exchange between the last leaders, broadcast all the way back.
 
@@ -40,7 +40,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return there_and_back(topology, piece, steps)
 
 
-@algorithm("allreduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)
+@algorithm("allreduce", "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, reduce across on every rail, allgather in each island; so on every level.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, each, message, region, stages
 from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
@@ -45,11 +45,11 @@ def _suits(case: Case) -> int:
     ``nbytes`` is what all ranks send to one.
     """
     most = max(island.size for island in case.topology.islands)
-    bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= fitness.LATENCY_LIMIT
-    return suits(case, fitness.rails(case) if bundled else fitness.BEST)
+    bundled = most * (len(case.topology.islands) - 1) >= MANY_MESSAGES and case.nbytes * most <= ranking.LATENCY_LIMIT
+    return suits(case, ranking.rails(case) if bundled else ranking.BEST)
 
 
-@algorithm(("alltoall", "alltoallv"), "split_rail", suits=_suits, most=fitness.overlapped)
+@algorithm(("alltoall", "alltoallv"), "split_rail", suits=_suits, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each rank sends all that an island wants from it to one rank there in one message, which hands it out.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.alltoall import suits
 from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, only, region, stages, step
 from ucc_hetero.planner.algorithms.partition import merge
@@ -88,7 +88,7 @@ class _Leader:
         return out
 
 
-@algorithm(("alltoall", "alltoallv"), "tree", suits=lambda case: suits(case, fitness.tree(case)))
+@algorithm(("alltoall", "alltoallv"), "tree", suits=lambda case: suits(case, ranking.tree(case)))
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, one alltoall between the leaders, scatter in each island.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import stages
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import teams
@@ -11,7 +11,7 @@ from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
 
 
-@algorithm("barrier", "tree", suits=fitness.tree)
+@algorithm("barrier", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """A barrier in each island, one between the leaders, and one in each island again: 3 stages, no data.
 

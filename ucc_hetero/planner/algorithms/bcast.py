@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, step, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Nest, chain, levels, teams
@@ -27,7 +27,7 @@ def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piec
     return stages(first, *later)
 
 
-@algorithm("bcast", "tree", suits=fitness.tree)
+@algorithm("bcast", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """To a leader of each island, while the root's island has it from the root; then inside the other islands.
 
@@ -37,7 +37,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return fan_out(topology, call.root, region("send", at), region("recv", at), piece) if at.count else ()
 
 
-@algorithm("bcast", "split_rail", suits=fitness.rails, most=fitness.overlapped)
+@algorithm("bcast", "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Inside the root's island, then each of its ranks sends its segments over its rail, then allgather elsewhere.
 

@@ -6,7 +6,7 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import copy, each, region, stages, step
 from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
@@ -92,7 +92,7 @@ def _alone(call: Call, piece: Piece) -> Stages:
     return stages(copy(0, region("send", at), region("recv", at)))
 
 
-@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=fitness.in_one_step, role=Role.ONE_STEP)
+@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=ranking.in_one_step, role=Role.ONE_STEP)
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:

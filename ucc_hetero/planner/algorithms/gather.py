@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
     Aside,
     adjacent,
@@ -109,7 +109,7 @@ def _by_leaders(topology: Topology, call: Call, piece: Piece) -> _Gathered:
     return out
 
 
-@algorithm(_GATHERS, "tree", suits=fitness.tree)
+@algorithm(_GATHERS, "tree", suits=ranking.tree)
 def gather_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather to a leader in each island, one message from each leader to the root, which puts the blocks in place.
 
@@ -119,7 +119,7 @@ def gather_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(home + inside, across, unpack)
 
 
-@algorithm(_SCATTERS, "tree", suits=fitness.tree)
+@algorithm(_SCATTERS, "tree", suits=ranking.tree)
 def scatter_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One message from the root to a leader of each island, which scatters it inside.
 
@@ -130,7 +130,7 @@ def scatter_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(Aside(_mirrored(unpack)), _mirrored(home + across), _mirrored(inside))
 
 
-@algorithm(_GATHERS, "split_rail", suits=fitness.rails)
+@algorithm(_GATHERS, "split_rail", suits=ranking.rails)
 def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Gather inside the root's island, while every other rank sends its block straight to the root.
 
@@ -146,7 +146,7 @@ def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(out)
 
 
-@algorithm(_SCATTERS, "split_rail", suits=fitness.rails)
+@algorithm(_SCATTERS, "split_rail", suits=ranking.rails)
 def scatter_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Scatter inside the root's island, while the root sends every other rank its block straight.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
     Aside,
     Dense,
@@ -108,10 +108,10 @@ def _lengths(division: Division) -> Iterator[tuple[int, int]]:
 def _straight_is_best(case: Case) -> int:
     """Between two islands all have to send everything, whatever their links."""
     few = 2 < len(case.topology.islands) <= MOST_DIRECT
-    return fitness.BETTER if few and fitness.is_long(case) and fitness.unequal_links(case.topology) else 0
+    return ranking.BETTER if few and ranking.is_long(case) and ranking.unequal_links(case.topology) else 0
 
 
-@algorithm("allreduce", "direct", suits=_straight_is_best, most=fitness.overlapped)
+@algorithm("allreduce", "direct", suits=_straight_is_best, most=ranking.overlapped)
 def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, exchange over every rail straight between the owners, allgather in each island.
 
@@ -167,8 +167,8 @@ def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Ste
 
 def _doubling_is_best(case: Case) -> int:
     many = len(case.topology.islands) > 2
-    best = fitness.between_hosts(case) and not fitness.is_long(case) and (many or case.nbytes >= DOUBLING_LIMIT)
-    return fitness.BEST if best else 0
+    best = ranking.between_hosts(case) and not ranking.is_long(case) and (many or case.nbytes >= DOUBLING_LIMIT)
+    return ranking.BEST if best else 0
 
 
 @algorithm("allreduce", "doubling", suits=_doubling_is_best)
@@ -236,11 +236,11 @@ def _ring_is_best(case: Case) -> int:
     Measured on 2 + 2 + 1 ranks: 64 KiB in 220 instead of 285 us, 512 KiB on 4 x 2 in 1.75 instead of 2.1 ms; with 32
     fragments the library is faster by 2 to 15 %.
     """
-    one = case.nbytes < 2 * fitness.LEAST_FRAGMENT and not fitness.unequal_links(case.topology)
-    return fitness.passed_along(case, one and fitness.between_hosts(case))
+    one = case.nbytes < 2 * ranking.LEAST_FRAGMENT and not ranking.unequal_links(case.topology)
+    return ranking.passed_along(case, one and ranking.between_hosts(case))
 
 
-@algorithm("allreduce", "ring", suits=_ring_is_best, most=fitness.hops)
+@algorithm("allreduce", "ring", suits=_ring_is_best, most=ranking.hops)
 def ring(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, a ring over every rail (reduce, then distribute), allgather in each island.
 

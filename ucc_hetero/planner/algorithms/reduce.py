@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Place, Windows, each, link, only, region, stages, step
 from ucc_hetero.planner.algorithms.partition import Segment
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
@@ -14,7 +14,7 @@ from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
 
 
-@algorithm("reduce", "tree", suits=fitness.tree)
+@algorithm("reduce", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, the root in its own, then to the root over the bridge.
 
@@ -41,7 +41,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*out)
 
 
-@algorithm("reduce", "split_rail", suits=fitness.rails, most=fitness.overlapped)
+@algorithm("reduce", "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce-scatter in each island, reduce over every rail to the root's island, gather to the root inside it.
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import fitness
-from ucc_hetero.planner.algorithms.blocks import Item, crossings, everything
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
     Place,
     Windows,
@@ -30,6 +29,7 @@ from ucc_hetero.planner.algorithms.partition import (
 )
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
+from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
 from ucc_hetero.planner.topology import Group, Topology
@@ -37,7 +37,7 @@ from ucc_hetero.planner.topology import Group, Topology
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 
 
-@algorithm(_BOTH, "tree", suits=fitness.tree_of_blocks)
+@algorithm(_BOTH, "tree", suits=ranking.tree_of_blocks)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to a leader in each island, reduce-scatter between the leaders, scatter in each island.
 
@@ -95,7 +95,7 @@ def _own(shape: Shape) -> Place:
     return shifted("recv", lambda rank: shape.own(rank).offset)
 
 
-@algorithm(_BOTH, "split_rail", suits=fitness.rails, most=fitness.overlapped)
+@algorithm(_BOTH, "split_rail", suits=ranking.rails, most=ranking.overlapped)
 def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """The blocks of each island are reduce-scattered in every island, then reduced over rails to their ranks.
 

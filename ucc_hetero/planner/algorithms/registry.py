@@ -120,7 +120,6 @@ class Role(Enum):
 
     USUAL = "nothing"
     ONE_STEP = "any ranks in one step, also one rank alone"
-    ORDERED = "combines operands in the order of the ranks"
     UNCOUNTED = "needs the counts of the calling rank only"
 
 
@@ -143,8 +142,8 @@ class Algorithm:
     """A function that plans calls, and when to use it.
 
     ``suits``: how well it suits a case; of a collective's algorithms the one with the highest number runs, of equals
-    the one registered first (`fitness` has the levels). ``most``: into how many fragments it cuts a case at most.
-    ``candidate``: whether measurements and the cost model try it.
+    the one registered first (`ranking` has the levels). ``most``: into how many fragments it cuts a case at most.
+    ``candidate``: whether ``tune`` tries it.
     """
 
     plan: Planned

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ucc_hetero.planner.algorithms import fitness
+from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.allgather import Down
 from ucc_hetero.planner.algorithms.bcast import along_rails
 from ucc_hetero.planner.algorithms.builders import Aside, Place, copy, message, region
@@ -24,16 +24,16 @@ from ucc_hetero.planner.topology import Group, Topology
 
 def _bcast_is_best(case: Case) -> int:
     """It takes m - 2 fragments longer than the data itself between m islands, so there must be many."""
-    least = 8 * (len(case.topology.islands) - 2) * fitness.LEAST_FRAGMENT
-    return fitness.passed_along(case, case.nbytes >= least)
+    least = 8 * (len(case.topology.islands) - 2) * ranking.LEAST_FRAGMENT
+    return ranking.passed_along(case, case.nbytes >= least)
 
 
 def _blocks_are_best(case: Case) -> int:
     """Islands that are equal have a ring of the library's own, which would take a call per block between others."""
-    return fitness.passed_along(case, len({island.size for island in case.topology.islands}) > 1)
+    return ranking.passed_along(case, len({island.size for island in case.topology.islands}) > 1)
 
 
-@algorithm("bcast", "ring", suits=_bcast_is_best, most=fitness.hops)
+@algorithm("bcast", "ring", suits=_bcast_is_best, most=ranking.hops)
 def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Inside the root's island, then along every rail from island to island, then allgather elsewhere.
 
@@ -49,7 +49,7 @@ def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
     return along_rails(topology, call, piece, cross, lambda m: m - 1)
 
 
-@algorithm(("allgather", "allgatherv"), "ring", suits=_blocks_are_best, most=fitness.hops)
+@algorithm(("allgather", "allgatherv"), "ring", suits=_blocks_are_best, most=ranking.hops)
 def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks go round along the rails, and are allgathered in every island.
 
@@ -81,7 +81,7 @@ class _Down(Down):
         return ()
 
 
-@algorithm(("reduce_scatter_block", "reduce_scatter"), "ring", suits=_blocks_are_best, most=fitness.hops)
+@algorithm(("reduce_scatter_block", "reduce_scatter"), "ring", suits=_blocks_are_best, most=ranking.hops)
 def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Blocks are reduce-scattered in every island, then go round along the rails to their owner, each adding its own.
 

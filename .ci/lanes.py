@@ -1,0 +1,136 @@
+"""Run lanes of the test suite: ``lanes.py LANE ...``, three at a time in the order given, the longest first.
+
+When all have ended, each test that failed runs once more with nothing beside it. What passes then is unsteady: it is
+listed, and does not fail the run, as long as there are few. Each lane's output is printed in one piece, except the
+first one's, which is printed as it comes. The exit status is 0 if every lane is right.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+AT_A_TIME = 3
+#: More unsteady tests than this in one run fail it: something else is wrong then.
+MOST_UNSTEADY = 8
+#: How many of its slowest tests each lane lists.
+SLOWEST = 25
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/mpi/test_torch_*.py"))
+
+#: lane -> pytest's arguments
+SUITE = {
+    "unit": ["tests/unit"],
+    "devices": ["tests/native"],
+    "hosts": ["tests/cluster"],
+    "front": ["tests/front"],
+    "torch": TORCH,
+    "ranks": [f"--ignore={path}" for path in ("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH)],
+}
+#: lane -> command of one that pytest does not run
+CHECKS = {name: ["make", "--no-print-directory", name] for name in ("types", "lint")}
+
+
+@dataclass
+class Lane:
+    """A lane: its command, pytest's memory of what failed, and what came of it."""
+
+    name: str
+    command: list[str]
+    log: Path
+    cache: Path | None = None  # None: not pytest's
+    status: int = -1
+    seconds: float = 0.0
+    unsteady: dict[str, str] = field(default_factory=dict)  # test -> its first failure
+
+    def run(self, live: bool, *more: str) -> int:
+        """Run it; the exit status. The output is printed as it comes, or in one piece at the end.
+
+        It goes to a file: a pipe would stay open as long as a process that a test has left behind holds it.
+        """
+        began = time.monotonic()
+        with self.log.open("w") as log, self.log.open() as shown:
+            job = subprocess.Popen(
+                [*self.command, *more], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+            while live and job.poll() is None:
+                print(shown.read(), end="", flush=True)
+                time.sleep(0.2)
+            self.status = job.wait()
+            self.seconds += time.monotonic() - began
+            print(shown.read(), end="", flush=True)
+        return self.status
+
+    def failed(self) -> list[str]:
+        """The tests that failed in the last run."""
+        memory = self.cache / "v/cache/lastfailed" if self.cache else None
+        return list(json.loads(memory.read_text())) if memory and memory.exists() else []
+
+    def summary(self) -> str:
+        """What the last run says of itself: pytest's last line, or the exit status."""
+        last = re.findall(r"^=+ (.* in [\d.]+s.*?) =+$", self.log.read_text(), re.M)
+        return last[-1] if last else f"exit status {self.status}"
+
+    def retry(self) -> None:
+        """Run what failed once more, where pytest has ended in order and said what failed (its status 1)."""
+        failed = self.failed()
+        if self.status != 1 or not failed:
+            return
+        said = self.log.read_text()
+        print(f"--- {self.name}: {len(failed)} failed; once more, alone", flush=True)
+        self.log = self.log.with_suffix(".again.log")
+        if self.run(True, "--last-failed", "--last-failed-no-failures=none") == 0:
+            lines = {name: re.search(rf"^(?:FAILED|ERROR) \S*{re.escape(name)}.*$", said, re.M) for name in failed}
+            self.unsteady = {name: line[0] if line else name for name, line in lines.items()}
+
+
+def make_lane(name: str, work: Path) -> Lane:
+    """A lane by its name."""
+    if name in CHECKS:
+        return Lane(name, CHECKS[name], work / f"{name}.log")
+    cache = work / f"{name}.cache"
+    shutil.rmtree(cache, ignore_errors=True)  # what failed in an earlier run is of no interest
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", f"--durations={SLOWEST}", *SUITE[name]]
+    return Lane(name, command, work / f"{name}.log", cache)
+
+
+def run(lanes: list[Lane]) -> int:
+    """Run the lanes, and what failed once more; print what came of each. 0, or 1 if anything is wrong."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        list(pool.map(lambda lane: lane.run(lane is lanes[0]), lanes))
+    wrong = [lane for lane in lanes if lane.status]
+    print("\nlanes:")
+    for lane in lanes:
+        print(f"  {lane.name:8} {lane.seconds:6.0f} s  {lane.summary()}", flush=True)
+    for lane in wrong:
+        lane.retry()
+    unsteady = {name: line for lane in lanes for name, line in lane.unsteady.items()}
+    if unsteady:
+        print(f"\nunsteady: {len(unsteady)} failed beside the other lanes, and passed alone:")
+        print("\n".join(f"  {line}" for line in unsteady.values()))
+    still = [lane.name for lane in wrong if lane.status]
+    if still:
+        print(f"\nwrong: {', '.join(still)}")
+    elif len(unsteady) > MOST_UNSTEADY:
+        print(f"\nwrong: more than {MOST_UNSTEADY} unsteady tests")
+    return int(bool(still) or len(unsteady) > MOST_UNSTEADY)
+
+
+def main(names: list[str]) -> int:
+    """Run the lanes of these names."""
+    if unknown := [name for name in names if name not in {**SUITE, **CHECKS}] or not names:
+        print(f"lanes.py: unknown {unknown}; known: {' '.join((*SUITE, *CHECKS))}", file=sys.stderr)
+        return 2
+    work = ROOT / "build" / "lanes"
+    work.mkdir(parents=True, exist_ok=True)
+    return run([make_lane(name, work) for name in names])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

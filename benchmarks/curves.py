@@ -1,0 +1,255 @@
+"""Result files as curves: our own JSON, the text of OSU's C programs, and nccl-tests' text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .result_file import FORMAT
+from .table import BENCHES
+
+Data = dict[str, Any]
+
+#: Label of the curve of what the links allow.
+LIMIT = "limit"
+
+
+class UnknownFile(ValueError):
+    """A file that is none of the known formats; the message says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size of a curve. ``rounds`` are repeated measurements, where the file has them."""
+
+    size: int
+    value: float
+    rounds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over message sizes. ``unit`` is us, MB/s or GB/s; ``label`` says whose, ``source`` which file."""
+
+    benchmark: str
+    label: str
+    unit: str
+    dtype: str
+    source: str
+    points: tuple[Point, ...]
+    facts: Data = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """The facts that two comparable curves share."""
+        return self.benchmark, self.label, self.unit, self.dtype
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.unit != "us"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as why:
+        raise UnknownFile(f"{path}: {why}") from why
+
+
+def _data(path: Path, text: str) -> Data | None:
+    """Results of a JSON file, of whatever kind; None for other text."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else None
+    except ValueError as why:
+        raise UnknownFile(f"{path}: {why}") from why
+
+
+def _curves(path: Path, text: str, data: Data | None) -> list[Curve]:
+    if data is not None:
+        try:
+            curves = _read_json(path, data)
+        except (KeyError, TypeError, AttributeError, ValueError) as why:
+            if isinstance(why, UnknownFile):
+                raise
+            raise UnknownFile(f"{path}: not as its program writes it: {why!r}") from None
+    elif re.search(r"^# OSU MPI", text, re.M):
+        curves = _read_osu(path, text)
+    elif re.search(r"^#\s+size\s+count\s+type", text, re.M):
+        curves = _read_nccl(path, text)
+    else:
+        raise UnknownFile(f"{path}: neither a result file of ucch-bench (--json) nor the output of OSU or nccl-tests")
+    if not curves:
+        raise UnknownFile(f"{path}: no measurements over message sizes in it")
+    return curves
+
+
+def read(path: str | Path) -> list[Curve]:
+    """The curves of a file. Raises UnknownFile, naming the file, where it cannot be read."""
+    path = Path(path)
+    text = _text(path)
+    return _curves(path, text, _data(path, text))
+
+
+def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, Data]]]:
+    """The curves of all files, in order, and name and data of the JSON files, which need not have any curves."""
+    curves: list[Curve] = []
+    files: list[tuple[str, Data]] = []
+    for path in map(Path, paths):
+        text = _text(path)
+        data = _data(path, text)
+        if data is not None:
+            files.append((path.name, data))
+        try:
+            curves += _curves(path, text, data)
+        except UnknownFile:
+            if data is None:
+                raise
+    return curves, files
+
+
+# --- our own ----------------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path, data: Data) -> list[Curve]:
+    if "gpu" in data and "rows" in data:
+        return _gpu_curves(path, data)
+    if data.get("format") != FORMAT:
+        raise UnknownFile(f"{path}: format {data.get('format')!r}; this version reads {FORMAT!r}")
+    names = ("date", "machine", "versions", "source", "job", "command", "plans", "figures")
+    facts: Data = {name: data[name] for name in names if data.get(name)}
+    if data["benchmark"] == "compare":
+        return _compare_curves(path, data, facts)
+    if data["benchmark"] == "cluster":
+        return _cluster_curves(path, data, facts)
+    return _benchmark_curves(path, data, facts) if data["benchmark"] in BENCHES else []
+
+
+def _compare_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
+    found: dict[str, list[Point]] = {}
+    for row in data["rows"]:
+        for series in row["series"]:
+            label = series["peer"] + ("*" if series["form"] == "persistent" else "")
+            found.setdefault(label, []).append(Point(row["size"], series["us"], tuple(series["rounds"])))
+    return [
+        Curve(data["collective"], label, "us", data["dtype"], path.name, tuple(points), facts)
+        for label, points in found.items()
+    ]
+
+
+def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for row in data["rows"]:
+        if "size" not in row or "dtype" not in row:
+            continue
+        label = data["backend"] + (" in place" if row.get("in_place") else "")
+        label += f" window {row['window']}" if "window" in row else ""
+        found.setdefault((label, data["unit"], row["dtype"]), []).append(Point(row["size"], row["value"]))
+        if "overlap" in row:
+            overlap = row["overlap"]
+            found.setdefault((f"{label} overlap", "%", row["dtype"]), []).append(Point(row["size"], overlap["percent"]))
+        for peer, entry in row.get("peers", {}).items():
+            found.setdefault((peer, data["unit"], row["dtype"]), []).append(Point(row["size"], entry["value"]))
+        if row.get("limit"):
+            found.setdefault((LIMIT, data["unit"], row["dtype"]), []).append(Point(row["size"], row["limit"]))
+    return [
+        Curve(data["benchmark"].removeprefix("osu_"), label, unit, dtype, path.name, tuple(points), facts)
+        for (label, unit, dtype), points in found.items()
+    ]
+
+
+def _cluster_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
+    """Of tools/bench_cluster.py: medians of each case, and the limit of its links."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for case in data["cases"]:
+        for row in case["rows"]:
+            for label, seconds in {**row["median"], LIMIT: row["limit"]}.items():
+                benchmark = f"{row['collective']} on cluster {case['case']}"
+                found.setdefault((benchmark, label), []).append(Point(row["nbytes"], seconds * 1e6))
+    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
+
+
+def _gpu_curves(path: Path, data: Data) -> list[Curve]:
+    """Of tools/gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
+    found: dict[tuple[str, str], list[Point]] = {}
+    for row in data["rows"]:
+        for name in ("blocking", "stream", "nccl", "gloo"):
+            if name in row:
+                label = name if name in ("nccl", "gloo") else f"{data.get('topology', '')} {name}".strip()
+                benchmark = f"{row.get('collective', 'allreduce')} on {data.get('ranks', '?')} {data['gpu']}"
+                found.setdefault((benchmark, label), []).append(Point(row["bytes"], row[name]))
+    facts: Data = {"date": data.get("date", "")}
+    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
+
+
+# --- OSU's C programs -------------------------------------------------------------------------------------------------
+
+_TYPES = {"MPI_CHAR": "int8", "MPI_INT": "int32", "MPI_FLOAT": "float32", "MPI_DOUBLE": "float64"}
+_NAMES = {bench.plain_title: name.removeprefix("osu_") for name, bench in BENCHES.items()}
+
+
+def _osu_name(title: str) -> str:
+    """The benchmark of a title line, whatever the accelerator and the version."""
+    plain = re.sub(r"-(CUDA|ROCM|OPENACC|MANAGED|SYCL)(?= )", "", title)
+    return _NAMES.get(plain, plain.removeprefix("OSU MPI ").removesuffix(" Test"))
+
+
+def _read_osu(path: Path, text: str) -> list[Curve]:
+    curves: list[Curve] = []
+    name, label, dtype, columns = "", "OSU", "int8", []  # type: str, str, str, list[str]
+    points: list[Point] = []
+
+    def flush() -> None:
+        if points:
+            unit = "MB/s" if columns and "MB/s" in columns[0] else "us"
+            curves.append(Curve(name, label, unit, dtype, path.name, tuple(points)))
+            points.clear()
+
+    for line in text.splitlines():
+        if title := re.match(r"# (OSU MPI.*?)(?: v([\d.]+))?\s*$", line):
+            flush()
+            name, label = _osu_name(title[1]), f"OSU {title[2] or ''}".strip()
+            label += next((f" {kind.lower()}" for kind in ("CUDA", "ROCM") if f"-{kind} " in title[1]), "")
+        elif kind := re.match(r"# Datatype: (\w+)\.", line):
+            flush()
+            dtype = _TYPES.get(kind[1], kind[1])
+        elif line.startswith("# Size"):
+            columns = re.split(r"\s{2,}", line.removeprefix("# Size").strip())
+        elif re.match(r"\d+\s", line):
+            size, value, *_ = line.split()
+            points.append(Point(int(size), float(value)))
+    flush()
+    return curves
+
+
+# --- nccl-tests -------------------------------------------------------------------------------------------------------
+
+_NCCL_TYPES = {"float": "float32", "double": "float64", "half": "float16"}
+
+
+def _nccl_name(text: str, path: Path) -> str:
+    """OSU's name of the collective; where nccl-tests' sizes mean something else than OSU's, the name says so."""
+    found = re.search(r"^# Collective test starting: \S*?(\w+)_perf", text, re.M)
+    found = found or re.search(r"^# osu_(\w+) over", text, re.M)
+    name = (
+        (found[1] if found else re.sub(r"_perf.*", "", path.stem)).replace("all_", "all").replace("broadcast", "bcast")
+    )
+    return f"{name} by total size" if name in ("allgather", "alltoall", "gather", "scatter") else name
+
+
+def _read_nccl(path: Path, text: str) -> list[Curve]:
+    sides: dict[tuple[str, str, str], list[Point]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("#") or len(words) < 13 or not words[0].isdigit():
+            continue
+        dtype = _NCCL_TYPES.get(words[2], words[2])
+        for label, at in (("nccl-tests", 5), ("nccl-tests in place", 9)):
+            if words[at] != "N/A":
+                sides.setdefault((label, "us", dtype), []).append(Point(int(words[0]), float(words[at])))
+                sides.setdefault((label, "GB/s", dtype), []).append(Point(int(words[0]), float(words[at + 2])))
+    name = _nccl_name(text, path)
+    return [Curve(name, label, unit, dtype, path.name, tuple(points)) for (label, unit, dtype), points in sides.items()]

@@ -1,0 +1,89 @@
+/* Processes of this host, by their numbers: if they have ended, and signals to them. */
+#define _GNU_SOURCE
+#include "base/process.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A descriptor of the process, or -1, and then whether there is no such process. */
+static int descriptor_of(pid_t pid, int *gone) {
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    *gone = fd < 0 && (errno == ESRCH || (kill(pid, 0) && errno == ESRCH));
+    return fd;
+}
+
+static int is_readable(int fd) { return poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1; }
+
+/* Processes that were met, by their numbers, and descriptors of them: the number of one that has ended is another one's
+ * some day. */
+#define MOST_MET 512
+
+static struct {
+    pid_t pid;
+    int fd;
+} met[MOST_MET];
+static pthread_mutex_t met_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Where a process is, or would be; -1 where there is no room. */
+static int place_of(pid_t pid) {
+    for (int i = 0; i < MOST_MET; i++) {
+        int at = (int)(((unsigned)pid + (unsigned)i) % MOST_MET);
+        if (!met[at].pid || met[at].pid == pid) return at;
+    }
+    return -1;
+}
+
+/* Know the process that has this number now, in place of one that had it and has ended. */
+void ucch_process_meet(int pid) {
+    int gone;
+    pthread_mutex_lock(&met_lock);
+    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    int fd = at < 0 || (known && !is_readable(met[at].fd)) ? -1 : descriptor_of(pid, &gone);
+    if (fd >= 0 && known) close(met[at].fd);
+    if (fd >= 0) {
+        met[at].fd = fd;
+        met[at].pid = pid;
+    }
+    pthread_mutex_unlock(&met_lock);
+}
+
+/* True if a process has ended, also where its parent has not asked for its status yet, and where another one has its
+ * number since it was met. */
+int ucch_process_ended(int pid) {
+    int gone;
+    pthread_mutex_lock(&met_lock);
+    int at = place_of(pid), known = at >= 0 && met[at].pid == pid;
+    if (known) gone = is_readable(met[at].fd);
+    pthread_mutex_unlock(&met_lock);
+    if (known) return gone;
+    int fd = descriptor_of(pid, &gone);
+    if (fd < 0) return gone;
+    gone = is_readable(fd);
+    close(fd);
+    return gone;
+}
+
+/* True if a process handles a signal. */
+static int handles(pid_t pid, int number) {
+    char line[256];
+    unsigned long long caught = 0;
+    snprintf(line, sizeof(line), "/proc/%d/status", (int)pid);
+    FILE *status = fopen(line, "re");
+    while (status && fgets(line, sizeof(line), status) && sscanf(line, "SigCgt: %llx", &caught) != 1)
+        ;
+    if (status) fclose(status);
+    return (int)(caught >> (number - 1) & 1);
+}
+
+/* Send a process a signal that would end any other one, to which its number may have gone meanwhile. */
+void ucch_process_signal(int pid, int number) {
+    int gone, fd = descriptor_of(pid, &gone);
+    if (fd < 0) return;
+    if (!is_readable(fd) && handles(pid, number)) syscall(SYS_pidfd_send_signal, fd, number, NULL, 0);
+    close(fd);
+}

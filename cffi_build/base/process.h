@@ -1,0 +1,9 @@
+/* Processes of this host (process.c). */
+#ifndef UCCH_PROCESS_H
+#define UCCH_PROCESS_H
+
+#include "base/ucch.h"
+
+void ucch_process_signal(int pid, int number);
+
+#endif

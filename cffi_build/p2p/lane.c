@@ -1,0 +1,552 @@
+/* Lanes: messages on device memory that the streams of two ranks hand each other, and no host in between.
+ *
+ * A lane is one direction between two ranks of a communicator with channels (shm/ring.c). It has two rings there: one
+ * slot of the first for every message, with a header and the data of a short one; and the slots of the second for the
+ * pieces of long ones. A kernel of the sender's, in a stream of the lane's own, waits for a free slot, copies and
+ * tells; one of the receiver's waits, copies and tells. So a sender runs ahead by as much as the rings hold, both sides
+ * may send first, and messages are matched in the order in which either side has posted them. The receiver's kernel
+ * compares the header with what was asked for, and passes over a message that does not fit.
+ *
+ * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
+ * what is sent. Where the send needs nothing of its receiver the stream waits for it. A stream that waited for a
+ * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
+ *
+ * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
+ * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/progress.h"
+#include "gpu/device.h"
+#include "kernels/lane.h"
+#include "shm/ring.h"
+
+#define DEPTH UCCH_LANE_DEPTH
+#define THREADS 512
+/* Of a short message, and of a long one: eight copy 32 MiB to pinned memory with 50 GB/s and from it with 46, four with
+ * 48 and 44 (H200). */
+#define FEW 1
+#define MANY 8
+/* Seconds for which a receive goes on hoping after its sender has ended well. */
+#define LEFT_GRACE_S 5
+
+typedef struct lane {
+    pthread_mutex_t turn; /* whoever gives its streams work; never waited for with the engine's lock */
+    ucch_channels *channels;
+    ucch_channel *shorts, *longs;
+    int comes, peer;
+    void *stream, *kernel;
+    void *entered[DEPTH], *done[DEPTH];
+    ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
+    unsigned *arrived;                  /* where a kernel's blocks meet: by slot, at the header and at the end */
+    char taken[DEPTH];                  /* lines of messages whose ends nobody has seen yet */
+    uint32_t posted, begun, pieces,
+        refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
+    void *from;                          /* stream of the messages since the lane was last empty */
+    int mixed;                           /* these were of several streams */
+    struct ucch_letter *waiting, **last; /* that have not been given to the stream */
+    int failed, users, closed;
+    unsigned refs; /* letters that have been posted, and the lane itself */
+} lane;
+
+struct ucch_lanes {
+    ucch_channels *channels;
+    ucch_board *board;
+    int size;
+    lane *each[]; /* by rank, out and in */
+};
+
+/* A message, for use once. */
+struct ucch_letter {
+    ucch_op op; /* first */
+    lane *of;
+    ucch_board *board;
+    ucch_record about;
+    int slot; /* of the peer, on the board */
+    uint32_t number;
+    char *data;
+    void *copy; /* of what is sent, from the pool */
+    uint64_t bytes, tag, found_bytes, found_tag;
+    int sync, ordered, queued;
+    /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
+    int headed, status;
+    uint32_t base, done, pieces;
+    double left;
+    struct ucch_letter *behind;
+};
+
+static ucch_lane_line *line_of(const lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
+
+/* ---- making lanes ---- */
+
+ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
+    size_t n = (size_t)channels->size;
+    ucch_lanes *all = calloc(1, sizeof(*all) + 2 * n * sizeof(lane *));
+    if (!all) return NULL;
+    all->channels = channels;
+    all->board = board;
+    all->size = channels->size;
+    return all;
+}
+
+/* Have all that a lane needs of the device: 0, or a failure. Nothing is allocated: that could wait for streams which
+ * wait for what this lane is to send. */
+static int equip(lane *l) {
+    const device_ops *ops = ucch_bound_ops();
+    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, l->comes, &l->arrived);
+    l->lines = (ucch_lane_line *)lines.at;
+    l->lines_seen = lines.seen;
+    l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
+    if (!l->kernel) return UCCH_FAIL_DEVICE;
+    int status = ucch_device_fail(ops->stream_new(&l->stream), "stream");
+    for (int i = 0; i < DEPTH && !status; i++) {
+        status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");
+        if (!status) status = ucch_device_fail(ops->event_new(&l->done[i]), "event");
+    }
+    return status;
+}
+
+static void let_go(lane *l) {
+    if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL)) return;
+    pthread_mutex_destroy(&l->turn);
+    free(l);
+}
+
+static void drop(lane *l) {
+    const device_ops *ops = ucch_bound_ops();
+    if (l->stream) ops->stream_free(l->stream);
+    for (int i = 0; i < DEPTH; i++) {
+        if (l->entered[i]) ops->event_free(l->entered[i]);
+        if (l->done[i]) ops->event_free(l->done[i]);
+    }
+    l->closed = 1;
+    let_go(l);
+}
+
+/* The lane to or from a rank, made at its first use; NULL and why not. */
+static lane *lane_with(ucch_lanes *all, int peer, int comes, int *status) {
+    lane **at = &all->each[2 * peer + comes];
+    if (*at) return *at;
+    lane *l = calloc(1, sizeof(*l));
+    *status = l ? 0 : UCCH_FAIL_MEMORY;
+    if (!l) return NULL;
+    pthread_mutex_init(&l->turn, NULL);
+    l->channels = all->channels;
+    l->peer = peer;
+    l->comes = comes;
+    l->last = &l->waiting;
+    l->refs = 1;
+    *status = ucch_channels_ring(l->channels, peer, comes, SHORT_LANE_RING);
+    l->shorts = ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
+    l->longs = ucch_channels_at(l->channels, peer, comes, LONG_LANE_RING);
+    if (!*status) *status = equip(l);
+    if (*status) {
+        drop(l);
+        return NULL;
+    }
+    return *at = l;
+}
+
+/* ---- giving a stream its work ---- */
+
+static uint32_t pieces_of(const lane *l, uint64_t bytes) {
+    if (bytes <= l->shorts->slot) return 0;
+    uint64_t piece = UCCH_LANE_PIECE(bytes, l->longs->slot);
+    return (uint32_t)((bytes + piece - 1) / piece);
+}
+
+/* Whether the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
+ */
+static int loses(const lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
+
+/* Launch a kernel for the header, if `head`, and pieces from one number up to another; the last one says how it ended.
+ */
+static int launch(lane *l, const ucch_letter *m, int head, uint32_t from, uint32_t to, int last) {
+    ucch_lane_copy c = {.shorts = l->shorts->seen + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride,
+                        .longs = l->longs->seen,
+                        .short_published = l->shorts->published.seen,
+                        .short_consumed = l->shorts->consumed.seen,
+                        .published = l->longs->published.seen,
+                        .consumed = l->longs->consumed.seen,
+                        .stop = &l->lines_seen->done,
+                        .arrived = l->arrived,
+                        .line = l->lines_seen + 1 + m->number % DEPTH,
+                        .data = m->status ? NULL : m->data,
+                        .bytes = head ? m->bytes : m->found_bytes,
+                        .tag = head ? m->tag : m->found_tag,
+                        .number = m->number,
+                        .base = m->base,
+                        .limit = (unsigned)l->shorts->slot,
+                        .slot = (unsigned)l->longs->slot,
+                        .stride = (unsigned)l->longs->stride,
+                        .from = from,
+                        .to = to,
+                        .status = (unsigned)m->status,
+                        .flags = (l->comes ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
+    c.flags |= loses(l) ? LANE_LOSES : 0;
+    unsigned blocks = c.bytes > l->shorts->slot ? MANY : FEW;
+    void *arguments[] = {&c};
+    return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, l->stream), "launch");
+}
+
+static int enter(lane *l, const ucch_letter *m) {
+    return ucch_device_fail(ucch_bound_ops()->stream_wait(l->stream, l->entered[m->number % DEPTH]), "a stream's wait");
+}
+
+static int mark(lane *l, const ucch_letter *m) {
+    l->begun = m->number;
+    return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], l->stream), "record");
+}
+
+/* Whole: its kernels may wait for what the other side has still to do. */
+static int queue_all(lane *l, ucch_letter *m) {
+    int status = enter(l, m);
+    if (!status) status = launch(l, m, 1, 0, UINT32_MAX, 1);
+    if (!status) status = mark(l, m);
+    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    return status;
+}
+
+/* The header of a message that has come, as a host reads it. */
+static void read_header(const lane *l, ucch_letter *m) {
+    const char *slot = l->shorts->ring + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride;
+    const ucch_slot_header *h = (const ucch_slot_header *)slot - 1;
+    m->found_bytes = h->more[0];
+    m->found_tag = h->hash;
+    m->base = (uint32_t)h->call;
+    if (m->tag != UCCH_ANY_TAG && m->tag != m->found_tag)
+        m->status = LANE_OTHER_TAG;
+    else if (m->found_bytes > m->bytes)
+        m->status = LANE_TOO_LONG;
+}
+
+/* How many pieces more a kernel can move without waiting. */
+static uint32_t pieces_ready(const lane *l, const ucch_letter *m) {
+    uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
+    if (l->comes)
+        there = __atomic_load_n(l->longs->published.at, __ATOMIC_ACQUIRE) - next;
+    else
+        there = __atomic_load_n(l->longs->consumed.at, __ATOMIC_ACQUIRE) + UCCH_RING_SLOTS - next;
+    return (int32_t)there < 0 ? 0 : there < left ? there : left;
+}
+
+/* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
+ * failure.
+ */
+static int queue_ready(lane *l, ucch_letter *m) {
+    int status = 0;
+    if (!m->headed) {
+        if (l->comes ? !ucch_reached(l->shorts->published.at, m->number)
+                     : !ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS))
+            return 0;
+        if (l->comes) read_header(l, m);
+        m->pieces = m->status && loses(l) ? 0 : pieces_of(l, m->found_bytes);
+        m->headed = 1;
+        status = enter(l, m);
+        if (!status) status = launch(l, m, 1, 0, 0, !m->pieces);
+    }
+    uint32_t more = status ? 0 : pieces_ready(l, m);
+    if (more) {
+        m->done += more;
+        status = launch(l, m, 0, m->done - more, m->done, m->done == m->pieces);
+    }
+    if (!status) status = mark(l, m);
+    if (status || m->done < m->pieces) return status;
+    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
+static void fail_lane(lane *l, int status) {
+    if (!l->failed) l->failed = status;
+    __atomic_store_n(&l->lines->done, 1, __ATOMIC_RELEASE);
+}
+
+/* With the turn: go on with those that wait, in their order; whether anything has moved. */
+static int queue_waiting(lane *l) {
+    int moved = 0;
+    while (l->waiting && !l->failed) {
+        ucch_letter *m = l->waiting;
+        int status = queue_ready(l, m);
+        if (status < 0) fail_lane(l, status);
+        if (status <= 0) break;
+        l->waiting = m->behind;
+        if (!l->waiting) l->last = &l->waiting;
+        moved = 1;
+    }
+    return moved;
+}
+
+/* ---- the end of a message ---- */
+
+static void give_copy(ucch_letter *m) {
+    if (m->copy) ucch_pool_give(m->copy);
+    m->copy = NULL;
+}
+
+static int end_locked(ucch_letter *m, int status) {
+    if (!status) give_copy(m); /* else a kernel may still read it */
+    m->of->users--;
+    __atomic_store_n(&m->of->taken[m->number % DEPTH], 0, __ATOMIC_RELEASE);
+    ucch_op_end_locked(&m->op, status, -1, -1);
+    return 1;
+}
+
+static int advance_locked(ucch_op *op) {
+    ucch_letter *m = (ucch_letter *)op;
+    lane *l = m->of;
+    int moved = 0;
+    if (!m->queued && !pthread_mutex_trylock(&l->turn)) {
+        moved = queue_waiting(l);
+        pthread_mutex_unlock(&l->turn);
+        m->op.matched = m->queued;
+        if (m->queued && m->op.has_listener) ucch_ring();
+    }
+    const ucch_lane_line *line = line_of(l, m->number);
+    if (!m->queued || __atomic_load_n(&line->done, __ATOMIC_ACQUIRE) != m->number) return moved;
+    m->found_bytes = line->bytes;
+    m->found_tag = line->tag;
+    if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
+    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && loses(l)) fail_lane(l, UCCH_FAIL_BROKEN);
+    if (line->status == LANE_TOO_LONG) return end_locked(m, UCCH_FAIL_TRUNCATED);
+    if (line->status == LANE_OTHER_TAG) return end_locked(m, UCCH_FAIL_MISMATCH);
+    if (m->sync && !ucch_reached(l->shorts->consumed.at, m->number)) return moved;
+    return end_locked(m, 0);
+}
+
+static int check_locked(ucch_op *op, double now) {
+    ucch_letter *m = (ucch_letter *)op;
+    const lane *l = m->of;
+    if (l->failed) return l->failed;
+    if (ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
+    const ucch_channel *rings[] = {l->shorts, l->longs};
+    for (int i = 0; i < 2; i++)
+        if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_PEER;
+    int fate = ucch_board_fate(m->board, m->slot);
+    if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
+    if (l->comes && ucch_reached(l->shorts->published.at, m->number)) return 0; /* it is there, and is taken in time */
+    if (fate == UCCH_LEFT && m->left == 0) m->left = now;
+    return fate == UCCH_LEFT && now - m->left > LEFT_GRACE_S ? UCCH_FAIL_PEER : 0;
+}
+
+/* A message cannot be taken back: those that come behind it would be taken for it. The lane carries nothing any more.
+ */
+static void abandon_locked(ucch_op *op, int status) {
+    ucch_letter *m = (ucch_letter *)op;
+    fail_lane(m->of, status);
+    end_locked(m, status);
+}
+
+static const ucch_op_kind in_streams = {UCCH_IN_STREAMS, advance_locked, check_locked, abandon_locked};
+static const ucch_op_kind by_progress = {UCCH_BY_CONTEXTS, advance_locked, check_locked, abandon_locked};
+
+/* ---- messages ---- */
+
+ucch_letter *ucch_letter_new(void) { return calloc(1, sizeof(ucch_letter)); }
+
+void ucch_letter_free(ucch_letter *m) {
+    give_copy(m);
+    if (m->of) let_go(m->of);
+    free(m);
+}
+
+ucch_op *ucch_letter_op(ucch_letter *m) { return &m->op; }
+
+/* Whether a stream may still use its memory, although it has ended for us. */
+int ucch_letter_held(const ucch_letter *m) {
+    const lane *l = m->of;
+    if (!l || l->closed || !(m->queued || m->headed)) return m->op.state == UCCH_ACTIVE;
+    uint32_t done = __atomic_load_n(&line_of(l, m->number)->done, __ATOMIC_ACQUIRE);
+    if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
+    int before = ucch_device_enter(), passed = 1; /* given up when only a part of it had been given to the stream */
+    ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
+    ucch_device_leave(before);
+    return !passed;
+}
+
+void ucch_letter_info(const ucch_letter *m, uint64_t *tag, size_t *bytes) {
+    *tag = m->found_tag;
+    *bytes = m->found_bytes;
+}
+
+static void describe(ucch_letter *m, int peer, int comes) {
+    m->about = (ucch_record){.kind = comes ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
+                             .bytes = m->bytes,
+                             .peer = peer,
+                             .tag = m->tag == UCCH_ANY_TAG ? -1 : (int32_t)m->tag,
+                             .comm = ucch_board_comm(m->board)};
+    m->op.about = &m->about;
+}
+
+/* With the lane's turn: 0, or why the message cannot be taken now. */
+static int admit(lane *l, ucch_letter *m) {
+    if (l->failed) return UCCH_FAIL_BROKEN;
+    uint32_t refused = l->comes ? 0 : __atomic_load_n(l->shorts->consumed.at + 1, __ATOMIC_ACQUIRE);
+    if (refused != l->refused) {
+        m->number = l->refused = refused;
+        return UCCH_FAIL_REFUSED;
+    }
+    if (__atomic_load_n(&l->taken[(l->posted + 1) % DEPTH], __ATOMIC_ACQUIRE)) return UCCH_LATER;
+    return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
+}
+
+/* Whether every message so far has ended. */
+static int is_empty(const lane *l) {
+    return __atomic_load_n(&line_of(l, l->posted)->done, __ATOMIC_ACQUIRE) == l->posted;
+}
+
+/* Whether a send ends without its receiver, and without any other stream than its own: the rings have room. */
+static int ends_alone(const lane *l, const ucch_letter *m, const void *stream) {
+    uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
+    if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
+    return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
+           (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
+}
+
+/* Let `stream` copy what is to be sent. */
+static int set_aside(ucch_letter *m, void *stream) {
+    m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
+    if (!m->copy) return UCCH_FAIL_DEVICE;
+    int status = ucch_device_fail(ucch_bound_ops()->copy(m->copy, m->data, m->bytes, stream), "copy");
+    m->data = m->copy;
+    return status;
+}
+
+/* With the lane's turn: give the stream its work if that can be, else it has it later. */
+static int queue(lane *l, ucch_letter *m) {
+    if (ucch_may_hold()) {
+        int status = queue_all(l, m);
+        if (status) fail_lane(l, status);
+        return status;
+    }
+    *l->last = m;
+    l->last = &m->behind;
+    queue_waiting(l);
+    return 0;
+}
+
+/* With the lane's turn: give the message its number, and queue it. */
+static int post(lane *l, ucch_letter *m, void *stream) {
+    int status = admit(l, m);
+    if (status) return status;
+    m->number = l->posted + 1;
+    int ordered = m->ordered && m->bytes, alone = ordered && ends_alone(l, m, stream);
+    if (ordered && !alone) status = set_aside(m, stream);
+    if (!status)
+        status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
+    if (status) return status;
+    l->mixed = !is_empty(l) && (l->mixed || l->from != stream);
+    l->from = stream;
+    l->taken[++l->posted % DEPTH] = 1;
+    m->base = l->pieces;
+    if (!l->comes) {
+        l->pieces += pieces_of(l, m->bytes);
+        m->found_bytes = m->bytes;
+        m->found_tag = m->tag;
+        if (l->shorts->flow) ucch_flow_ring(l->shorts->flow);
+    }
+    status = queue(l, m);
+    if (status || !alone) return status;
+    return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
+}
+
+/* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
+ * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LETTER_*. */
+int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
+                     uint64_t tag, uintptr_t stream, double timeout) {
+    int before = ucch_device_enter(), status = 0, comes = !!(how & UCCH_LETTER_COMES);
+    lane *l = lane_with(all, peer, comes, &status);
+    if (l) {
+        if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
+        *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress, .of = l, .board = all->board};
+        m->slot = slot;
+        m->data = (char *)data;
+        m->bytes = bytes;
+        m->tag = tag;
+        m->sync = how & UCCH_LETTER_SYNC;
+        m->ordered = how & UCCH_LETTER_ORDERED;
+        describe(m, peer, comes);
+        pthread_mutex_lock(&l->turn);
+        status = post(l, m, (void *)stream);
+        pthread_mutex_unlock(&l->turn);
+    }
+    if (!status) {
+        ucch_lock();
+        l->users++;
+        ucch_op_begin_locked(&m->op, timeout);
+        m->op.matched = m->queued;
+        ucch_unlock();
+        if (ucch_may_hold())
+            ucch_progress_streams();
+        else
+            ucch_progress_thread(1);
+    }
+    ucch_device_leave(before);
+    return status;
+}
+
+/* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
+ * The message has `timeout` seconds from now, if that is not 0. */
+int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
+    if (__atomic_load_n(&m->op.state, __ATOMIC_ACQUIRE) == UCCH_DONE) return 1;
+    if (timeout > 0) ucch_op_deadline(&m->op, timeout);
+    if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;
+    int before = ucch_device_enter();
+    void *done = m->of->done[m->number % DEPTH];
+    int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");
+    ucch_device_leave(before);
+    return status ? status : 1;
+}
+
+/* ---- the end of lanes ---- */
+
+/* Whether our kernels have ended: the last one that was begun has said so, or been passed by its stream. */
+static int idle(const lane *l) {
+    int passed = 1;
+    if (l->begun) ucch_bound_ops()->event_done(l->done[l->begun % DEPTH], &passed);
+    return passed;
+}
+
+/* Pass over what has come and nobody will receive, as the communicator is about to end: its senders must not wait. */
+void ucch_lanes_discard(ucch_lanes *all) {
+    ucch_lock();
+    for (int i = 0; i < all->size; i++) {
+        lane *l = all->each[2 * i + 1];
+        for (int ring = SHORT_LANE_RING; i != all->channels->rank && !(l && l->users) && ring < UCCH_RINGS; ring++) {
+            const ucch_channel *way = ucch_channels_at(all->channels, i, 1, ring);
+            uint32_t there = __atomic_load_n(way->published.at, __ATOMIC_ACQUIRE);
+            __atomic_store_n(way->consumed.at, there, __ATOMIC_RELEASE);
+            if (l && ring == SHORT_LANE_RING) l->posted = there;
+        }
+    }
+    ucch_unlock();
+}
+
+/* Let streams go on that wait for what will not come, as the communicator is about to end. */
+void ucch_lanes_stop(ucch_lanes *all) {
+    ucch_lock();
+    for (int i = 0; i < 2 * all->size; i++)
+        if (all->each[i]) fail_lane(all->each[i], UCCH_FAIL_BROKEN);
+    ucch_unlock();
+}
+
+/* Whether nothing of them is under way any more. */
+int ucch_lanes_idle(ucch_lanes *all) {
+    int quiet = 1, before = ucch_device_enter();
+    ucch_lock();
+    for (int i = 0; i < 2 * all->size; i++) {
+        const lane *l = all->each[i];
+        quiet &= !l || (!l->users && idle(l));
+    }
+    ucch_unlock();
+    ucch_device_leave(before);
+    return quiet;
+}
+
+void ucch_lanes_free(ucch_lanes *all) {
+    int before = ucch_device_enter();
+    for (int i = 0; i < 2 * all->size; i++)
+        if (all->each[i]) drop(all->each[i]);
+    ucch_device_leave(before);
+    free(all);
+}

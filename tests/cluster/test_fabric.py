@@ -1,0 +1,103 @@
+"""One vendor on several hosts: islands by fabric, and calls between hosts that no fabric joins; on fake GPUs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from channel_jobs import JOBS, USUAL, judge
+from device_scripts import FEW_QUEUES, LATE_KERNELS
+
+from ucc_hetero.launch.emulate import Cluster
+
+#: Fakes have no library of collectives for the ranks of a host: with several there, vendors stay whole unless told.
+HOST = {"UCCH_FABRIC": "host"}
+SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", **FEW_QUEUES}
+CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
+    ("every collective in every form", ("amd:6", 3, 2), HOST),
+    ("many calls in many streams", ("nvidia:4", 2, 2), {"DICE": "6", **HOST, **SMALL}),
+    ("many calls in many streams", ("nvidia:3", 3, 1), {"DICE": "8", **LATE_KERNELS, **SMALL}),
+]
+#: Islands, teams by link, rings, fabric; of the job and of communicators inside hosts and across.
+STRUCTURE = """
+from arrays import Array
+from ucc_hetero import Communicator
+
+def tell(name, comm):
+    x, y = Array(1000).set(comm.rank + 1), Array(1000)
+    comm.Allreduce(x, y)
+    assert (y.peek == sum(range(1, comm.size + 1))).all()
+    members, (first, *rest) = comm._run.members, comm.plan_summary().splitlines()
+    fabric = [line for line in rest if line.startswith("fabric: ")]
+    teams = sorted((link, len(ranks)) for ranks, link in members.teams._teams)
+    for ranks, link in members.teams._teams:
+        assert link == "bridge" or len({comm.topology.island_of[rank] for rank in ranks}) == 1
+    print(name, first, *fabric, "queued" if "queued" in rest[-1] else "else", teams[-1:], flush=True)
+
+with Communicator() as comm:
+    tell("all", comm)
+    with Communicator(comm.mpi.Split(comm.topology.hosts[comm.rank])) as inside:
+        tell("inside", inside)
+    with Communicator(comm.mpi.Split(comm.rank % 2)) as across:
+        tell("across", across)
+"""
+
+
+@pytest.fixture
+def run(
+    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
+) -> Callable[..., str]:
+    """Run a script with a fake GPU for every rank, and return its output: ``run(script, layout, hosts, slots)``."""
+
+    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> str:
+        cluster = emulate(hosts=hosts, slots=slots, rate="none")
+        job = tmp_path / "job.py"
+        job.write_text(script)
+        done = cluster.mpirun([sys.executable, str(job)], env=fake_environment(layout) | USUAL | env, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return start
+
+
+@pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {w[0]} on {w[1]}" for name, w, _ in CASES])
+def test_calls_between_hosts(
+    run: Callable[..., str], name: str, where: tuple[str, int, int], env: dict[str, str]
+) -> None:
+    judge(name, where[1] * where[2], run(JOBS[name].script, *where, **{**JOBS[name].env, **env}))
+
+
+NONE = "no active port of InfiniBand, RoCE or EFA"
+FOUR = ("nvidia:4", 2, 2)
+
+
+@pytest.mark.parametrize(("where", "env", "told", "across"), [
+    (FOUR, HOST, "nvidia[0-1]@0 nvidia[2-3]@1 fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued", 2),
+    (FOUR, {"UCCH_FABRIC": "all"}, "nvidia[0-3]@0-1 fabric: nvidia: all hosts (UCCH_FABRIC=all) else", 1),
+    (
+        FOUR, LATE_KERNELS,
+        "nvidia[0-3]@0-1 fabric: nvidia: all hosts, as streams cannot do calls between them (ranks 0, 1, 2, 3: load "
+        "kernels at their first launch, docs/launch.md has the setting) else", 1,
+    ),
+    (
+        ("nvidia:2,amd:2", 2, 2), {"UCCH_WIRES": "0"}, "nvidia[0-1]@0 amd[2-3]@1 else", 1,
+    ),
+    (
+        ("nvidia:1,amd:1,nvidia:1,amd:1", 2, 2), {},
+        f"nvidia[0]@0 amd[1]@0 nvidia[2]@1 amd[3]@1 fabric: nvidia: each host by itself ({NONE}); "
+        f"amd: each host by itself ({NONE}) queued", 2,
+    ),
+], ids=["host", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
+def test_islands_are_said(
+    run: Callable[..., str], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
+) -> None:
+    """Communicators of some ranks have the job's islands, and no team of one vendor's library spans hosts apart."""
+    out = run(STRUCTURE, *where, **env)
+    lines = [line for line in out.splitlines() if line.startswith("all ")]
+    assert len(lines) == 4 and all(line.startswith(f"all {told} ") for line in lines), out
+    assert len([line for line in out.splitlines() if line.startswith("inside ")]) == 4, out
+    mixed = "amd" in where[0]
+    islands = {len(line.partition(" fabric")[0].split()) - 1 for line in out.splitlines() if line.startswith("across ")}
+    assert mixed or islands == {across}, out

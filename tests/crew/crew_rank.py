@@ -1,0 +1,118 @@
+"""A rank of a crew (crews.py): runs the cases that it is told by a socket, whose path is its argument."""
+
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ucc_hetero  # noqa: F401  before MPI, as users do
+
+from mpi4py import MPI  # isort: skip
+
+
+@contextmanager
+def written_to(out: str) -> Iterator[None]:
+    """Whatever this process writes meanwhile, Python or not, is in ``out`` with ``.out`` and ``.err``."""
+    kept = []
+    for fd, end in ((1, "out"), (2, "err")):
+        kept.append(os.dup(fd))
+        file = os.open(f"{out}.{end}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, fd)
+        os.close(file)
+    try:
+        yield
+    finally:
+        for stream, fd, own in ((sys.stdout, 1, kept[0]), (sys.stderr, 2, kept[1])):
+            stream.flush()
+            os.dup2(own, fd)
+            os.close(own)
+
+
+@contextmanager
+def environment(env: dict[str, str]) -> Iterator[None]:
+    """Variables that are set meanwhile; this package's that a case sets end with it, too, and no library's."""
+
+    def of_the_case() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name in env or name.startswith("UCCH_")}
+
+    before = of_the_case()
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name in set(of_the_case()) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def script(path: str, *args: str) -> None:
+    """A case: a program of its own, with arguments. Modules beside it are its own, too: another one gets them anew."""
+    folder, before = str(Path(path).parent), set(sys.modules)
+    kept, hook, here = sys.argv[:], sys.excepthook, os.getcwd()
+    sys.argv[:] = [path, *args]
+    sys.path.insert(0, folder)
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.argv[:], sys.excepthook = kept, hook
+        os.chdir(here)
+        sys.path.remove(folder)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{folder}/"):
+                del sys.modules[name]
+
+
+def leave_torch() -> None:
+    """Leave the groups of torch that a case has not left; and no alarm of its own outlives it."""
+    faulthandler.cancel_dump_traceback_later()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def run(path: str, case: str, args: list[Any], env: dict[str, str], out: str) -> str:
+    """Run a case; its traceback, or nothing."""
+    with written_to(out), environment(env):
+        try:
+            if (folder := str(Path(path).parent)) not in sys.path:
+                sys.path.insert(0, folder)
+            module = sys.modules[__name__] if path == __file__ else importlib.import_module(Path(path).stem)
+            getattr(module, case)(*args)
+            leave_torch()
+        except BaseException:
+            return traceback.format_exc()
+        gc.collect()  # what a case has dropped ends with it
+    return ""
+
+
+def main() -> None:
+    """Take cases until there are no more."""
+    if "FAKEGPU_LAYOUT" in os.environ:
+        import arrays  # noqa: F401  it chooses the vendor
+    talk = socket.socket(socket.AF_UNIX)
+    talk.connect(sys.argv[1])
+    faulthandler.register(signal.SIGUSR2)
+    with talk, talk.makefile("rw") as lines:
+        print(json.dumps({"rank": MPI.COMM_WORLD.rank, "pid": os.getpid()}), file=lines, flush=True)
+        for line in lines:
+            order = json.loads(line)
+            if "end" in order:
+                break
+            print(json.dumps({"error": run(**order)}), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Crews: jobs whose ranks stay, and run the cases of many tests one after the other.
+
+Ranks cost a second of a core each to start; a case of a few calls costs a hundredth of that. A case that fails, or
+hangs, ends its crew, and says which rank it was; the next case gets a new one.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RANK = Path(__file__).with_name("crew_rank.py")
+#: Seconds that the others are given to come to their ends, too, once a rank has failed; and to show their stacks.
+MOMENT = 5.0
+
+Kill = Callable[[int], None]
+
+
+class CaseFailed(Exception):
+    """A case was wrong on some rank; the text has what every rank wrote."""
+
+
+class Rank:
+    """A rank of a crew as the tests see it: a line for each case, and one back."""
+
+    def __init__(self, talk: socket.socket) -> None:
+        self.talk, self._said = talk, b""
+        hello = self.hear(None)
+        self.number, self.pid = int(hello["rank"]), int(hello["pid"])
+
+    def hear(self, seconds: float | None) -> dict[str, Any]:
+        """What it says next; ``error`` where it has ended. It must have begun to speak, or ``seconds`` are none."""
+        self.talk.settimeout(seconds)
+        while b"\n" not in self._said:
+            more = self.talk.recv(1 << 16)
+            if not more:
+                return {"error": "this rank has ended"}
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def tell(self, **order: Any) -> None:
+        self.talk.sendall(json.dumps(order).encode() + b"\n")
+
+
+class Crew:
+    """A job of ranks that take cases; ``command``: that starts them, up to the program."""
+
+    def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str], start: float, kill: Kill) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="crew")
+        self.folder, self._kill, self._cases = Path(self._folder.name), kill, 0
+        self._log = (self.folder / "log").open("wb")
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(self.folder / "door"))
+            door.listen(ranks)
+            self._job = subprocess.Popen(
+                [*command, str(RANK), str(self.folder / "door")], stdin=subprocess.DEVNULL, stdout=self._log,
+                stderr=subprocess.STDOUT, env={"UCCH_FLIGHT": str(self.folder), **env}, cwd=self.folder,
+                start_new_session=True,
+            )  # fmt: skip
+            self.ranks: list[Rank] = []
+            until = time.monotonic() + start
+            while len(self.ranks) < ranks:
+                door.settimeout(0.5)
+                with suppress(TimeoutError):
+                    self.ranks.append(Rank(door.accept()[0]))
+                if self._job.poll() is not None or time.monotonic() > until:
+                    said = self.log()
+                    self.kill()
+                    raise CaseFailed(f"{len(self.ranks)} of {ranks} ranks have started\n{said}")
+        self.ranks.sort(key=lambda rank: rank.number)
+
+    def log(self) -> str:
+        """What mpirun and ranks between their cases have written."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def run(self, path: Path, case: str, args: Sequence[Any], env: Mapping[str, str], limit: float) -> tuple[str, str]:
+        """Run a case on all ranks: (their standard output, their errors), one rank's after the other's.
+
+        Args:
+            path: module with the case.
+            case: function of it, which every rank calls with ``args``.
+            args: whatever JSON can hold.
+            env: variables that are set meanwhile.
+            limit: seconds after which the case counts as hanging.
+
+        Raises:
+            CaseFailed: a rank has raised, ended, or did not come to the end; the crew is over.
+        """
+        self._cases += 1
+        outs = [self.folder / f"{self._cases}.{rank.number}" for rank in self.ranks]
+        for rank, out in zip(self.ranks, outs, strict=True):
+            rank.tell(path=str(path), case=case, args=list(args), env=dict(env), out=str(out))
+        wrong = self._await(limit)
+        texts = [[Path(f"{out}.{end}").read_text(errors="replace") for out in outs] for end in ("out", "err")]
+        if wrong:
+            said = self.log()
+            self.kill()
+            shown = [f"--- rank {r}\n{out}{err}" for r, (out, err) in enumerate(zip(*texts, strict=True))]
+            raise CaseFailed("\n".join([f"{path.name}: {case}{tuple(args)}", *wrong, *shown, said]))
+        for out in outs:
+            for end in ("out", "err"):
+                Path(f"{out}.{end}").unlink()
+        return "".join(texts[0]), "".join(texts[1])
+
+    def _await(self, limit: float) -> list[str]:
+        """Wait for all ranks to come to the end of a case; what went wrong."""
+        waiting, wrong = {rank.talk: rank for rank in self.ranks}, list[str]()
+        until = time.monotonic() + limit
+        while waiting:
+            ready = select.select([*waiting], [], [], max(0.0, until - time.monotonic()))[0]
+            if not ready:
+                break
+            for talk in ready:
+                rank = waiting.pop(talk)
+                if error := rank.hear(10.0).get("error"):
+                    wrong.append(f"rank {rank.number}: {error}")
+                    until = min(until, time.monotonic() + MOMENT)
+        for rank in waiting.values():
+            wrong.append(f"rank {rank.number} did not come to the end of the case")
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGUSR2)  # it writes where it stands
+        if waiting:
+            time.sleep(1.0)
+        return wrong
+
+    def kill(self) -> None:
+        """End the job at once."""
+        self._kill(self._job.pid)
+        self._close()
+
+    def end(self, limit: float) -> None:
+        """Have the ranks end as those of a program do.
+
+        Raises:
+            CaseFailed: they do not end, or not well, or a library complains.
+        """
+        for rank in self.ranks:
+            with suppress(OSError):
+                rank.tell(end=True)
+        try:
+            status: object = self._job.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = f"none within {limit:g} s"
+        said = self.log()
+        self.kill()
+        if status != 0 or "UCX  ERROR" in said or "UCX  WARN" in said:
+            raise CaseFailed(f"a crew of {len(self.ranks)} ranks ended with status {status}\n{said}")
+
+    def _close(self) -> None:
+        self._job.wait(10)
+        for rank in self.ranks:
+            rank.talk.close()
+        self._log.close()
+        self._folder.cleanup()

@@ -1,0 +1,324 @@
+"""Scripts of ranks for test_lane_messages.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
+
+COMMON = """
+import ctypes
+import os
+import signal
+import time
+import numpy as np
+import pytest
+from arrays import Array, runtime
+from mpi4py import MPI
+from ucc_hetero import Communicator
+from ucc_hetero.errors import CollectiveError, CollectiveTimeout, NotSupported, TruncationError, UCCHError
+from ucc_hetero.native.libraries import lib
+
+SHORT, LONG = 16384, 300_000  # float32: the longest that one slot holds, and several pieces
+
+def write(word, value):
+    ctypes.c_uint32.from_address(word).value = value
+
+def held(gpu):
+    "A stream that waits for a word."
+    stream, word = gpu.stream(), gpu.flag()
+    write(word, 0)
+    gpu.wait_value(stream.handle, word, 1)
+    return stream, word
+
+def random(n):
+    return rng.integers(-1000, 1000, n).astype(np.float32)
+
+seed = int(os.environ.get("DICE") or time.time_ns() % 2**31)
+rng = np.random.default_rng(seed + 1)
+"""
+
+#: Beginning of jobs in which every rank sends to the next one.
+ROUND = (
+    COMMON
+    + """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+"""
+)
+
+#: Any lengths, both ways between all ranks, sent before anybody receives, in several streams; then the other way round.
+RANDOM = (
+    ROUND
+    + """
+    lengths = [1, 3, SHORT - 1, SHORT, SHORT + 1, 70_000, LONG, 3 * LONG]
+    same = np.random.default_rng(comm.mpi.bcast(seed))
+    print("seed", seed)
+    streams = [gpu.stream() for _ in range(4)]
+    for turn in range(6):
+        # What every rank sends to every other, in its order: (length, tag).
+        plan = {(s, d): [(int(same.choice(lengths)), int(same.integers(5))) for _ in range(int(same.integers(1, 12)))]
+                for s in range(p) for d in range(p) if s != d}
+        theirs = {pair: [int(same.integers(2**31)) for _ in messages] for pair, messages in plan.items()}
+        data = lambda pair, k: np.random.default_rng(theirs[pair][k]).integers(-99, 99, plan[pair][k][0]).astype("f4")
+        sends, receives = [], []
+
+        def send():
+            for (s, d), messages in plan.items():
+                for k, (n, tag) in enumerate(messages if s == r else ()):
+                    stream, x = streams[int(rng.integers(4))], Array(n).set(data((s, d), k))
+                    form = comm.Issend if rng.integers(4) == 0 else comm.Isend
+                    sends.append((form(x, d, tag, stream=stream), x))
+
+        def receive():
+            for (s, d), messages in plan.items():
+                for k, (n, tag) in enumerate(messages if d == r else ()):
+                    stream, y = streams[int(rng.integers(4))], Array(n + int(rng.integers(2)) * 7).set(-1000)
+                    wanted = None if rng.integers(3) == 0 else tag
+                    receives.append((comm.Irecv(y, s, wanted, stream=stream), y, (s, d), k))
+
+        for step in (send, receive) if turn % 2 else (receive, send):
+            step()
+        for request, y, pair, k in receives:
+            request.Wait(status)
+            n, tag = plan[pair][k]
+            assert (y.peek[:n] == data(pair, k)).all() and (y.peek[n:] == -1000).all(), (turn, pair, k)
+            found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
+            assert found == (pair[0], tag, n), found
+        [request.Wait() for request, _ in sends]
+    # Blocking forms, and calls between messages.
+    for n in (7, LONG):
+        x, y = Array(n), Array(n).set(-1)
+        x.fill(streams[0], 3.0 + r)
+        comm.Sendrecv(x, right, 1, y, left, 1, stream=streams[0])
+        assert (y.peek == 3 + left).all()
+        comm.Allreduce(x, y)
+        assert (y.peek == 3 * p + p * (p - 1) / 2).all()
+        comm.Isendrecv(x, right, 2, y, left, 2, stream=streams[1].handle).Wait(status)
+        assert (y.peek == 3 + left).all() and status.Get_source() == left
+        z = Array(n)
+        comm.Sendrecv(x, right, 3, z, left, 3)  # by MPI's rules, without a stream
+        assert (z.peek == 3 + left).all()
+print("right")
+"""
+)
+
+#: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.
+HELD = (
+    ROUND
+    + """
+    for n in (5, LONG):
+        (outof, first), (into, second) = held(gpu), held(gpu)
+        x, y = Array(n).set(-5), Array(n).set(-1)
+        x.fill(outof, 10.0 + r)
+        y.fill(into, -7.0)
+        requests = [comm.Irecv(y, left, 4, stream=into), comm.Isend(x, right, 4, stream=outof)]
+        comm.mpi.Barrier()
+        assert not any(request.Test() for request in requests)
+        comm.mpi.Barrier()
+        write(first, 1)
+        for _ in range(100):
+            assert not requests[0].Test()
+        comm.mpi.Barrier()
+        write(second, 1)
+        [request.Wait() for request in requests]
+        assert (y.peek == 10 + left).all(), y.peek[:3]
+    # Sends in two streams, of which one waits for something else: the other goes on.
+    (late, word), aside, x, z, y = held(gpu), gpu.stream(), Array(9), Array(9), [Array(9).set(-1) for _ in range(2)]
+    x.fill(late, 1.0 + r)
+    first = comm.Isend(x, right, 0, stream=late)
+    z.fill(aside, 2.0 + r)
+    second = comm.Isend(z, right, 1, stream=aside)
+    z.fill(aside, -5.0)
+    z.copied(aside)
+    receives = [comm.Irecv(each, left, stream=into) for each in y]
+    write(word, 1)
+    [request.Wait() for request in (*receives, first, second)]
+    assert (y[0].peek == 1 + left).all() and (y[1].peek == 2 + left).all()
+    # A sender runs ahead by as much as the ring holds, without anybody who receives.
+    stream, xs = gpu.stream(), [Array(9).set(10 * r + k) for k in range(8)]
+    for k, x in enumerate(xs):
+        comm.Send(x, right, k, stream=stream)
+    late = comm.Isend(xs[0], right, 8, stream=stream)
+    synchronous = comm.Issend(xs[1], right, 9, stream=stream)
+    comm.mpi.Barrier()
+    assert not late.Test() and not synchronous.Test()
+    comm.mpi.Barrier()
+    for k in range(10):
+        y = Array(9).set(-1)
+        comm.Recv(y, left, k, stream=stream)
+        assert (y.peek == 10 * left + k % 8).all(), k
+    [request.Wait() for request in (late, synchronous)]
+    # More than are under way at a time, of which nobody waits for one.
+    many = [Array(2).set(k) for k in range(150)]
+    into = [Array(2).set(-1) for _ in range(150)]
+    receives = []
+    for k in range(150):
+        receives.append(comm.Irecv(into[k], left, stream=stream))
+        comm.Isend(many[k], right, k, stream=stream)
+    for k, request in enumerate(receives):
+        request.Wait(status)
+        assert status.Get_tag() == k and (into[k].peek == k).all(), k
+    # What cannot be.
+    with pytest.raises(NotSupported, match="names its source"):
+        comm.Irecv(into[0], stream=stream)
+    with pytest.raises(NotSupported, match="memory of this rank's device"):
+        comm.Isend(np.zeros(3, np.float32), right, stream=stream)
+    for wrong in ("nonsense", object()):
+        with pytest.raises(TypeError):
+            comm.Isend(many[0], right, stream=wrong)
+    comm.Send(many[3], r, 5, stream=stream) if p < 0 else None
+print("right")
+"""
+)
+
+#: What a send is of may be filled anew by its stream at once, before anybody waits for it. Both sides send first, in
+#: the stream in which they then receive, and more than the rings hold.
+REFILLED = (
+    ROUND
+    + """
+    stream = gpu.stream()
+    for n in (5, SHORT, LONG, 3 * LONG):
+        for form in (comm.Isend, comm.Issend):
+            x, into, requests = Array(n), [Array(n).set(-1) for _ in range(12)], []
+            for k in range(12):
+                x.fill(stream, 100.0 * r + k)
+                requests.append(form(x, right, k, stream=stream))
+                x.fill(stream, -5.0)
+            comm.mpi.Barrier()
+            receives = [comm.Irecv(y, left, k, stream=stream) for k, y in enumerate(into)]
+            for k, request in enumerate(receives):
+                request.Wait()
+                assert (into[k].peek == 100 * left + k).all(), (n, k, into[k].peek[:3])
+            [request.Wait() for request in requests]
+print("right")
+"""
+)
+
+#: Messages that do not fit are an error on both sides, and those behind them go on.
+MISTAKES = (
+    ROUND
+    + """
+    stream, x = gpu.stream(), Array(LONG).set(r)
+    # On two hosts the pieces of a message have nowhere to go where no receive has had room for such a one.
+    y = Array(LONG).set(-1)
+    comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
+    for n in (10, LONG):
+        for tag, room, error in ((1, n - 1, TruncationError), (2, n, CollectiveError)):
+            source = Array(n).set(r)
+            send = comm.Isend(source, right, tag, stream=stream)
+            short = Array(room).set(-3)
+            with pytest.raises(error, match=f"rank {left} sent {4 * n} bytes with tag {tag}"):
+                comm.Recv(short, left, 1, stream=stream)
+            assert (short.peek == -3).all()
+            send.Wait()
+            comm.mpi.Barrier()
+            heard = all_heard = False
+            while not all_heard:  # between hosts it is heard of a moment later; all go on in step
+                try:
+                    good = comm.Isend(source, right, 1, stream=stream)
+                except CollectiveError as failure:
+                    assert not heard and f"rank {right} refused an earlier message" in str(failure)
+                    heard, good = True, comm.Isend(source, right, 1, stream=stream)
+                comm.Recv(y.set(-1), left, 1, stream=stream)
+                good.Wait()
+                assert (y.peek[:n] == left).all()
+                all_heard = comm.mpi.allreduce(heard, MPI.MIN)
+            comm.mpi.Barrier()
+            comm.Sendrecv(source, right, 1, y.set(-1), left, 1, stream=stream)
+            assert (y.peek[:n] == left).all()
+print("right")
+"""
+)
+
+#: A message that never comes ends with its time, and so does the wait of its stream; nothing follows it on this way.
+LATE = (
+    ROUND
+    + """
+    stream, after, y = gpu.stream(), gpu.stream(), Array(LONG).set(-1)
+    if r == 0:
+        request = comm.Irecv(y, right, 1, stream=stream)
+        y.fill(after, 5.0)
+        request._timeout = 1.0
+        request._arm()
+        with pytest.raises(CollectiveTimeout, match="timeout"):
+            request.Wait()
+        with pytest.raises(CollectiveError, match="an earlier message with stream="):
+            comm.Irecv(y, right, 1, stream=stream)
+        gpu.synchronize(stream.handle) if hasattr(gpu, "synchronize") else stream.synchronize()
+    comm.mpi.Barrier()
+    x = Array(LONG).set(r)
+    if r == 0:
+        comm.Send(x, right, 2, stream=stream)
+    elif left == 0:
+        comm.Recv(y, left, 2, stream=stream)
+        assert (y.peek == 0).all()
+    comm.Sendrecv(x, right, 3, y, left, 3)
+    assert (y.peek == left).all()
+    for _ in range(5):  # what nobody receives keeps nobody
+        comm.Isend(x, right, 4, stream=stream) if r else None
+print("right")
+"""
+)
+
+#: A sender that dies before its stream gets to the data: the receiver's stream goes on, and its host hears of it.
+DEATH = (
+    ROUND
+    + """
+    stream, word = held(gpu)
+    x, y = Array(LONG).set(r), Array(LONG)
+    comm.Sendrecv(x, right, 3, y, left, 3, stream=gpu.stream())
+    if r == 1:
+        comm.Isend(x, 0, 5, stream=stream)
+        comm.mpi.Barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(word, 1)
+    request = comm.Irecv(y, 1, 5, stream=stream)
+    comm.mpi.Barrier()
+    try:
+        request.Wait()
+    except UCCHError as error:
+        print(type(error).__name__, flush=True)
+    y.copied(stream)
+    print("went on", flush=True)
+    os._exit(0)
+"""
+)
+
+#: Many communicators with calls of their own, and then short messages both ways that nobody waits for one by one.
+GROUPS = (
+    COMMON
+    + """
+with Communicator() as comm:
+    other, gpu = 1 - comm.rank, runtime()
+    gpu.use(comm._run.members.place.device)
+    stream, groups = gpu.stream(), [Communicator(comm) for _ in range(16)]
+    x, y = Array(LONG).set(comm.rank), Array(LONG)
+    for group in groups:
+        group.Allreduce(x, y.set(-1))
+        assert (y.peek == 1).all()
+    last, under_way = groups[-1], []
+    into = [Array(2) for _ in range(50)]
+    for k in range(2000):
+        message = Array(2).set(10 * k + comm.rank) if k % 50 == 0 else message
+        under_way.append(last.Isend(message, other, 1, stream=stream))
+        under_way.append(last.Irecv(into[k % 50], other, 1, stream=stream))
+        if k % 50 == 49:
+            [each.Wait() for each in under_way]
+            under_way = []
+            assert all((each.peek == 10 * (k - 49) + other).all() for each in into), k
+    [group.Free() for group in groups]
+print("right")
+"""
+)
+
+#: Where kernels are loaded at their first launch, which waits for the device, no stream waits for a message.
+LAZY = (
+    ROUND
+    + """
+    stream, x, y = gpu.stream(), Array(LONG).set(r), Array(LONG).set(-1)
+    requests = [comm.Irecv(y, left, 1, stream=stream)]
+    comm.mpi.Barrier()
+    requests.append(comm.Isend(x, right, 1, stream=stream))
+    [request.Wait() for request in requests]
+    assert (y.peek == left).all()
+print("right")
+"""
+)

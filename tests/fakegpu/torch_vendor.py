@@ -1,0 +1,96 @@
+"""A vendor's own backend of torch for the fake devices: Gloo moves the bytes, and a thread waits for streams.
+
+As with NCCL a message starts where the current stream has got to, messages of a backend go one after the other, and
+making one waits for the other rank. Waiting for a message keeps the host. Import this before a group is made.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_device import Event
+
+from ucc_hetero.machine.vendors import VENDORS
+from ucc_hetero.torch import fabric
+
+for _name in ("nvidia", "amd"):
+    VENDORS[_name] = replace(VENDORS[_name], torch=("cpu", "cuda"), torch_build="", torch_backend="gloo")
+
+#: (sender, receiver, bytes) of messages that went this way, by places in their groups, as this rank has posted them.
+posted: list[tuple[int, int, int]] = []
+#: Makers fail where this is set.
+broken = threading.Event()
+
+
+class Moved:
+    """A message that is posted."""
+
+    def __init__(self) -> None:
+        self.over, self.error = threading.Event(), None
+
+    def wait(self) -> None:
+        self.over.wait()
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self) -> bool:
+        return self.over.is_set()
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+
+class Backend:
+    """One direction between two ranks."""
+
+    def __init__(self, store: Any, rank: int, places: Sequence[int], seconds: float) -> None:
+        if broken.is_set():
+            raise RuntimeError("no such backend")
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, len(places), timedelta(seconds=seconds))
+        self._places, self._jobs = tuple(places), queue.SimpleQueue[Callable[[], None]]()
+        threading.Thread(target=self._loop, daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            self._jobs.get()()
+
+    def _post(self, move: Any, tensor: Any, peer: int) -> Moved:
+        assert tensor.dtype is not torch.int16, "NCCL has no such type"
+        posted.append((*self._places, tensor.numel() * tensor.element_size()))
+        moved, before, memory = Moved(), Event(), tensor.as_subclass(torch.Tensor)
+        before.record()
+
+        def job() -> None:
+            while not before.query():
+                time.sleep(1e-4)
+            try:
+                move([memory], peer, 0).wait()
+            except Exception as error:
+                moved.error = error
+            moved.over.set()
+
+        self._jobs.put(job)
+        return moved
+
+    def send(self, tensors: Sequence[Any], to: int, tag: int) -> Moved:
+        return self._post(self._gloo.send, tensors[0], to)
+
+    def recv(self, tensors: Sequence[Any], origin: int, tag: int) -> Moved:
+        return self._post(self._gloo.recv, tensors[0], origin)
+
+    def shutdown(self) -> None:
+        raise AssertionError("NCCL waits here for the other rank, which may do so for another backend")
+
+    def abort(self) -> None:
+        """Nothing is left to do."""
+
+
+fabric.MAKERS["gloo"] = Backend

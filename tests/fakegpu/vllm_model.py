@@ -1,0 +1,48 @@
+"""A small decoder whose tokens depend on every key and value before them, for engines with a cache in pages."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+class Decoder:
+    """Layers of causal attention with random weights; ``heads`` of keys and values, twice as many of queries."""
+
+    def __init__(self, layers: int, heads: int, dim: int, vocabulary: int, longest: int, width: int = 64) -> None:
+        self.heads, self.dim = heads, dim
+        self.tokens, self.places = torch.randn(vocabulary, width), torch.randn(longest, width)
+        self.layers = [
+            (
+                4 * torch.randn(width, 2 * heads * dim) / width**0.5,  # attention to few tokens, not to all alike
+                torch.randn(width, 2 * heads * dim) / width**0.5,
+                torch.randn(2 * heads * dim, width) / (2 * heads * dim) ** 0.5,
+            )
+            for _ in range(layers)
+        ]
+        self.out = torch.randn(width, vocabulary)
+
+    def __call__(
+        self, tokens: torch.Tensor, begin: int, past: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Go on behind ``begin`` tokens.
+
+        Args:
+            tokens: the ones to compute.
+            begin: how many are before them.
+            past: of each layer [heads, begin, 2 dim], keys and values of those.
+
+        Returns:
+            The logits behind the last token, and keys and values of the computed ones.
+        """
+        n, made = len(tokens), []
+        x = self.tokens[tokens] + self.places[begin : begin + n]
+        seen = torch.ones(n, begin + n, dtype=torch.bool).tril(begin)
+        for (to_queries, to_cache, back), before in zip(self.layers, past, strict=True):
+            inner = functional.layer_norm(x, x.shape[-1:])
+            queries = (inner @ to_queries).view(n, 2 * self.heads, self.dim).transpose(0, 1)
+            made.append((inner @ to_cache).view(n, self.heads, 2 * self.dim).transpose(0, 1))
+            keys, values = torch.cat([before, made[-1]], 1).repeat_interleave(2, 0).split(self.dim, -1)
+            found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
+            x = x / 2 + found.transpose(0, 1).reshape(n, -1) @ back
+        return functional.layer_norm(x, x.shape[-1:])[-1] @ self.out, made

@@ -1,0 +1,161 @@
+"""The first ten minutes of a stranger: a fresh clone, README's and the first page's blocks word for word, nothing set.
+
+`clone` is where `make demo` and README install in place; `openmpi` and `mpich` are environments with the wheel. Blocks
+behind a comment `<!-- needs ... -->` need what a machine alone does not have.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCES = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache", "_native.*"
+)
+NOBODY = 65534
+#: Settings of whoever runs the tests, which a stranger does not have; make's would reach `make demo`.
+_SETTINGS = ("OMPI_", "PRTE_", "PMIX_", "PMI_", "UCC", "UCX_", "OMP_", "PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV", "MPI")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler: apt-get install gcc"),
+    pytest.mark.timeout(1800),
+]
+
+
+def blocks(page: str, *languages: str) -> list[str]:
+    """Text of the page's blocks in these languages, in order."""
+    text = (ROOT / page).read_text()
+    found = re.findall(r"^([^\n]*)\n+```(\w+)\n(.*?)^```", text, re.M | re.S)
+    return [body for before, language, body in found if language in languages and not before.startswith("<!-- needs")]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that every user of this machine may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="front-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def environ(place: Path) -> dict[str, str]:
+    """The environment of a stranger."""
+    (place / "bin").mkdir()
+    (place / "bin" / "quick").write_text('#!/bin/sh\nexec gcc "$@" -O0\n')  # a third of the time; nothing is measured
+    (place / "bin" / "quick").chmod(0o755)
+    (place / "tmp").mkdir()
+    (place / "tmp").chmod(0o1777)
+    folders = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != Path(sys.executable).parent]
+    here = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
+    return here | {
+        "PATH": os.pathsep.join(folders), "CC": str(place / "bin" / "quick"), "TMPDIR": str(place / "tmp"),
+        "PYTHON": str(Path(sys.executable).resolve()),
+    }  # fmt: skip
+
+
+def run(words: list[str | Path], cwd: Path, env: Mapping[str, str], **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, words)], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1500,
+        check=False, **more,
+    )  # fmt: skip
+
+
+def shell(script: str, cwd: Path, env: Mapping[str, str]) -> str:
+    """The standard output of a script that has to succeed."""
+    done = run(["bash", "-ec", script], cwd, env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clone(place: Path) -> Path:
+    shutil.copytree(ROOT, place / "ucc_hetero", ignore=NOT_SOURCES)
+    return place / "ucc_hetero"
+
+
+@pytest.fixture(scope="module")
+def wheel(place: Path, clone: Path, environ: dict[str, str]) -> Path:
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", place, clone]
+    done = run(pip, place, environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(place.glob("*.whl"))
+
+
+def as_nobody() -> dict[str, Any]:
+    """Words for `run` that make an ordinary user of root."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def may_start(python: str | Path, place: Path, environ: Mapping[str, str]) -> bool:
+    """True if an ordinary user can start this Python, and it is new enough."""
+    script = "import sys; sys.exit(sys.version_info < (3, 10))"
+    try:
+        return run([python, "-c", script], place, environ, **as_nobody()).returncode == 0
+    except PermissionError:
+        return False
+
+
+@pytest.fixture(scope="module", params=["openmpi", "mpich"])
+def installed(request: pytest.FixtureRequest, place: Path, wheel: Path, environ: dict[str, str]) -> dict[str, str]:
+    """The environment in which the wheel is installed with one of the MPIs, and not in place."""
+    folder = place / request.param
+    # The tests' own Python may lie in a folder of root's.
+    python = next(
+        (each for each in (sys.executable, "/usr/bin/python3") if may_start(each, place, environ)), sys.executable
+    )
+    run([python, "-m", "venv", "--without-pip", folder], place, environ).check_returncode()
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "-q"]
+    done = run([*pip, f"{wheel}[ucc,launch]", request.param], place, environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def example(place: Path) -> Path:
+    """The first page's script, in a folder that is not the clone."""
+    (place / "elsewhere").mkdir()
+    (place / "elsewhere" / "example.py").write_text(blocks("docs/quickstart.md", "python")[0])
+    return place / "elsewhere"
+
+
+def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
+    """In place, in the clone: as root this is also that nobody has to know what MPI wants of root."""
+    from ucc_hetero.launch.emulate import unavailable
+
+    shell(blocks("docs/quickstart.md", "sh")[0], clone, environ)  # make demo
+    active, script, shown = ". .venv/bin/activate\n", blocks("docs/quickstart.md", "python")[0], ""
+    (clone / "example.py").write_text(script)
+    for text in blocks("docs/quickstart.md", "sh")[1:]:
+        if "emulate " not in text or unavailable() is None:
+            shown += shell(active + text, clone, environ)
+    for said in blocks("docs/quickstart.md", "text"):
+        if "@1" not in said or unavailable() is None:
+            assert set(said.splitlines()) <= set(shown.splitlines())
+    (clone / "example.py").write_text(blocks("README.md", "python")[0])
+    install, start = blocks("README.md", "sh")[-2:]
+    assert "pip install -e" in install and "flat" in shell(active + install + start, clone, environ)
+
+
+def test_an_installation(installed: dict[str, str], clone: Path, example: Path) -> None:
+    """Not in place: elsewhere it runs, in the clone's folder the doctor does, and the rest is told what is wrong."""
+    assert "3.0" in shell("ucch-run -np 2 python example.py", example, installed)
+    assert " 0 errors" in shell("ucch-run -np 2 --check && ucch-doctor", clone, installed)
+    done = run(["python", "-m", "ucc_hetero", "info"], clone, installed)
+    assert done.returncode == 1 and "pip install -e '.[ucc,mpi]'" in done.stderr.splitlines()[-1]
+
+
+def test_an_ordinary_user(installed: dict[str, str], example: Path) -> None:
+    env = installed | {"HOME": installed["TMPDIR"]}
+    if not may_start(shutil.which("python", path=env["PATH"]) or "", example, env):
+        pytest.skip("an ordinary user cannot start this Python: it is in a folder of root's")
+    done = run(["ucch-run", "-np", "2", "python", "example.py"], example, env, **as_nobody())
+    assert done.returncode == 0 and "1 3.0" in done.stdout and "root" not in done.stderr, done.stdout + done.stderr

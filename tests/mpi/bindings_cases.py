@@ -1,0 +1,171 @@
+"""The thin bindings by themselves, without our planner."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ucc_hetero import ucc, ucx
+from ucc_hetero.bindings.oob import MPIExchange
+from ucc_hetero.errors import CollectiveTimeout, LibraryError, TruncationError
+from ucc_hetero.types import DTYPES, OPS
+
+
+def calls() -> None:
+    world = MPI.COMM_WORLD
+    rank, size = world.rank, world.size
+    rng = np.random.default_rng()
+    f32, add = DTYPES["float32"], OPS["SUM"]
+    with ucc.Lib("UCC") as library:
+        assert "ALLREDUCE" in library.attributes()["collectives"]
+        with library.context(MPIExchange(world.Dup())) as context:
+            assert (context.rank, context.size) == (rank, size) and context.address_length() > 0
+            with context.team(range(size)) as team:
+                mine = rng.random(100, np.float32)
+                everyone = np.array(world.allgather(mine))
+                out = np.full(100, np.nan, np.float32)
+                with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add) as request:
+                    request.post()
+                    request.wait(300)
+                np.testing.assert_allclose(out, everyone.sum(0), rtol=1e-5)
+                # Persistent: the same request again and again, with what the buffer holds then.
+                flags = ucc.CollFlag.PERSISTENT
+                with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add, flags=flags) as request:
+                    for turn in range(5):
+                        mine[:] = rank + turn
+                        request.post()
+                        request.wait(300)
+                        assert (out == sum(r + turn for r in range(size))).all()
+                # The v-form: counts and displacements in elements, 64-bit, with a gap between the blocks.
+                counts = [r + 1 for r in range(size)]
+                displs = [sum(counts[:r]) + r for r in range(size)]
+                gathered = np.full(displs[-1] + counts[-1], -1, np.float32)
+                block = np.full(counts[rank], rank, np.float32)
+                with team.collective(
+                    ucc.Coll.ALLGATHERV, src=block, dst=gathered, dtype=f32, dst_counts=counts, dst_displs=displs
+                ) as request:
+                    request.post()
+                    request.wait(300)
+                for r in range(size):
+                    assert (gathered[displs[r] : displs[r] + counts[r]] == r).all()
+                assert (gathered[[d - 1 for d in displs[1:]]] == -1).all(), "the gaps were written"
+                # What is dropped before its end goes on, and its memory stays.
+                data = np.ones(4, np.float32)
+                alive = weakref.ref(data)
+                if rank == 0:
+                    request = team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1)
+                    request.post()
+                    assert request.status == ucc.Status.INPROGRESS
+                    del request, data
+                    gc.collect()
+                    assert alive() is not None
+                world.Barrier()
+                if rank:
+                    with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1) as request:
+                        request.post()
+                        request.wait(300)
+                done = world.Ibarrier()
+                while not done.Test():
+                    context.progress()
+            # Teams in any order of ranks, from any subset.
+            if rank != 1:
+                others = [r for r in reversed(range(size)) if r != 1]
+                with context.team(others) as team:
+                    assert team.rank == others.index(rank)
+                    data = np.full(4, rank, np.float32)
+                    with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=0) as request:
+                        request.post()
+                        request.wait(300)
+                    assert (data == others[0]).all()
+            world.Barrier()
+            try:
+                ucc.check("ucc_something", -3)
+            except Exception as error:
+                assert "UCC_ERR_INVALID_PARAM" in str(error) and error.status == -3
+            else:
+                raise AssertionError("an error status passed")
+
+
+def number_of_teams() -> None:
+    world, kept = MPI.COMM_WORLD, []
+    with ucc.Lib("UCC") as library:
+        context = library.context(MPIExchange(world.Dup()), {"TEAM_IDS_POOL_SIZE": "1"})
+        with pytest.raises(LibraryError, match="NO_RESOURCE"):  # of 64 numbers libucc has the first for itself
+            while len(kept) < 65:
+                kept.append(context.team(range(world.size)))
+        assert len(kept) > 60
+        while kept:
+            kept.pop().close()
+        context.team(range(world.size)).close()  # they are free again
+        context.close()
+
+
+def messages_and_memory() -> None:
+    world = MPI.COMM_WORLD
+    rank, size = world.rank, world.size
+    with ucx.Context() as context:
+        assert "host" in context.memory_types() and context.transports()
+        worker = context.worker()
+        addresses = world.allgather(worker.address)
+        peer = worker.connect(addresses[(rank + 1) % size])
+        rng = np.random.default_rng()
+        for n in (0, 1, 1000, 3_000_000):
+            data = rng.integers(0, 255, n, np.uint8)
+            want = world.sendrecv(data, (rank + 1) % size, source=(rank - 1) % size)
+            into = np.full(n, 7, np.uint8)
+            incoming = worker.recv(into, tag=5)
+            outgoing = worker.send(peer, data, tag=5)
+            incoming.wait(), outgoing.wait()
+            assert (into == want).all() and incoming.info == (5, n)
+        # Matching by the bits of a mask, and what probe sees.
+        high = 1 << 50 | 0xA1  # all 64 bits are the user's
+        sent = worker.send(peer, np.arange(10), tag=high)
+        while (seen := worker.probe(0xA0, mask=0xF0)) is None:
+            worker.progress()
+        assert seen == (high, 80)
+        small = np.zeros(3, np.int64)
+        with pytest.raises(TruncationError):
+            worker.recv(small, tag=0xA0, mask=0xF0).wait()
+        sent.wait()
+        with pytest.raises(CollectiveTimeout):
+            worker.recv(small, tag=99, timeout=0.2).wait()
+
+        # One-sided: write into the next rank's memory, then read it all back; nobody else writes there.
+        def together():  # the peer may have to help
+            done = world.Ibarrier()
+            while not done.Test():
+                worker.progress()
+
+        for n in (1, 5, 4096, 1_000_003):
+            home = np.full(3 * n, 9, np.uint8)
+            memory = context.register(home)
+            assert memory.nbytes == 3 * n and memory.key
+            there = peer.remote(
+                *world.sendrecv(
+                    (memory.address, memory.nbytes, memory.key), (rank - 1) % size, source=(rank + 1) % size
+                )
+            )
+            data = rng.integers(0, 255, n, np.uint8)
+            want = world.sendrecv(data, (rank + 1) % size, source=(rank - 1) % size)
+            for i in range(3):
+                there.put(data[i * n // 3 : (i + 1) * n // 3], n + i * n // 3)
+            peer.flush().wait()
+            together()
+            assert (home[n : 2 * n] == want).all() and (home[:n] == 9).all() and (home[2 * n :] == 9).all()
+            back = np.zeros(3 * n, np.uint8)
+            there.get(back[:n], n)
+            there.get(back[n:], n)
+            peer.flush().wait()
+            assert (back[:n] == data).all() and (back[n : 2 * n] == data).all() and (back[2 * n :] == 9).all()
+            with pytest.raises(ValueError, match="do not fit"):
+                there.put(data, 2 * n + 1)
+            with pytest.raises(ValueError, match="do not fit"):
+                there.get(back, -1)
+            together()
+            there.close()
+            memory.close()
+        world.Barrier()
+        peer.close()
+        worker.close()

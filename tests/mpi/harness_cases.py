@@ -1,0 +1,20 @@
+"""Cases of test_harness.py, most of which do not come to their ends."""
+
+import threading
+
+from mpi4py import MPI
+
+
+def right() -> None:
+    print("rank", MPI.COMM_WORLD.rank)
+
+
+def raises() -> None:
+    if MPI.COMM_WORLD.rank == 1:
+        raise ValueError("no such luck")
+    MPI.COMM_WORLD.Barrier()
+
+
+def stays() -> None:
+    if MPI.COMM_WORLD.rank == 1:
+        threading.Event().wait()

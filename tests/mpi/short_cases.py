@@ -1,0 +1,158 @@
+"""Short calls on host memory, made again and again, and what looks like them."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
+
+world = MPI.COMM_WORLD
+MOST = 496
+
+
+def all_kinds() -> None:
+    """Again and again, in other arrays, blocking, not blocking and persistent; up to what fits, and beyond."""
+    comm = Communicator(world)
+    rank, size = comm.rank, comm.size
+    dice = np.random.default_rng(world.bcast(int.from_bytes(np.random.bytes(4), "little")))  # alike on all ranks
+
+    for n in (1, 7, MOST // 8 // size, MOST // 8, MOST // 8 + 1):
+        for _ in range(4):
+            every = dice.integers(-99, 99, (size, size * n)).astype(np.float64)
+            mine, block = every[rank].copy(), every[rank, :n].copy()
+            whole, part = np.full(size * n, np.nan), np.full(n, np.nan)
+            root = int(dice.integers(size))
+            comm.Allreduce(mine, whole)
+            assert (whole == every.sum(0)).all()
+            comm.Allreduce(MPI.IN_PLACE, mine, MPI.MAX)
+            assert (mine == every.max(0)).all()
+            mine[:] = every[rank]
+            comm.Reduce(mine, whole if rank == root else None, MPI.PROD, root)
+            assert rank != root or (whole == every.prod(0)).all()
+            comm.Bcast(block, root)
+            assert (block == every[root, :n]).all()
+            block[:] = every[rank, :n]
+            comm.Allgather(block, whole)
+            assert (whole.reshape(size, n) == every[:, :n]).all()
+            comm.Gather(block, whole if rank == root else None, root)
+            whole[:] = np.nan
+            comm.Alltoall(mine, whole)
+            assert (whole.reshape(size, n) == every.reshape(size, size, n)[:, rank]).all()
+            comm.Scatter(mine if rank == root else None, part, root)
+            assert (part == every[root].reshape(size, n)[rank]).all()
+            comm.Reduce_scatter_block(mine, part)
+            assert (part == every.sum(0).reshape(size, n)[rank]).all()
+            comm.Iallreduce(block, part).Wait()
+            assert (part == every[:, :n].sum(0)).all()
+            comm.Barrier()
+        request = comm.Allreduce_init(block, part)
+        for _ in range(3):
+            block += 1
+            part[:] = np.nan
+            request.Start()
+            request.Wait()
+            assert (part == sum(world.allgather(block))).all()
+        request.Free()
+    halves = np.arange(6, dtype=np.float16) * (rank + 1)
+    comm.Allreduce(MPI.IN_PLACE, halves)
+    assert (halves == np.arange(6) * size * (size + 1) // 2).all()
+    comm.Free()
+
+
+def ahead() -> None:
+    """A root that waits for nobody, calls that outnumber the parcels, and one among them that a rank refuses."""
+    comm = Communicator(world)
+    rank, size = comm.rank, comm.size
+    data = np.zeros(3, np.int64)
+    for call in range(400):
+        root = call // 150 % size  # far ahead, in turn
+        if rank == root:
+            data[:] = call
+        elif call % 50 == 0:
+            time.sleep(0.01)
+        comm.Bcast(data, root)
+        assert (data == call).all(), (call, data)
+    for refused in (-1, 40):
+        sent = [np.full(2, rank + call, np.int32) for call in range(200)]
+        got = [np.zeros(2, np.int32) for _ in sent]
+        requests = []
+        for call, (one, other) in enumerate(zip(sent, got, strict=True)):
+            if call == refused and rank == 0:
+                with pytest.raises(TypeError):
+                    comm.Iallreduce(one, "nothing")
+                continue
+            try:
+                requests.append((call, comm.Iallreduce(one, other)))
+            except CollectiveError as error:
+                assert 0 <= refused <= call and "rank 0 refused" in str(error), (call, error)
+        for call, request in requests:
+            if call == refused:
+                with pytest.raises(RefusedError):
+                    request.Wait()
+            else:
+                try:
+                    request.Wait()
+                except RefusedError:  # those behind it
+                    assert 0 <= refused < call
+                    continue
+                assert call < refused or refused < 0
+                assert (got[call] == size * call + size * (size - 1) // 2).all(), (call, got[call])
+    comm.Free()
+    comm = Communicator(world)
+    for call in range(200):
+        comm.Allreduce(sent[call], got[0])
+        assert (got[0] == size * call + size * (size - 1) // 2).all()
+    comm.Free()
+
+
+def known() -> None:
+    """A call that differs in anything but addresses is another one, or a mistake; a long one goes on in Python."""
+    comm = Communicator(world)
+    rank, size = comm.rank, comm.size
+
+    def sums(send, recv, *more):
+        comm.Allreduce(send, recv, *more)
+        return recv.tolist()
+
+    for _ in range(5):  # known from the third time on
+        a, b = np.full(4, rank + 1, np.float32), np.empty(4, np.float32)
+        gc.collect()
+        assert sums(a, b) == [size * (size + 1) / 2] * 4
+    with pytest.raises(BufferError):
+        comm.Allreduce(np.ones(8, np.float32)[::2], b)
+    assert sums(a.astype(">f4").byteswap().view("<f4"), b) == sums(a, b)
+    assert sums(a.view(np.int32) * 0 + 1, b.view(np.int32)) == [size] * 4
+    assert sums(np.ones((2, 2), np.float32), b.reshape(2, 2)) == [[size] * 2] * 2
+    assert sums(a, b, MPI.MAX) == [size] * 4 and sums(a, b, MPI.SUM) == sums(a, b)
+    b.flags.writeable = False
+    with pytest.raises((BufferError, ValueError)):
+        comm.Allreduce(a, b)
+    b = np.empty(4, np.float32)
+    with pytest.raises(TypeError):
+        comm.Allreduce(a)
+    comm.Barrier()
+    if rank:
+        time.sleep(0.2)  # longer than C waits by itself
+    assert sums(a, b) == [size * (size + 1) / 2] * 4
+    comms = [Communicator(world) for _ in range(3)]
+
+    def work(mine):
+        x, y = np.ones(2), np.empty(2)
+        for _ in range(300):
+            mine.Allreduce(x, y)
+            assert (y == size).all()
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in comms]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    eight = np.ones(8), np.empty(8)
+    for _ in range(4):
+        comm.Allreduce(*eight)
+        comm.Allreduce(eight[0][:2], eight[1][:2])
+    with pytest.raises(MismatchError, match="float64.8.*float64.2|float64.2.*float64.8"):
+        comm.Allreduce(*(each[: 2 if rank else 8] for each in eight))
+    [each.Free() for each in comms]

@@ -1,0 +1,162 @@
+"""Groups of one vendor's devices are torch's own: Gloo stands for an emulated vendor's backend, on host memory."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_vendors.py").read_text(), re.M)
+
+
+def environment(vendors: str, own: str) -> dict[str, str]:
+    return {"UCCH_EMULATE": vendors, "CASES_REHEARSE": "1", "OWN": own}
+
+
+def test_groups_inside_a_vendor_are_torchs_own(mpirun) -> None:
+    job = mpirun(HERE / "torch_vendors.py", 4, env=environment("nvidia:2,amd:2", "pairs"), timeout=170)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == CASES
+
+
+def test_default_group_of_one_vendor(mpirun) -> None:
+    """All groups are torch's own; scripts without MPI's calls end as before."""
+    names = ["world", "groups", "backends_per_device"]  # the others have groups of that kind, too
+    job = mpirun(HERE / "torch_vendors.py", 4, args=names, env=environment("nvidia:4", "all"), timeout=170)
+    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
+
+
+def test_turned_off_on_one_rank(mpirun) -> None:
+    """Ranks that differ in the setting still come to the same groups."""
+    script = f"""
+        import os
+        import sys
+
+        os.environ["UCCH_TORCH_VENDOR"] = "n" if os.environ["OMPI_COMM_WORLD_RANK"] == "1" else "y"
+        sys.path.insert(0, {str(HERE)!r})
+        import torch_rehearsal
+        import torch
+        import torch.distributed as dist
+        import ucc_hetero.torch
+
+        dist.init_process_group("ucch")
+        R = dist.get_rank()
+        kinds = {{(0, 1, 2): True, (0, 1): True, (0, 2): False, (1,): True, (2,): False}}
+        for ranks, ours in kinds.items():
+            group = dist.group.WORLD if len(ranks) == 3 else dist.new_group(list(ranks))
+            if R in ranks:
+                assert isinstance(group, ucc_hetero.torch.ProcessGroupUCCH) == ours, (R, ranks, type(group))
+                x = torch.tensor([R + 1.0])
+                dist.all_reduce(x, group=group)
+                assert x.item() == sum(r + 1 for r in ranks)
+        print("fine")
+        """
+    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:3"}, timeout=100)
+    assert job.stdout.count("fine") == 3
+
+
+def test_a_rank_that_fails_ends_the_job(mpirun) -> None:
+    script = f"""
+        import sys
+        import threading
+
+        sys.path.insert(0, {str(HERE)!r})
+        import torch_rehearsal
+        import torch.distributed as dist
+        import ucc_hetero.torch
+
+        dist.init_process_group("ucch")
+        assert type(dist.group.WORLD) is dist.ProcessGroup
+        if dist.get_rank():
+            raise RuntimeError("on purpose")
+        threading.Event().wait()
+        """
+    job = mpirun(script, 2, env={"UCCH_EMULATE": "nvidia:2"}, timeout=100, check=False)
+    assert job.returncode and "on purpose" in job.stderr and "rank 1 has failed" in job.stderr
+
+
+SCRIPT = """
+import sys
+
+sys.path.insert(0, {here!r})
+import torch_rehearsal  # the vendors' rows alone
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+world = dist.group.WORLD
+assert type(world) is dist.ProcessGroup and dist.get_backend() == "gloo"
+assert dist.get_backend(dist.new_group()) == "gloo"
+kind = type(world._get_backend(torch.device("cpu"))).__name__
+assert kind == "_ProcessGroupWrapper", kind
+x = torch.full((3,), dist.get_rank() + 1.0)
+dist.all_reduce(x)
+assert x.tolist() == [3.0] * 3
+dist.barrier()
+print("fine", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
+    script, settings = tmp_path / "script.py", {"UCCH_TORCH_REPLACE": "gloo", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    script.write_text(SCRIPT.format(here=str(HERE)))
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "UCCH_EMULATE": "amd:2", **settings},
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("fine") == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [
+        ("nccl|nvidia a|a 1, nccl|nvidia a|a 2", True),
+        ("nccl|nvidia a|a 1", True),
+        ("nccl|nvidia RoCE|a 1, nccl|nvidia RoCE|b 1", True),
+        ("nccl|nvidia a|, nccl|nvidia a|", True),  # nothing is known of the devices
+        ("nccl|nvidia a|a 1, nccl|nvidia b|b 1", False),  # hosts without a fabric
+        ("nccl|nvidia a|a 1, nccl|amd a|a 2", False),
+        ("nccl|nvidia a|a 1, |nvidia a|a 2", False),  # turned off there
+        ("|host a|, |host a|", False),
+        ("nccl|nvidia a|a 1, nccl|nvidia a|a 1", False),  # one device
+    ],
+)
+def test_who_shares_a_fabric(ranks: str, shared: bool) -> None:
+    from ucc_hetero.torch.creation import Standing, share_fabric
+
+    assert share_fabric([Standing(*each.split("|")) for each in ranks.split(", ")]) == shared
+
+
+def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alike at both of two ranks, whatever the group."""
+    from ucc_hetero.torch import creation
+
+    facts = ["nccl|nvidia a|a 1", "nccl|nvidia a|a 2", "nccl|amd a|a 3", "nccl|nvidia a|a 1", "|nvidia a|a 5"]
+    known = {rank: creation.Standing(*each.split("|")) for rank, each in enumerate(facts)}
+    monkeypatch.setattr(creation, "_known", known)
+    found = [creation.beside(range(5), at)[1] for at in range(5)]
+    assert found == [{1}, {0, 3}, set(), {1}, set()], "rank 3 has rank 0's device; rank 4 wants none"
+    assert creation.beside([2, 1, 0], 1) == ("nccl", {2}) and creation.beside([7, 0], 0) == ("", set())
+
+
+@pytest.mark.parametrize(
+    ("names", "shards"),
+    [
+        ("aabb", [[0, 1], [2, 3]]),
+        ("abab", [[0, 2], [1, 3]]),
+        ("aaaabb", [[0, 1], [2, 3], [4, 5]]),
+        ("abb", [[0], [1], [2]]),
+        ("aaa", [[0, 1, 2]]),
+    ],
+)
+def test_shards_lie_inside_a_fabric(names: str, shards: list[list[int]]) -> None:
+    from ucc_hetero.torch import mesh
+
+    assert mesh.shards(list(names)) == shards

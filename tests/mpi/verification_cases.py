@@ -1,0 +1,135 @@
+"""Calls in which a bit flips on its way to rank 0 (flip.c), and what every rank says of it."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ucc_hetero as u
+from ucc_hetero.calls import verification
+
+N = 50_000
+
+
+class Sent:
+    """What ranks send: on rank 1 the eight bytes that no other data has, of which a bit flips."""
+
+    def __init__(self, comm: u.Communicator) -> None:
+        self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
+        self.magic = int(os.environ["FLIP"], 16)
+        self.x = np.arange(N) * (comm.rank + 1)
+        if comm.rank == 1:
+            self.x[12_345] = self.magic
+
+    def all(self) -> np.ndarray:
+        return np.empty((self.ranks, N), np.int64)
+
+
+def persistent(s: Sent) -> None:
+    request = s.comm.Allgather_init(s.x, s.all())
+    request.Start()
+    request.Wait()
+    request.Free()
+
+
+def unseen(s: Sent) -> None:
+    s.comm.Allgather(s.x, y := s.all())
+    if s.rank == 0:
+        print("flipped" if y[1, 12_345] != s.magic else "right")
+
+
+#: How a call is made.
+FORMS: dict[str, Callable[[Sent], Any]] = {
+    "allreduce": lambda s: s.comm.Allreduce(s.x, np.empty_like(s.x)),
+    "in place": lambda s: s.comm.Allreduce(u.IN_PLACE, s.x.copy()),
+    "bcast": lambda s: s.comm.Bcast(s.x.copy(), 1),
+    "allgather": lambda s: s.comm.Allgather(s.x, s.all()),
+    "alltoall": lambda s: s.comm.Alltoall(np.tile(s.x, s.ranks), s.all()),
+    "gatherv": lambda s: s.comm.Gatherv(s.x, [s.all().ravel(), [N] * s.ranks] if s.rank == 0 else None, 0),
+    "started": lambda s: s.comm.Iallgather(s.x, s.all()).Wait(),
+    "dropped": lambda s: s.comm.Iallgather(s.x, s.all()).Free(),
+    "persistent": persistent,
+    "unseen": unseen,
+}
+
+
+def flipped(form: str) -> None:
+    """A call until its error comes out, at the latest in Free."""
+    comm, said = u.Communicator(), ""
+    sent = Sent(comm)
+    try:
+        for _ in range(3):
+            FORMS[form](sent)
+        comm.Free()
+    except u.CollectiveError as error:
+        said = str(error)
+    print(f"rank {sent.rank} says: {said}", flush=True)
+
+
+def ahead(form: str, rank: int = 2) -> None:
+    """As `flipped`; one rank waits in a later call, or in Free, before the others judge."""
+    finish = verification._Sample.finish
+
+    def late(*given: Any) -> None:
+        time.sleep(0.3)
+        finish(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if int(os.environ["OMPI_COMM_WORLD_RANK"]) == rank:
+            patch.setattr(verification, "_MOMENT", 1e-9)
+        else:
+            patch.setattr(verification._Sample, "finish", late)
+        flipped(form)
+
+
+def torch_group(asynchronous: bool) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import ucc_hetero.torch  # noqa: F401
+
+    dist.init_process_group("ucch")
+    rank = dist.get_rank()
+    sent = torch.arange(30_000) * (rank + 1)
+    if rank == 1:
+        sent[777] = int(os.environ["FLIP"], 16)
+    try:
+        for _ in range(3):
+            work = dist.all_gather_into_tensor(torch.empty(60_000, dtype=torch.int64), sent, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+        dist.destroy_process_group()
+    except Exception as error:
+        print(f"rank {rank} says: {error}", flush=True)
+
+
+def on_devices(streamed: bool) -> None:
+    from arrays import Array, runtime
+
+    comm, n = u.Communicator(), 30_000
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    stream = gpu.stream() if streamed else None
+    x, y = Array(n, np.int64), Array(comm.size * n, np.int64)
+    x.peek[:] = np.arange(n) * (comm.rank + 1)
+    if comm.rank == 1:
+        x.peek[4321] = int(os.environ["FLIP"], 16)
+    said = ""
+    try:
+        for _ in range(3):
+            y.peek[:] = -1
+            comm.Allgather(x, y, stream=stream and stream.handle)
+        comm.Free()
+    except u.CollectiveError as error:
+        said = str(error)
+    print(f"rank {comm.rank} says: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    import sys
+
+    case, *words = sys.argv[1:]
+    {"torch": torch_group, "devices": on_devices}[case](words == ["y"])

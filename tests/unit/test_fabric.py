@@ -1,0 +1,116 @@
+"""Fabrics of hosts for vendors' libraries, from their files and settings, and which ranks they join."""
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hosts import write
+
+from ucc_hetero.bootstrap.fabrics import few_files
+from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.fabric import Fabric, fabric_of
+from ucc_hetero.machine.facts import Facts, one_fabric, unpacked
+
+MINE = Facts(
+    process="1", package="", ucc="1", ucx="1", memory_types=(), settings=(), byteorder="little",
+    host=HostIdentity("here", "1", "", ""), vendor="nvidia", device=0, address=b"", device_memory="cuda",
+)  # fmt: skip
+THERE = replace(MINE, host=HostIdentity("there", "2", "", ""))
+IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
+
+
+def host(root: Path, *ports: str, node: bool = True, verbs: bool = True) -> Path:
+    """A host with active ports: ``mlx5_0:InfiniBand``, ``mlx5_1:RoCE``, ``rdmap0:EFA``."""
+    layers = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "EFA": "Unspecified"}
+    for number, port in enumerate(ports):
+        name, _, kind = port.partition(":")
+        at = f"sys/class/infiniband/{name}"
+        write(root, {f"{at}/ports/1/state": "4: ACTIVE", f"{at}/ports/1/link_layer": layers[kind]})
+        write(root, {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": name})
+        if kind == "EFA":
+            (root / at / "device").mkdir()
+            (root / at / "device/driver").symlink_to("/sys/bus/pci/drivers/efa")
+        if node:
+            write(root, {f"dev/infiniband/uverbs{number}": ""})
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/ld.so.cache").write_bytes(b"\0/usr/lib/libibverbs.so.1\0" if verbs else b"\0/usr/lib/libc.so.6\0")
+    return root
+
+
+@pytest.mark.parametrize(("ports", "settings", "kind", "why"), [
+    ("mlx5_0:InfiniBand", {}, "InfiniBand", "mlx5_0:1"),
+    ("mlx5_0:RoCE mlx5_1:InfiniBand mlx5_2:InfiniBand", {}, "InfiniBand", "mlx5_1:1, mlx5_2:1"),
+    ("mlx5_0:RoCE", {"UCX_TLS": "tcp"}, "RoCE", "mlx5_0:1"),
+    ("", {}, "", "no active port"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "1"}, "", "NCCL_IB_DISABLE=1"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_DISABLE": "0"}, "InfiniBand", "mlx5_0:1"),
+    ("mlx5_0:InfiniBand", {"NCCL_NET": "Socket"}, "", "NCCL_NET=Socket"),
+    ("mlx5_0:InfiniBand", {"NCCL_NET": "IB"}, "InfiniBand", "mlx5_0:1"),
+    ("mlx5_0:InfiniBand", {"NCCL_NET": "UCX", "NCCL_IB_DISABLE": "1"}, "InfiniBand", "mlx5_0:1"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_HCA": "^mlx5_0"}, "", "NCCL_IB_HCA=^mlx5_0"),
+    ("mlx5_0:InfiniBand mlx5_1:RoCE", {"NCCL_IB_HCA": "=mlx5_1:1"}, "RoCE", "mlx5_1:1"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_HCA": "mlx5"}, "InfiniBand", "mlx5_0:1"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_HCA": "=mlx5"}, "", "NCCL_IB_HCA==mlx5"),
+    ("mlx5_0:InfiniBand", {"NCCL_IB_HCA": "^=mlx5_1,mlx5_0:2"}, "InfiniBand", "mlx5_0:1"),
+    ("rdmap0:EFA", {}, "", "no plugin for EFA (libnccl-net.so)"),
+])  # fmt: skip
+def test_fabric_of_a_host(tmp_path: Path, ports: str, settings: dict[str, str], kind: str, why: str) -> None:
+    found = fabric_of("nvidia", "auto", settings, host(tmp_path, *ports.split()))
+    assert found.kind == kind and why in found.why, found
+
+
+def test_files_that_containers_lack(tmp_path: Path) -> None:
+    assert fabric_of("amd", "auto", {}, host(tmp_path / "a", "mlx5_0:RoCE", node=False)).why == (
+        "no /dev/infiniband for mlx5_0"
+    )
+    assert fabric_of("amd", "auto", {}, host(tmp_path / "b", "mlx5_0:RoCE", verbs=False)).why == "no libibverbs.so.1"
+
+
+def test_efa_needs_its_plugin(tmp_path: Path) -> None:
+    root = host(tmp_path, "rdmap0:EFA")
+    write(root, {"opt/plugin/librccl-net.so": "", "opt/plugin/libnccl-net-ofi.so": ""})
+    path = {"LD_LIBRARY_PATH": "/nowhere:/opt/plugin"}
+    assert fabric_of("amd", "auto", path, root) == Fabric("EFA", "rdmap0:1")
+    assert not fabric_of("nvidia", "auto", path, root).kind
+    assert fabric_of("nvidia", "auto", path | {"NCCL_NET_PLUGIN": "ofi"}, root).kind == "EFA"
+    assert fabric_of("nvidia", "auto", {"NCCL_NET_PLUGIN": "/opt/plugin/libnccl-net-ofi.so"}, root).kind == "EFA"
+    assert not fabric_of("amd", "auto", path | {"NCCL_NET_PLUGIN": "none"}, root).kind
+    assert not fabric_of("amd", "auto", path | {"NCCL_NET": "IB"}, root).kind
+
+
+def test_settings_in_files_of_the_library(tmp_path: Path) -> None:
+    root = write(host(tmp_path, "mlx5_0:RoCE"), {"etc/nccl.conf": "# NCCL_NET=IB\nNCCL_IB_DISABLE=1"})
+    assert fabric_of("nvidia", "auto", {}, root).why == "NCCL_IB_DISABLE=1"
+    assert fabric_of("amd", "auto", {}, root).kind == "RoCE"
+    assert fabric_of("nvidia", "auto", {"NCCL_IB_DISABLE": "0"}, root).kind == "RoCE"
+    write(root, {"home/me/.nccl.conf": "NCCL_IB_DISABLE = 0"})
+    assert fabric_of("nvidia", "auto", {"HOME": "/home/me"}, root).kind == "RoCE"
+    write(root, {"opt/own.conf": "NCCL_NET=Socket"})
+    assert fabric_of("nvidia", "auto", {"NCCL_CONF_FILE": "/opt/own.conf"}, root).why == "NCCL_NET=Socket"
+
+
+def test_users_decide(tmp_path: Path) -> None:
+    root = host(tmp_path, "mlx5_0:InfiniBand")
+    assert fabric_of("nvidia", "host", {}, root) == Fabric("", "UCCH_FABRIC=host", "host")
+    assert fabric_of("amd", "all", {}, tmp_path / "none") == Fabric("all", "UCCH_FABRIC=all", "all")
+    assert not fabric_of("host", "all", {}, root).kind
+
+
+def test_network_threads_need_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1 << 20))
+    assert not few_files(64) and few_files(504) == "8064 sockets for 504 ranks on other hosts, and ulimit -n is 1024"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    assert not few_files(1 << 20)
+
+
+def test_one_fabric_joins_ranks_of_one_vendor() -> None:
+    assert one_fabric([MINE]) and one_fabric([MINE, replace(MINE, process="2", device=1)])
+    assert not one_fabric([MINE, THERE]) and not one_fabric([MINE, replace(MINE, vendor="amd")])
+    assert one_fabric([replace(MINE, fabric=IB), replace(THERE, fabric=IB._replace(why="mlx5_1:1"))])
+    assert not one_fabric([replace(MINE, fabric=IB), replace(THERE, fabric=EFA)])
+    assert not one_fabric([replace(MINE, fabric=IB), THERE])
+    assert not one_fabric([replace(MINE, fabric=IB), replace(THERE, fabric=IB, vendor="amd")])
+    hosts = [replace(f, vendor="host", fabric=fabric_of("host", "all")) for f in (MINE, THERE)]
+    assert not one_fabric(hosts) and one_fabric(hosts[:1] * 2)
+    assert unpacked(replace(MINE, fabric=IB).packed()).fabric == IB

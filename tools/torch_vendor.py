@@ -1,0 +1,346 @@
+"""Groups of one vendor: torch's NCCL and what the backend ``ucch`` makes of the same ranks, side by side on two GPUs.
+
+    mpirun -np 2 python tools/torch_vendor.py                      # or python tools/torch_vendor.py: it starts its jobs
+    python tools/torch_vendor.py --steps issue,capture --jsonl out.jsonl
+    python tools/torch_vendor.py --amd 1 --hip libamdhip64-over-cuda.so    # mixed groups too; tests/hipcuda
+
+Every step is a job of its own with a time limit. A line of JSON for each figure is appended to ``--jsonl`` as it is
+found, so that a step which hangs or fails costs its own figures only. ``issue``: microseconds that a call of 8 bytes
+keeps its caller, the median of rounds in turns, of the slowest rank, beside a group of torch's own NCCL in the same
+process. Results are compared with what they must be before they are timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch_job import RANK, about, begin, job, parser, ratio, words_of
+
+from ucc_hetero.machine.launchers import PREFIXES
+
+#: Ratios of ours to NCCL's that groups of one vendor are to reach.
+MOST = 1.05
+#: Groups whose memory is counted, and replays of a graph.
+GROUPS, REPLAYS = 16, 100
+_PREFIXES = (*PREFIXES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    found = parser(__doc__, 2, 120)
+    found.add_argument("--steps", default="", help=f"some of {','.join(STEPS)},train (default: all that can run)")
+    found.add_argument("--jsonl", default="torch_vendor.jsonl", help="file that figures are appended to (%(default)s)")
+    found.add_argument("--calls", type=int, default=200, help="calls in a row (default: 200)")
+    found.add_argument("--rounds", type=int, default=21, help="of each (default: 21)")
+    found.add_argument("--size", default="1b", help="of the model that is trained (default: 1b)")
+    found.add_argument("--train-limit", type=float, default=600, help="seconds that training may take (default: 600)")
+    found.add_argument("--step", default="", help=argparse.SUPPRESS)
+    return found.parse_args()
+
+
+def device_of(torch: Any) -> Any:
+    """The device of this rank: its GPU, or the host without one."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def settle(torch: Any) -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Figures:
+    """The file of figures; rank 0 writes a line for each at once, and the others none."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._path, self._step = Path(options.jsonl), options.step
+
+    def add(self, figure: str, **values: Any) -> None:
+        """Append a figure."""
+        if RANK == 0:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": self._step, "figure": figure, **values}) + "\n")
+
+
+# --- steps: each in a job of its own ----------------------------------------------------------------------------------
+
+
+def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
+    """A message to the next rank and one from the last."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
+    for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
+        work.wait()
+
+
+def eight_bytes(torch: Any, group: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls on 8 bytes of device memory, after a look at what each of them gives."""
+    dist, device = torch.distributed, device_of(torch)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    tensor = partial(torch.full, device=device)
+    whole, x = tensor((2 * size,), -1.0), tensor((2,), rank + 1.0)
+    total, spread = size * (size + 1) / 2, [1.0 + r for r in range(size) for _ in range(2)]
+    dist.all_reduce(x, group=group)
+    expect("all_reduce", x, [total] * 2)
+    gather(whole, tensor((2,), rank + 1.0), group=group)
+    expect("all_gather", whole, spread)
+    scatter(x.fill_(-1), tensor((2 * size,), rank + 1.0), group=group)
+    expect("reduce_scatter", x, [total] * 2)
+    dist.broadcast(x.fill_(rank + 1.0), 0, group=group)
+    expect("broadcast", x, [1.0] * 2)
+    other = tensor((2,), -1.0)
+    exchange(dist, group, x.fill_(rank + 1.0), other)
+    expect("isend + irecv", other, [(rank - 1) % size + 1.0] * 2)
+    part = tensor((2 // size or 1,), 0.0)  # the longer tensor has 8 bytes
+    long = tensor((len(part) * size,), 0.0)
+    yield "all_reduce", partial(dist.all_reduce, long, group=group)
+    yield "all_gather", partial(gather, long, part, group=group)
+    yield "reduce_scatter", partial(scatter, part, long, group=group)
+    yield "broadcast", partial(dist.broadcast, long, 0, group=group)
+    yield "isend + irecv", partial(exchange, dist, group, x, other)
+
+
+def expect(what: str, found: Any, want: list[float]) -> None:
+    """Raise where a result is not what it must be."""
+    if found.tolist() != want:
+        raise AssertionError(f"{what} on rank {RANK}: {found.tolist()}, and {want} is right")
+
+
+def issue(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
+    """Microseconds of each call in a group of ours and in one of NCCL's (Gloo's without GPUs), in turns."""
+    dist = torch.distributed
+    peer = dist.new_group(backend="nccl" if torch.cuda.is_available() else "gloo")
+    sides = {"ours": dict(eight_bytes(torch, dist.group.WORLD)), "peer": dict(eight_bytes(torch, peer))}
+    for name in sides["ours"]:
+        rounds: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(options.rounds + 3):
+            for side in sorted(sides, reverse=bool(turn % 2)):
+                spent = one_round(torch, sides[side][name], options.calls)
+                if turn >= 3:
+                    rounds[side].append(spent)
+        ours, nccl = (slowest(dist, statistics.median(rounds[side])) for side in ("ours", "peer"))
+        figures.add(name, us=round(ours, 2), nccl_us=round(nccl, 2), ratio=round(ours / nccl, 3), most=MOST)
+
+
+def one_round(torch: Any, call: Callable[[], Any], calls: int) -> float:
+    """Microseconds that a call keeps its caller."""
+    settle(torch)
+    torch.distributed.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = time.perf_counter() - start
+    settle(torch)
+    return 1e6 * spent / calls
+
+
+def slowest(dist: Any, number: float) -> float:
+    """The largest of all ranks' numbers."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, number)
+    return float(max(everyone))
+
+
+def capture(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
+    """A captured all_reduce, replayed on new data each time, with a call outside of the graph between."""
+    dist, device = torch.distributed, device_of(torch)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
+    dist.all_reduce(y)
+    settle(torch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y.copy_(x)
+        dist.all_reduce(y)
+    for turn in range(REPLAYS):
+        x.fill_(rank + turn)
+        y.fill_(-7)
+        graph.replay()
+        want = float(sum(r + turn for r in range(size)))
+        if not bool((y == want).all()):
+            raise AssertionError(f"replay {turn} on rank {rank}: {y[:4].tolist()}, and {want} is right")
+        between = torch.full((3,), float(turn), device=device)
+        dist.all_reduce(between)
+        expect(f"the call after replay {turn}", between, [float(turn * size)] * 3)
+    figures.add("replays that were right", count=REPLAYS)
+
+
+def memory(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
+    """Device memory of 16 groups after a first short call in each: the most of all ranks."""
+    dist, device = torch.distributed, device_of(torch)
+    kind = "nccl" if options.step == "memory-nccl" else "ucch"
+    x = torch.ones(2, device=device)
+    dist.all_reduce(x)
+    settle(torch)
+    before = torch.cuda.mem_get_info()[0]
+    groups = [dist.new_group(backend=kind) for _ in range(GROUPS)]
+    for group in groups:
+        dist.all_reduce(x.fill_(1), group=group)
+        expect("all_reduce", x, [float(dist.get_world_size())] * 2)
+    settle(torch)
+    used = slowest(dist, before - torch.cuda.mem_get_info()[0])
+    figures.add(f"MiB of {GROUPS} groups", mib=round(used / 2**20, 1), backend=kind)
+
+
+def host(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
+    """Microseconds of an all_reduce of host memory in such a group."""
+    dist, size = torch.distributed, torch.distributed.get_world_size()
+    for nbytes in (8, 1 << 20):
+        x = torch.ones(nbytes // 4)
+        dist.all_reduce(x)
+        expect("all_reduce of host memory", x[:2], [float(size)] * 2)
+        rounds = [one_round(torch, partial(dist.all_reduce, x.zero_()), 50) for _ in range(7)]
+        figures.add(f"all_reduce of {nbytes} B of the host", us=round(slowest(dist, statistics.median(rounds)), 1))
+
+
+def works(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
+    """Facts of the group, and features that only torch's own groups have."""
+    dist, world, device = torch.distributed, torch.distributed.group.WORLD, device_of(torch)
+    figures.add(
+        "group", type=type(world).__name__, backend=type(world._get_backend(device)).__name__, asked=dist.get_backend(),
+        config=dist.get_backend_config(), bound=str(world.bound_device_id),
+    )  # fmt: skip
+    list(eight_bytes(torch, world))
+    options_of = getattr(dist.ProcessGroupNCCL, "Options", None) if torch.cuda.is_available() else None
+    if options_of is not None:
+        fast = dist.new_group(pg_options=options_of(is_high_priority_stream=True))
+        list(eight_bytes(torch, fast))
+        made = getattr(fast._get_backend(device), "options", None)  # groups of ours have none
+        figures.add("high priority", kept=bool(made and made.is_high_priority_stream))
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+    list(eight_bytes(torch, mesh.get_group()))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, RANK)
+    expect("all_gather_object", torch.tensor(gathered), list(range(dist.get_world_size())))
+    if world.bound_device_id is not None:
+        split = dist.split_group(split_ranks=[list(range(dist.get_world_size()))])
+        list(eight_bytes(torch, split))
+        figures.add("split_group", right=True)
+    figures.add("values", right=True)
+
+
+#: Name -> (the function, settings of its job, what it starts its default group with).
+STEPS: dict[str, tuple[Callable[..., None], dict[str, str], str]] = {
+    "works": (works, {}, "ucch"),
+    "works-bound": (works, {"UCCH_BIND": "1"}, "ucch"),
+    "works-replace": (works, {"UCCH_TORCH_REPLACE": "nccl"}, "nccl"),
+    "works-detail": (works, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "ucch"),
+    "works-off": (works, {"UCCH_TORCH_VENDOR": "n"}, "ucch"),
+    "issue": (issue, {}, "ucch"),
+    "issue-off": (issue, {"UCCH_TORCH_VENDOR": "n"}, "ucch"),
+    "capture": (capture, {}, "ucch"),
+    "memory-nccl": (memory, {}, "nccl"),
+    "memory-ucch": (memory, {}, "ucch"),
+    "memory-mixed": (memory, {}, "ucch"),
+    "host": (host, {}, "ucch"),
+}
+ON_GPUS = ("capture", "memory-nccl", "memory-ucch", "memory-mixed", "works-bound", "works-replace")
+
+
+def child(options: argparse.Namespace) -> int:
+    """A rank of a step's job."""
+    step, settings, backend = STEPS[options.step]
+    mixed = options.step == "memory-mixed"
+    torch = begin(options.amd if mixed else "", options.hip if mixed else "", options.limit - 5)
+    if (backend, settings) != ("nccl", {}):  # NCCL by itself has settings of ours otherwise
+        import ucc_hetero.torch  # noqa: F401  registers
+
+    more: dict[str, Any] = {"timeout": timedelta(seconds=options.limit / 2)}
+    if "UCCH_BIND" in settings:
+        more["device_id"] = device_of(torch)
+    torch.distributed.init_process_group(backend, **more)
+    figures = Figures(options)
+    figures.add("about", **about(torch, torch.distributed.get_world_size()))
+    step(torch, options, figures)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def alone() -> None:
+    """Forget the job that mpirun started this in: steps are jobs of their own."""
+    for name in [name for name in os.environ if name.startswith(_PREFIXES)]:
+        del os.environ[name]
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s of DDP, FSDP2 and a pipeline over NCCL and ours, by tools/torch_train.py."""
+    out = Path(options.jsonl).with_suffix(".train.json")
+    words = ["--ranks", str(options.ranks), "--backends", "nccl,ucch", "--size", options.size, "--json", str(out)]
+    script = str(Path(__file__).with_name("torch_train.py"))
+    words += ["--limit", str(options.train_limit / 2)]
+    done = subprocess.run([sys.executable, script, *words], timeout=options.train_limit + 60, check=False)
+    return {"status": done.returncode, **(json.loads(out.read_text()) if out.exists() else {})}
+
+
+def note_training(options: argparse.Namespace, figures: Figures) -> str:
+    """Run the training, note its ratios, and return why it failed, if it did."""
+    try:
+        found = train(options)
+    except subprocess.TimeoutExpired as late:
+        return str(late)
+    ways = {name: each.get("ways", {}) for name, each in found.get("backends", {}).items()}
+    for way in ways.get("ucch", {}):
+        rates = [ways.get(name, {}).get(way, {}).get("tokens/s") for name in ("ucch", "nccl")]
+        figures.add(f"tokens/s, {way}", ours=rates[0], nccl=rates[1], of_nccl=ratio(*rates).strip())
+    return "" if found["status"] == 0 else f"torch_train.py ended with status {found['status']}"
+
+
+def table(lines: list[Mapping[str, Any]]) -> str:
+    """Figures as text."""
+    rows = []
+    for line in lines:
+        if line["figure"] != "about":
+            rest = ", ".join(f"{name} {value}" for name, value in line.items() if name not in ("step", "figure"))
+            rows.append(f"{line['step']:16}{line['figure']:32}{rest}")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Run the steps; the status is 1 when one failed."""
+    options = arguments()
+    if options.child:
+        return child(options)
+    if RANK:
+        return 0  # rank 0 starts the jobs
+    alone()
+    import torch
+
+    usual = [name for name in STEPS if torch.cuda.is_available() or name not in ON_GPUS]
+    usual = [name for name in usual if options.hip or name != "memory-mixed"]
+    usual += ["train"] * torch.cuda.is_available()
+    options.jsonl = str(Path(options.jsonl).resolve())
+    path, bad = Path(options.jsonl), 0
+    path.write_text("")
+    for name in options.steps.split(",") if options.steps else usual:
+        print(f"# {name}", file=sys.stderr, flush=True)
+        options.step = name
+        if name == "train":
+            error = note_training(options, Figures(options))
+        else:
+            words = words_of(options, "ranks amd hip limit jsonl calls rounds step")
+            error = job(__file__, options.ranks, words, STEPS[name][1], options.limit).get("error", "")
+        if error:
+            bad += 1
+            Figures(options).add("error", text=error[-3000:])
+    print(table([json.loads(line) for line in path.read_text().splitlines()]))
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

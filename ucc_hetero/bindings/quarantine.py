@@ -1,0 +1,44 @@
+"""Memory and objects that must not die yet, as libucc, libucp, MPI or a stream may still use them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from .handle import sweep
+
+#: What is kept until something has happened, by its owner, and what is kept for ever.
+_until: WeakKeyDictionary[object, deque[tuple[object, Callable[[], object]]]] = WeakKeyDictionary()
+_for_ever: list[object] = []
+
+
+def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
+    """Keep something alive.
+
+    Args:
+        thing: An object, with all that it refers to.
+        until: True once it may die; asked in :func:`release`. Without it the thing lives until the process ends.
+        owner: Whose it is, where there is ``until``: a class, a function, or what the thing refers to, as things do
+            not outlive their owner.
+    """
+    if until is None:
+        _for_ever.append(thing)
+    else:
+        _until.setdefault(owner, deque()).append((thing, until))
+
+
+def release(owner: object) -> int:
+    """Let an owner's things die that may.
+
+    Args:
+        owner: As given to :func:`keep`.
+
+    Returns:
+        How many of its things have to be kept.
+    """
+    kept = _until.get(owner)
+    if not kept:
+        return 0
+    sweep(kept, lambda each: not each[1]())
+    return len(kept)

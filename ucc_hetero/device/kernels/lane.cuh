@@ -1,0 +1,115 @@
+/* One side of a message in a lane (cffi_build/p2p/lane.c). Every block does a slice of every piece, and the last to
+ * have done so tells the other side. */
+#include "copies.cuh"
+#include "lane.h"
+#include "layout.h"
+#include "words.cuh"
+
+__device__ unsigned long long edge(unsigned long long bytes, unsigned block) {
+    unsigned long long at = (bytes + 63) / 64 * block / gridDim.x * 64;
+    return at < bytes ? at : bytes;
+}
+/* Whether a word has reached a number; not where the lane carries nothing any more. */
+__device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
+    while ((int)(GET(word) - least) < 0) {
+        if (GET(stop)) return false;
+        NAP();
+    }
+    __threadfence_system();
+    return true;
+}
+__device__ volatile ucch_slot_header *header(char *data) { return (volatile ucch_slot_header *)data - 1; }
+/* Whether this block is the last of all to have come here. */
+__device__ bool last_at(unsigned *counter) {
+    __threadfence_system();
+    return gridDim.x == 1 || atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+}
+/* A message as a block knows it. */
+struct about {
+    unsigned long long bytes, tag;
+    unsigned base, status;
+    bool goes;
+};
+/* A receiver looks at the header; a sender's first block waits for room for it. */
+__device__ void open(const ucch_lane_copy &c, about &m) {
+    const bool receives = c.flags & LANE_RECEIVES;
+    m.bytes = c.bytes;
+    m.tag = c.tag;
+    m.base = c.base;
+    m.status = c.status;
+    m.goes = true;
+    if (!(c.flags & LANE_HEAD)) return;
+    if (!receives) {
+        m.goes = blockIdx.x || reach(c.short_consumed, c.number - UCCH_RING_SLOTS, c.stop);
+        return;
+    }
+    m.goes = reach(c.short_published, c.number, c.stop);
+    if (!m.goes) return;
+    const volatile ucch_slot_header *h = header(c.shorts);
+    m.bytes = h->more[0];
+    m.tag = h->hash;
+    m.base = (unsigned)h->call;
+    m.status = c.tag != UCCH_ANY_TAG && c.tag != m.tag ? LANE_OTHER_TAG : m.bytes > c.bytes ? LANE_TOO_LONG : 0;
+}
+/* The short ring's slot: the header, and the data of a short message. */
+__device__ void do_head(const ucch_lane_copy &c, const about &m) {
+    const bool receives = c.flags & LANE_RECEIVES, is_short = m.bytes <= c.limit;
+    if (blockIdx.x == 0 && is_short && !m.status)
+        copy_bytes(receives ? c.data : c.shorts, receives ? c.shorts : c.data, (unsigned)m.bytes);
+    DONE();
+    __syncthreads();
+    if (threadIdx.x) return;
+    if (!receives && blockIdx.x == 0) {
+        volatile ucch_slot_header *h = header(c.shorts);
+        h->call = m.base;
+        h->hash = m.tag;
+        h->bytes = is_short ? m.bytes : 0;
+        h->more[0] = m.bytes;
+        POST(c.short_published, c.number);
+    } else if (receives && last_at(c.arrived + UCCH_RING_SLOTS)) {
+        if (m.status) PUT(c.short_consumed + 1, c.number);
+        POST(c.short_consumed, c.number);
+    }
+}
+extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
+    __shared__ about m;
+    __shared__ bool goes;
+    const bool receives = c.flags & LANE_RECEIVES;
+    if (threadIdx.x == 0) open(c, m);
+    __syncthreads();
+    if (m.goes && (c.flags & LANE_HEAD)) do_head(c, m);
+    const unsigned long long piece = UCCH_LANE_PIECE(m.bytes, c.slot);
+    const bool lost = m.status && c.flags & LANE_LOSES;
+    const unsigned long long all = m.bytes > c.limit && !lost ? (m.bytes + piece - 1) / piece : 0;
+    for (unsigned p = c.from; m.goes && p < all && p < c.to; p++) {
+        const unsigned k = m.base + p;
+        char *there = c.longs + (unsigned long long)(k % UCCH_RING_SLOTS) * c.stride;
+        const unsigned long long left = m.bytes - p * piece, bytes = left < piece ? left : piece;
+        const unsigned long long from = edge(bytes, blockIdx.x), to = edge(bytes, blockIdx.x + 1);
+        if (threadIdx.x == 0)
+            goes = receives ? reach(c.published, k + 1, c.stop) : reach(c.consumed, k + 1 - UCCH_RING_SLOTS, c.stop);
+        __syncthreads();
+        if (!goes) break;
+        char *here = c.data + p * piece;
+        if (c.data && !m.status)
+            copy_bytes((receives ? here : there) + from, (receives ? there : here) + from, (unsigned)(to - from));
+        DONE();
+        __syncthreads();
+        if (threadIdx.x == 0 && last_at(c.arrived + k % UCCH_RING_SLOTS)) {
+            if (!receives) {
+                volatile ucch_slot_header *h = header(there);
+                h->call = k;
+                h->hash = m.tag;
+                h->bytes = bytes;
+            }
+            POST(receives ? c.consumed : c.published, k + 1);
+        }
+    }
+    __syncthreads();
+    if (!(c.flags & LANE_LAST) || threadIdx.x || !last_at(c.arrived + UCCH_RING_SLOTS + 1)) return;
+    volatile ucch_lane_line *line = c.line;
+    line->status = GET(c.stop) ? LANE_STOPPED : m.status;
+    line->tag = m.tag;
+    line->bytes = m.bytes;
+    POST(&c.line->done, c.number);
+}

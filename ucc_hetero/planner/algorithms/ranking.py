@@ -1,0 +1,135 @@
+"""How algorithms rank for calls, and into how many fragments they cut them: limits that were measured."""
+
+from __future__ import annotations
+
+from ucc_hetero.planner.algorithms.registry import Case
+from ucc_hetero.planner.collectives import ROWS
+from ucc_hetero.planner.topology import Topology
+
+#: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
+LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)
+
+#: From here on a call goes for bandwidth, below it for latency; bytes per island beyond the first, as every further
+#: one adds rounds to the exchange.
+LATENCY_LIMIT = 64 << 10
+#: From here on an allreduce between more than two hosts, in plain memory, goes for bandwidth however many they are:
+#: what more of them cost rails in rounds, they cost ``doubling`` in copies of the vector. Measured, the two met at
+#: 48 KiB on 2 + 2 + 1 ranks and 80 on 4 x 2 over 4 Gbit/s, at 24 to 32 KiB on 4, 8 and 16 hosts over 0.2 to 1 Gbit/s.
+RAILS_LIMIT = 48 << 10
+#: From here on a reduction in one host's memory is faster in one step; bytes.
+SHARED_LIMIT = 64 << 10
+#: Bytes up to which, and ranks, the arrival board carries what the ranks of one host bring to a call in one step
+#: (base/parcel.c).
+PARCEL_LIMIT, MOST_WITH_PARCELS = 496, 32
+#: Bytes up to which queued calls are ``flat``, and ranks: one kernel does such a call (coll/fused.c, whose 40 moves an
+#: allreduce of more ranks exceeds). Measured on 2 + 2 H200s, 64 and 256 KiB: allreduces in 92 instead of 95 and 110 us,
+#: allgathers in 45 instead of 96 and 64; the host had 20 us to do instead of 63 to 108.
+KERNEL_LIMIT, MOST_IN_KERNEL = 256 << 10, 8
+#: Islands up to which rings pass data along, and fragments of a ring by islands.
+MOST_RING, MOST_HOPS = 8, 256
+#: Islands up to which blocks go over rails whatever the islands' sizes.
+MOST_UNLIKE = 8
+
+#: Collectives that carry a block of each rank, and ranks from which on these cross several levels in one piece:
+#: planning takes its time for each.
+BLOCKS = ("allgather", "allgatherv", "reduce_scatter_block", "reduce_scatter")
+MANY = 1024
+#: Fragments of less than this cost more than their overlap gains; bytes.
+LEAST_FRAGMENT = 512 << 10
+#: Most fragments, by ranks: those of 512 KiB stay in caches and came within 2 to 8 % of the limit of emulated links
+#: (1 MiB: 2 to 14 %), but planning takes its time for each.
+MOST_FRAGMENTS = ((16, 128), (64, 64), (256, 16), (1024, 8))
+LEAST_MOST = 4
+#: Fragments of plans on one host's devices, bytes, and how many at most: the island phases of one go beside the
+#: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
+#: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
+DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
+
+
+def in_one_step(case: Case) -> int:
+    """Of ``flat``: calls that gain nothing from islands, and what nothing else is fit for."""
+    topology = case.topology
+    one_island = topology.size == 1 or (topology.flat and not topology.deep)
+    return ALONE if one_island or _shared(case) or _one_kernel(case) else LAST
+
+
+def _shared(case: Case) -> bool:
+    """Whether all ranks share one memory: every copy more costs the same."""
+    if not (case.plain and case.topology.one_host):
+        return False
+    short = case.nbytes <= PARCEL_LIMIT and case.topology.size <= MOST_WITH_PARCELS
+    return short or not ROWS[case.collective].reduces or case.nbytes >= SHARED_LIMIT
+
+
+def _one_kernel(case: Case) -> bool:
+    """Whether a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
+    return case.queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
+
+
+def tree(case: Case) -> int:
+    """Of trees: short calls, for which rounds count."""
+    return SECOND if is_long(case) else FIRST
+
+
+def rails(case: Case) -> int:
+    """Of rails: long calls, for which every link counts."""
+    return FIRST if is_long(case) else SECOND
+
+
+def is_long(case: Case) -> bool:
+    """Whether a call goes for bandwidth."""
+    islands = len(case.topology.islands)
+    many = between_hosts(case) and islands > 2
+    return case.nbytes >= (RAILS_LIMIT if many else LATENCY_LIMIT * max(islands - 1, 1))
+
+
+def between_hosts(case: Case) -> bool:
+    """Whether a call is an allreduce between hosts in plain memory, where sums and messages of our own cost little."""
+    topology = case.topology
+    return case.plain and case.collective == "allreduce" and not topology.one_host and not topology.deep
+
+
+def unequal_links(topology: Topology) -> bool:
+    """Whether the links of some island carry more together than those of another."""
+    weights = topology.weights
+    return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
+
+
+def unlike_islands(topology: Topology) -> bool:
+    """Whether there are many islands that differ in size or links: rails between all of them would be thousands."""
+    islands = topology.islands
+    return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
+
+
+def tree_of_blocks(case: Case) -> int:
+    """Of trees that carry a block of each rank."""
+    return BEST if unlike_islands(case.topology) else tree(case)
+
+
+def passed_along(case: Case, best: bool) -> int:
+    """Of rings: long calls between few islands, where ``best`` holds."""
+    return BEST if best and 2 < len(case.topology.islands) <= MOST_RING and is_long(case) else 0
+
+
+def hops(case: Case) -> int:
+    """Fragments of a ring, each of which is a message on the way of each island."""
+    return overlapped(case, max(LEAST_MOST, MOST_HOPS // len(case.topology.islands)))
+
+
+def overlapped(case: Case, limit: int = MOST_FRAGMENTS[0][1]) -> int:
+    """Fragments of what has phases inside islands and between them, which overlap."""
+    topology = case.topology
+    if case.collective in BLOCKS and topology.deep and topology.size > MANY:
+        return 1
+    # On one host island and bridge phases share the same memory and cores: there is nothing to overlap, but for
+    # devices' own engines.
+    if case.queued or topology.one_host:
+        # Pieces of a message through a ring are under way at a time in any case; only islands' phases can overlap.
+        together = case.plain or (case.queued and all(island.size == 1 for island in topology.islands))
+        return 1 if together else max(1, min(MOST_ON_DEVICES, case.nbytes // DEVICE_FRAGMENT))
+    return max(1, min(limit, most_fragments(topology), case.nbytes // LEAST_FRAGMENT))
+
+
+def most_fragments(topology: Topology) -> int:
+    """Fragments into which a call of any length is cut at most."""
+    return next((most for ranks, most in MOST_FRAGMENTS if topology.size <= ranks), LEAST_MOST)

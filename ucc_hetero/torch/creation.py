@@ -1,0 +1,257 @@
+"""Backends that a new process group is made of: torch's own for devices of one vendor on one fabric, else ours.
+
+torch makes every group (``init_process_group``, ``new_group``, meshes) in one function, which is wrapped here: the
+wrapper changes the names of the backends that the function is asked for. All else of a one-vendor group is torch's:
+options, splitting, the watchdog, the flight recorder, TORCH_DISTRIBUTED_DEBUG=DETAIL.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from .. import env, log
+from ..bootstrap import exit, process
+from ..device import Place, runtime_of
+from ..errors import UCCHError
+from ..machine.discover import host_identity
+from ..machine.fabric import fabric_of
+from ..machine.launchers import number
+from ..machine.vendors import VENDORS, Vendor, leave_alone
+from . import rendezvous
+from .monitored import NO_LIMIT
+from .work import limit_of, torch_error
+
+NAME = "ucch"
+
+#: Backends in whose place scripts get ours.
+replaced: set[str] = set()
+
+
+class Standing(NamedTuple):
+    """Facts of a rank by which all ranks choose the same backends, without a message for each group."""
+
+    #: torch's backend for the rank's devices; empty where there is none, or none is wanted.
+    backend: str = ""
+    #: Equal for ranks of one vendor on one fabric.
+    fabric: str = ""
+    #: Host and PCI address of the device; empty where unknown.
+    device: str = ""
+
+
+#: Rank of the default group -> its facts, of the ranks that were in a group of ours.
+_known: dict[int, Standing] = {}
+#: Names of groups that were asked for without a backend of the host: barriers and objects then go by the device.
+_device_only: set[str] = set()
+
+
+def install() -> None:
+    """Wrap the function in which torch makes groups; as often as one likes. ``ValueError`` for a bad setting."""
+    env.get("TORCH_VENDOR")  # now: later other ranks would be waiting for this one
+    stock = c10d._new_process_group_helper
+    if getattr(stock, "ucch", False):
+        return
+    stock = getattr(stock, "stock", stock)  # below the wrapper of the entry point
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def helper(*args: Any, **more: Any) -> Any:
+        given = signature.bind(*args, **more)
+        values = given.arguments
+        if not values["global_ranks_in_group"]:
+            _known.clear()
+            _device_only.clear()
+        asked = values["backend"]
+        wanted = c10d.BackendConfig(asked).get_device_backend_map()
+        renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
+        if NAME not in renamed.values() or not _is_member(values):
+            _say_what_serves(wanted, wanted)
+            return stock(*args, **more)
+        backends = _vendors_own(renamed, values) or renamed
+        _say_what_serves(wanted, backends)
+        if backends != wanted:
+            values["backend"] = c10d.Backend(",".join(f"{device}:{name}" for device, name in backends.items()))
+        group, store = stock(*given.args, **given.kwargs)
+        c10d._world.pg_map[group] = asked, store  # get_backend() says what was asked for
+        note = _device_only.add if "cpu" in backends and "cpu" not in wanted else _device_only.discard
+        note(values["group_name"])
+        return group, store
+
+    helper.ucch = True  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = helper
+    _keep_to_devices()
+
+
+def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> None:
+    """Say on rank 0 which backend serves which devices, once for each choice: another one would do so in silence."""
+    if not replaced or number("RANK", os.environ, 0):
+        return
+    words = [
+        f"{device} by {name}" + (f" in place of {asked[device]}" if asked.get(device, name) != name else "")
+        for device, name in backends.items()
+    ]
+    text = f"torch's process group: {', '.join(words)} (backends replaced: {','.join(sorted(replaced))})"
+    if text not in _said:
+        _said.add(text)
+        print(f"ucc_hetero: {text}", file=sys.stderr, flush=True)
+
+
+#: Lines that were printed about groups.
+_said: set[str] = set()
+
+
+def _keep_to_devices() -> None:
+    """Let barriers and objects go by the device where the script asked for no backend of the host, as with NCCL."""
+    stock = c10d._get_object_coll_device
+
+    @functools.wraps(stock)
+    def device_of(group: Any = None) -> str:
+        group = group or c10d._get_default_group()
+        if getattr(group, "group_name", "") in _device_only:
+            return next(str(each.type) for each in group._device_types if each.type != "cpu")
+        return str(stock(group))
+
+    c10d._get_object_coll_device = device_of
+
+
+def _is_member(values: Mapping[str, Any]) -> bool:
+    ranks = values["global_ranks_in_group"]
+    return not ranks or c10d._get_default_group().rank() in ranks
+
+
+def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
+    """Device type -> torch's own backends for a group; empty where the group is to be one of ours."""
+    ranks, rank, size = values["global_ranks_in_group"], values["group_rank"], values["group_size"]
+    if size < 1:  # MPI's, which is to say it
+        return {}
+    if ranks:
+        world = c10d._get_default_group()
+        rank, size = world.rank(), world.size()
+    row, mine = _here(rank, size, values.get("device_id"))
+    seconds = limit_of(values.get("timeout")) or NO_LIMIT
+    members = _standings(ranks or range(size), mine, rank, values["store"], seconds)
+    if not share_fabric(members) or not any(wanted.get(kind) == NAME for kind in row.torch):
+        return {}
+    backends = {kind: _own_backend(row, kind) if name == NAME else name for kind, name in wanted.items()}
+    if dist.is_gloo_available():
+        backends.setdefault("cpu", "gloo")
+    _note(row, len(members), values["group_name"])
+    if not ranks:  # the job is that vendor's: what our calls want of its library costs memory, and time at its start
+        leave_alone(row.name, os.environ)
+    return {kind: name for kind, name in backends.items() if name}
+
+
+def _own_backend(row: Vendor, kind: str) -> str:
+    """torch's backend for one type of device in a group of a vendor; empty where there is none."""
+    if kind in row.torch:
+        return row.torch_backend
+    return "gloo" if kind == "cpu" and dist.is_gloo_available() else ""
+
+
+def share_fabric(members: Sequence[Standing]) -> bool:
+    """True if torch has a backend for the devices of these ranks, which are one vendor's, on one fabric, one each."""
+    if len({(each.backend, each.fabric) for each in members}) != 1 or not members[0].backend:
+        return False
+    devices = [each.device for each in members if each.device]  # NCCL refuses two ranks on one device
+    return len(set(devices)) == len(devices)
+
+
+def beside(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
+    """torch's backend for the vendor of the rank ``at`` that place of a group, and the places of the ranks that share
+    its fabric; these are as many of their own devices. Known without a message, and alike at both of two ranks."""
+    mine = _known.get(ranks[at])
+    if mine is None or not mine.backend:
+        return "", frozenset()
+    others = ((place, _known.get(rank)) for place, rank in enumerate(ranks) if place != at)
+    return mine.backend, frozenset(place for place, each in others if each and share_fabric([mine, each]))
+
+
+def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
+    """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
+    try:
+        place = process.place_here(rank, size)
+        row, board = VENDORS[place.vendor], _board(place, device_id)
+    except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
+        return VENDORS["host"], Standing()
+    fabric = fabric_of(row.name, env.get("FABRIC")).kind
+    return row, Standing(_backend_here(row), f"{row.name} {fabric or _node()}", board)
+
+
+def _node() -> str:
+    return "/".join(host_identity().node)
+
+
+def _board(place: Place, device_id: Any) -> str:
+    """Host and PCI address of a rank's device; empty where that may be none of the script's choice."""
+    runtime = runtime_of(place.vendor)
+    device = place.device if device_id is None else device_id.index
+    if runtime is None or (device == 0 and device_id is None and runtime.count() > 1):
+        return ""
+    return f"{_node()} {runtime.bus(device)}"
+
+
+def _backend_here(row: Vendor) -> str:
+    """The row's backend, if this torch has it and can use the vendor's devices."""
+    if not (env.get("TORCH_VENDOR") and row.torch_backend and dist.is_backend_available(row.torch_backend)):
+        return ""
+    if row.torch_build and getattr(torch.version, row.torch_build, None) is None:
+        return ""
+    return row.torch_backend if any(getattr(torch, kind).is_available() for kind in row.torch) else ""
+
+
+def fabrics() -> list[str]:
+    """A name per rank of the default group, equal for ranks of one vendor on one fabric.
+
+    Raises:
+        RuntimeError: there is no default group, or it was not asked of the backend ``ucch``.
+    """
+    size = dist.get_world_size() if dist.is_initialized() else 0
+    if not size or len(_known) < size:
+        raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
+    return [_known[rank].fabric for rank in range(size)]
+
+
+def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seconds: float) -> list[Standing]:
+    """Facts of a group's ranks; those that are not known yet come over the store, in the first group of their ranks."""
+    if rank not in _known:
+        _known[rank] = mine
+        store.set(_key(rank), json.dumps(mine))
+    missing = [each for each in ranks if each not in _known]
+    if missing:
+        keys = [_key(each) for each in missing]
+        _await(keys, missing, rank, store, seconds)
+        texts = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+        _known.update((each, Standing(*json.loads(text))) for each, text in zip(missing, texts, strict=True))
+    return [_known[each] for each in ranks]
+
+
+def _key(rank: int) -> str:
+    # Ranks that torchrun starts again may meet in the store of those before them.
+    return f"ucch/standing/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+
+
+def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: float) -> None:
+    """Wait for other ranks' facts."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError as failure:
+        absent = [each for each, key in zip(ranks, keys, strict=True) if not store.check([key])]
+        raise torch_error(rendezvous.not_come(rank, absent, seconds)) from failure
+
+
+def _note(row: Vendor, size: int, name: str) -> None:
+    """Say what the group is, and see to the end of a process of MPI's."""
+    log.log("torch").info("group %s: %d ranks of %s on one fabric: torch's %s", name, size, row.name, row.torch_backend)
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized():
+        exit.register()  # a rank that fails ends the job

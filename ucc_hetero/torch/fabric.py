@@ -1,0 +1,278 @@
+"""Messages inside a vendor's fabric, in a group of several vendors: by torch's own backend of that vendor.
+
+NVLink and its like are several times as fast as the host's memory, by which devices of two vendors hand each other
+data. Each direction between two ranks has a backend of its own (NCCL's, or RCCL's), and so a stream of its own: a
+rank's sends never wait for its receives, in whatever order both sides post them, and need not be posted as one.
+Messages are matched in the order of posting, as these libraries do. They have no tags: a message with a tag other than
+0 goes as those between vendors do.
+
+Making such a backend, and its first message, wait for the other rank. The host does not: that is done in a thread,
+which is also given what is posted meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from .. import log
+from ..native.waiting import progress_until
+from . import creation
+from .devices import module
+from .futures import Future
+from .layout import Finish
+from .monitored import NO_LIMIT
+from .streams import beside, current, used_in_current, within
+from .uncompiled import uncompiled
+from .work import Work, limit_of, seconds_of, torch_error
+
+#: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
+Maker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
+
+
+def _nccl(store: Any, rank: int, places: Sequence[int], seconds: float) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=seconds)
+    return dist.ProcessGroupNCCL(store, rank, len(places), options)
+
+
+#: Types of elements that all such backends know; the others go as bytes.
+_KNOWN = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8
+})  # fmt: skip
+#: By torch's name of the vendor's backend.
+MAKERS: dict[str, Maker] = {"nccl": _nccl}
+
+
+def fabric_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> Fabric | None:
+    """Ways within the fabric of a group's rank ``at``, whose ranks in the default group are ``ranks``; None without."""
+    name, places = creation.beside(ranks, at)
+    if not places or name not in MAKERS:
+        return None
+    log.log("torch").info("messages between rank %d and ranks %s: torch's %s", at, sorted(places), name)
+    return Fabric(MAKERS[name], at, places, store, limit_of(timeout) or NO_LIMIT)
+
+
+class Fabric:
+    """The ways between one rank of a group and those that share its fabric, made when first needed."""
+
+    def __init__(self, make: Maker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
+        self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
+        self._ways: dict[tuple[int, bool], _Way] = {}
+        self._lock = threading.Lock()
+
+    def reaches(self, peer: int) -> bool:
+        """Whether a rank of the group shares the fabric."""
+        return peer in self._places
+
+    def carries(self, peer: int, tag: int) -> bool:
+        """Whether messages with a rank and a tag go this way; both sides then say so. ``ValueError`` for any tag."""
+        if peer in self._places and tag < 0:
+            raise ValueError(
+                f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
+                "vendor's library moves it, so name one of 0 or more"
+            )
+        return tag == 0 and peer in self._places
+
+    def post(self, group: Any, tensor: Any, peer: int, outgoing: bool, outputs: Sequence[Any], finish: Finish) -> Work:
+        """Start a message of a group's on contiguous device memory, behind what the current stream has to do."""
+        message = InFabric(group, tensor, peer, outgoing, outputs, finish, self._seconds)
+        self._way(peer, outgoing).post(message)
+        return message
+
+    def _way(self, peer: int, outgoing: bool) -> _Way:
+        with self._lock:
+            way = self._ways.get((peer, outgoing))
+            if way is None:
+                way = self._ways[peer, outgoing] = _Way(lambda: self._backend(peer, outgoing))
+            return way
+
+    def _backend(self, peer: int, outgoing: bool) -> Any:
+        places = (self._rank, peer) if outgoing else (peer, self._rank)
+        # A copy: whoever waits for a key keeps all others from the store.
+        store = dist.PrefixStore(f"ucch/fabric/{places[0]}/{places[1]}", self._store.clone())
+        return self._make(store, int(not outgoing), places, self._seconds)
+
+    def abort(self) -> None:
+        """End what is under way."""
+        for way in self._all():
+            way.end()
+
+    def close(self, seconds: float) -> None:
+        """Release what the ways hold, once what was posted has gone; ways whose other rank never came are left."""
+        until = time.monotonic() + (seconds or NO_LIMIT)
+        for way in self._all():
+            if way.is_drained(until):
+                way.end()
+
+    def _all(self) -> list[_Way]:
+        with self._lock:
+            return list(self._ways.values())
+
+
+class _Way:
+    """One direction between two ranks: its messages, in order."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._lock, self._waiting = make, threading.Lock(), deque[InFabric]()
+        self._backend: Any = None
+        self._connected = False
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._last: InFabric | None = None
+
+    def post(self, message: InFabric) -> None:
+        """Start a message, or leave that to the thread until this way is there."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._connected:
+                message.begin(self._backend)
+            else:
+                message.mark()
+                self._waiting.append(message)
+            self._last = message  # not one that could not be begun: nobody would see it end
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._connect, name="ucch-fabric", daemon=True)
+                self._thread.start()
+
+    def _connect(self) -> None:
+        message: InFabric | None = None
+        try:
+            self._backend = self._make()
+            while True:
+                with self._lock:
+                    if not self._waiting:
+                        self._connected = True
+                        return
+                    message = self._waiting.popleft()
+                message.begin_marked(self._backend)
+        except Exception as failure:
+            with self._lock:
+                self._failure = torch_error(failure)
+                left = [*([message] if message is not None else []), *self._waiting]
+                self._waiting.clear()
+            for each in left:
+                each.fail(self._failure)
+
+    def is_drained(self, until: float) -> bool:
+        """Whether this way is there and the last message has gone, by then."""
+        if self._thread is not None:
+            self._thread.join(max(until - time.monotonic(), 0.0))
+        last = self._last
+        return self._connected and (
+            last is None or progress_until(last.is_completed, max(until - time.monotonic(), 1e-3))
+        )
+
+    def end(self) -> None:
+        """Have the backend end. Not by its ``shutdown``, in which NCCL waits for the other rank to end this one, too:
+        that may be ending another, as the two have made them in another order, or have died."""
+        if self._backend is not None:
+            self._backend.abort()
+
+
+@uncompiled
+class InFabric(Work):
+    """A message by the vendor's own backend: whoever waits for it lets a stream wait, as with that backend."""
+
+    _work: Any = None
+    _posted: Any = None
+
+    def __init__(
+        self, group: Any, tensor: Any, peer: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, seconds: float
+    ) -> None:
+        super().__init__(group, outputs)
+        self._tensor = self._keep = tensor
+        self._peer, self._outgoing, self._finish = peer, outgoing, finish
+        self._begun, self._done, self._seconds = threading.Event(), False, seconds
+
+    # --- its start ----------------------------------------------------------------------------------------------------
+
+    def begin(self, backend: Any) -> None:
+        """Start behind what the current stream has to do."""
+        tensor = self._tensor
+        memory = [tensor if tensor.dtype in _KNOWN else tensor.reshape(-1).view(torch.uint8)]
+        self._work = backend.send(memory, 1, 0) if self._outgoing else backend.recv(memory, 0, 0)
+        self._begun.set()
+
+    def mark(self) -> None:
+        """It is to start behind what the current stream has to do now."""
+        device = self._tensor.device
+        self._posted = module(device).Event()
+        self._posted.record(current(device))
+
+    def begin_marked(self, backend: Any) -> None:
+        """Start behind that, in another thread."""
+        device = self._tensor.device
+        stream = module(device).Stream(device)
+        stream.wait_event(self._posted)
+        with within(device, stream):
+            self.begin(backend)
+
+    def fail(self, failure: Exception) -> None:
+        """It will not start."""
+        self._error = failure
+        self._begun.set()
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def source_rank(self) -> int:
+        """As :meth:`Work.source_rank`."""
+        return self._peer
+
+    _source_rank = source_rank
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for the message; the host waits until its start, that of a first one."""
+        if not self._begun.is_set():
+            self._until(self._begun.wait, time.monotonic() + (seconds_of(timeout) or self._seconds))
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            if self._ready is None:
+                self._work.wait()
+                if self._finish is not None:
+                    self._deliver()
+                    self._finish = None
+        if self._ready is not None:
+            self._ready.order()
+        return self._told()
+
+    def is_completed(self) -> bool:
+        """Whether the message is there, or has failed."""
+        if not self._done and self._begun.is_set():
+            self._done = self._error is not None or self._is_there()
+        return self._done
+
+    def _is_there(self) -> bool:
+        if not self._work.is_completed():
+            return False
+        if self._finish is not None:
+            with beside([self._tensor.device]):
+                self.wait()
+        return self._ready is None or bool(self._ready.query())
+
+    is_over = is_completed
+
+    def exception(self) -> Exception | None:
+        """The error of a message that failed."""
+        if self._error is None and self._work is not None:
+            found: Exception | None = self._work.exception()
+            return found
+        return self._error
+
+    def get_future(self) -> Future:
+        """As :meth:`Work.get_future`."""
+        with beside([self._tensor.device]):
+            self.wait()
+            with self._lock:
+                if self._ready is None:
+                    self._ready = used_in_current([self._tensor])
+        return super().get_future()
