@@ -80,6 +80,24 @@ def case_dup_and_groups(comm: Communicator) -> None:
         assert created == MPI.COMM_NULL
 
 
+def case_same_ranks_again(comm: Communicator) -> None:
+    """One after the other, in any order of ranks, two at a time, and while a rank is behind in the last one's end."""
+    dice = random.Random(MPI.COMM_WORLD.bcast(random.random()))  # alike on all ranks
+    order, kept = everyone(comm), comm.Dup()
+    for _ in range(12):
+        dice.shuffle(order)
+        made = comm.Split(dice.randrange(2), order.index(comm.rank))
+        other = made.Dup()
+        for each in dice.sample([made, other], 2):
+            check(each, order)
+        first, second = dice.sample([made, other], 2)
+        first.Free()
+        check(second, order)
+        second.Free()
+    check(kept, everyone(comm))
+    kept.Free()
+
+
 def case_cart(comm: Communicator) -> None:
     """A ring with its neighbours; a grid with its rows."""
     with comm.Create_cart([comm.size], periods=[True]) as ring:

@@ -18,6 +18,9 @@ from . import faults
 
 _T = TypeVar("_T")
 
+#: Seconds in which a rank that waits looks without a pause: the others most often come within them.
+_SPIN_S = 2e-4
+
 #: Bytes of a rank's object, behind those of its length, that travel in one exchange.
 _SHORT, _LENGTH = 384, 4
 
@@ -109,7 +112,7 @@ class Timely:
                 self._answer()
             return ended
 
-        if not progress_until(done, self._seconds, longest=1e-4):
+        if not progress_until(done, self._seconds, longest=1e-4, spin=_SPIN_S):
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
@@ -167,6 +170,16 @@ class Timely:
 def timely(mpi: Any, seconds: float, what: str) -> Any:
     """An exchange that ends: MPI's as `Timely`, any other as it is."""
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
+
+
+def places_in(mpi: Any, part: Any) -> list[int]:
+    """The ranks that those of ``part`` have in ``mpi``, which it was made of."""
+    ours, theirs = mpi.Get_group(), part.Get_group()
+    try:
+        return list(type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours))
+    finally:
+        ours.Free()
+        theirs.Free()
 
 
 def limit(mpi: Any, seconds: float) -> float:

@@ -12,6 +12,7 @@ from .. import env
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
+from ..bootstrap.meeting import Meeting
 from ..device import report, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
@@ -35,9 +36,9 @@ _LAUNCHED = Execution.LAUNCHED
 
 
 class Runner:
-    """Everything that the collectives of one communicator need. Collective to create."""
+    """Everything that the collectives of one communicator need. Collective to create; ``meeting`` as `Membership`."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
@@ -49,7 +50,7 @@ class Runner:
         if self._repeater is not None:
             self.blocking = self._repeater.call
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
