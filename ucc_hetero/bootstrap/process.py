@@ -54,7 +54,9 @@ class Process:
         with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
-        self._transports = self.ucx.transports()
+        #: What UCX has found when it began, which it goes by from then on.
+        self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
+        self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
         self.endpoints: dict[str, ucx.Endpoint] = {}
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
@@ -73,9 +75,9 @@ class Process:
             package=version,
             ucc=self.libraries.ucc_version,
             ucx=self.libraries.ucx_version,
-            memory_types=tuple(self.ucx.memory_types()),
-            transports=tuple(sorted(self._transports)),
-            idle_ports=carriers.idle_ports(self._transports),
+            memory_types=self._memory_types,
+            transports=self._transports,
+            idle_ports=self._idle_ports,
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,

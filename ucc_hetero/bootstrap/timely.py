@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from ..bindings import quarantine
@@ -26,8 +27,8 @@ _SHORT, _LENGTH = 384, 4
 
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
-#: Seconds in which they answer.
-_ROLL_S = 2.0
+#: Seconds in which they answer, and between their looks for questions.
+_ROLL_S, _ANSWER_S = 2.0, 1e-2
 
 
 def _largest_tag() -> int:
@@ -105,14 +106,8 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-
-        def done() -> bool:
-            ended = bool(self.named(request.Test))
-            if not ended:
-                self._answer()
-            return ended
-
-        if not progress_until(done, self._seconds, longest=1e-4, spin=_SPIN_S):
+        done = partial(self.named, request.Test)
+        if not progress_until(done, self._seconds, self._answer, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S):
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
