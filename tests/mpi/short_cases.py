@@ -1,17 +1,79 @@
 """Short calls on host memory, made again and again, and what looks like them."""
 
 import gc
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import ucc_hetero
 from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
 world = MPI.COMM_WORLD
 MOST = 496
+PACKAGE = str(Path(ucc_hetero.__file__).parent)
+
+
+def frames_of(call) -> list[str]:
+    """Names of the package's Python functions that run in a call."""
+    found: list[str] = []
+
+    def note(frame, event, arg) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code.co_qualname)
+
+    gc.collect()
+    gc.disable()  # requests of earlier calls end in frames of their own
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return found
+
+
+def few_frames() -> None:
+    """A call that was made before runs at most four of the package's Python functions, of any length."""
+    with Communicator(world) as comm:
+        for n in (4, 1 << 16):
+            count_frames(comm, n)
+
+
+def count_frames(comm: Communicator, n: int) -> None:
+    dice = np.random.default_rng(int.from_bytes(np.random.bytes(4), "little"))
+    mine, part, whole = dice.random(n), np.empty(n), np.empty(n * comm.size)
+    every = dice.random(n * comm.size)
+    request = comm.Allreduce_init(mine, part)
+
+    def at(root: int, array: np.ndarray) -> np.ndarray | None:
+        return array if comm.rank == root else None
+
+    calls = {
+        "Barrier": comm.Barrier,
+        "Allreduce": lambda: comm.Allreduce(mine, part),
+        "Bcast": lambda: comm.Bcast(part, 1),
+        "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
+        "Allgather": lambda: comm.Allgather(mine, whole),
+        "Scatter": lambda: comm.Scatter(at(0, every), part),
+        "Gather": lambda: comm.Gather(mine, at(0, whole)),
+        "Alltoall": lambda: comm.Alltoall(every, whole),
+        "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(every, part),
+        "Start, Wait": lambda: (request.Start(), request.Wait()),
+    }
+    for name, call in calls.items():
+        for _ in range(4):
+            call()
+        part[:] = np.nan
+        found = world.allgather(frames_of(call))
+        assert max(map(len, found)) <= 4, (name, n, found)
+        if name in ("Allreduce", "Start, Wait"):
+            np.testing.assert_allclose(part, sum(world.allgather(mine)))
+    request.Free()
 
 
 def all_kinds() -> None:

@@ -80,7 +80,7 @@ class Meeting:
     def known(self, ranks: Sequence[int]) -> Known | None:
         """What these ranks know of each other; None, on all of them, where they have to tell each other more."""
         words = [said for rank in ranks if (said := self._words[rank]) is not None]
-        if len(words) < len(ranks):
+        if self._words[0] is None or len(words) < len(ranks):  # the measured choices are the first rank's
             return None
         if self._facts is not None:
             return Known([self._facts[rank] for rank in ranks], words, self._table)
