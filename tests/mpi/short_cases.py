@@ -48,7 +48,7 @@ def count_frames(comm: Communicator, n: int) -> None:
     dice = np.random.default_rng(int.from_bytes(np.random.bytes(4), "little"))
     mine, part, whole = dice.random(n), np.empty(n), np.empty(n * comm.size)
     every = dice.random(n * comm.size)
-    request = comm.Allreduce_init(mine, part)
+    request, total = comm.Allreduce_init(mine, part), np.sum(world.allgather(mine), axis=0)
 
     def at(root: int, array: np.ndarray) -> np.ndarray | None:
         return array if comm.rank == root else None
@@ -58,8 +58,10 @@ def count_frames(comm: Communicator, n: int) -> None:
         "Allreduce": lambda: comm.Allreduce(mine, part),
         "Bcast": lambda: comm.Bcast(part, 1),
         "Reduce": lambda: comm.Reduce(mine, at(1, part), root=1),
+        "Reduce to one, arrays of all": lambda: comm.Reduce(mine, part, root=1),
         "Allgather": lambda: comm.Allgather(mine, whole),
         "Scatter": lambda: comm.Scatter(at(0, every), part),
+        "Scatter of one, arrays of all": lambda: comm.Scatter(every, part),
         "Gather": lambda: comm.Gather(mine, at(0, whole)),
         "Alltoall": lambda: comm.Alltoall(every, whole),
         "Reduce_scatter_block": lambda: comm.Reduce_scatter_block(every, part),
@@ -71,8 +73,10 @@ def count_frames(comm: Communicator, n: int) -> None:
         part[:] = np.nan
         found = world.allgather(frames_of(call))
         assert max(map(len, found)) <= 4, (name, n, found)
-        if name in ("Allreduce", "Start, Wait"):
-            np.testing.assert_allclose(part, sum(world.allgather(mine)))
+        if name in ("Allreduce", "Start, Wait") or (name.startswith("Reduce to") and comm.rank == 1):
+            np.testing.assert_allclose(part, total)
+        elif name.startswith("Reduce to"):
+            assert np.isnan(part).all()
     request.Free()
 
 
