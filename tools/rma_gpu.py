@@ -28,8 +28,9 @@ class Pair:
     """Buffers of both ranks, on the device and in host memory, and the ways to move rank 0's to rank 1's."""
 
     def __init__(self, torch: Any, world: Any) -> None:
-        from ucc_hetero import rma
+        from ucc_hetero import Communicator, rma
 
+        Communicator().Free()  # binds this rank's device, also where HIP over CUDA stands for it
         self.torch, self.world = torch, world
         self.worker = rma.Worker()
         self.peer = rma.connect_all(self.worker, world)[1 - RANK]
