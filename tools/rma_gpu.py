@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch_job import RANK, about, begin, parser, write
@@ -127,11 +128,11 @@ def main() -> int:
     for size in map(int, options.sizes.split(",")):
         for what in ("put", "get"):
             pair.check(what, size)
-            calls[f"{what} {size}"] = (lambda what=what, size=size: pair.move(what, size)), False
-        calls[f"host put {size}"] = (lambda size=size: pair.move("put", size, "host")), False
-        calls[f"naive {size}"] = (lambda size=size: pair.naive(size)), True
+            calls[f"{what} {size}"] = partial(pair.move, what, size), False
+        calls[f"host put {size}"] = partial(pair.move, "put", size, "host"), False
+        calls[f"naive {size}"] = partial(pair.naive, size), True
     pair.check("pages", PAGE)
-    calls[f"{PAGES} pages of {PAGE}"] = (lambda: pair.move("pages", PAGE)), False
+    calls[f"{PAGES} pages of {PAGE}"] = partial(pair.move, "pages", PAGE), False
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(options.rounds):
         for name, (call, both) in calls.items():
