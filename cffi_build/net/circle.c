@@ -234,11 +234,13 @@ static void note_last(ucch_circle *c) {
 
 /* And which of them waits in a call that this rank has not come to. */
 static void note_waiter(ucch_circle *c) {
-    static const spoke nobody = {.rank = -1};
-    const spoke *first = &nobody;
-    for (int i = 0; i < c->nspokes && first == &nobody; i++)
+    const spoke *first = NULL;
+    for (int i = 0; i < c->nspokes && !first; i++)
         if (c->spokes[i].waits.call > ucch_far_called(c->far)) first = &c->spokes[i];
-    ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->since);
+    if (first)
+        ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->since);
+    else
+        ucch_board_waited_by(c->board, -1, 0, "", 0);
 }
 
 static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
