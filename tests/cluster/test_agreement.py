@@ -45,6 +45,7 @@ for comm in (second, first) if world.rank == 0 else (first, second):
     except u.UCCHError as error:
         print(f"{type(error).__name__} {error}", flush=True)
         break
+world.Barrier()  # who leaves at its deadline is what the others name
 """
 
 
@@ -56,7 +57,7 @@ def test_communicators_in_another_order(emulate: Callable[..., Cluster], slots: 
     env = {"UCCH_TIMEOUT": "6", "UCCH_EMULATE": vendors}
     done = cluster.mpirun([sys.executable, "-c", ORDER], env=env, timeout=120)
     print(done.stdout)
-    for one, own, other, odd in ((0, 1, 0, slots[0]), (sum(slots) - 1, 0, 1, 0)):
+    for one, own, other, odd in (("0", 1, 0, slots[0]), ("[1-3]", 0, 1, 0)):
         said = (
             rf"CollectiveTimeout rank {one}: .*call 1 of .* have not called it \(communicator {own}\): "
             rf".*rank {odd} is in call 1 of communicator {other} \(allreduce .*\) since [.\d]+ s.*; "
