@@ -263,6 +263,7 @@ void ucch_circle_free(ucch_circle *circle);
 int ucch_board_reach(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
+uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);
 
 /* ---- process.c: processes of this host ---- */
 int ucch_process_ended(int pid);
