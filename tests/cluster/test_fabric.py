@@ -21,7 +21,6 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
     ("every collective in every form", ("amd:6", 3, 2), HOST),
     ("many calls in many streams", ("nvidia:4", 2, 2), {"DICE": "6", **HOST, **SMALL}),
     ("many calls in many streams", ("nvidia:3", 3, 1), {"DICE": "8", **LATE_KERNELS, **SMALL}),
-    ("every collective in every form", ("nvidia:4", 4, 1), {}),
 ]
 #: Islands, teams by link, rings, fabric; of the job and of communicators inside hosts and across.
 STRUCTURE = """
@@ -78,6 +77,10 @@ FOUR = ("nvidia:4", 2, 2)
 
 @pytest.mark.parametrize(("where", "env", "told", "across"), [
     (FOUR, HOST, "nvidia[0-1]@0 nvidia[2-3]@1 fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued", 2),
+    (
+        ("nvidia:4", 4, 1), {},
+        f"nvidia[0]@0 nvidia[1]@1 nvidia[2]@2 nvidia[3]@3 fabric: nvidia: each host by itself ({NONE}) queued", 2,
+    ),
     (FOUR, {"UCCH_FABRIC": "all"}, "nvidia[0-3]@0-1 fabric: nvidia: all hosts (UCCH_FABRIC=all) else", 1),
     (
         FOUR, LATE_KERNELS,
@@ -92,7 +95,7 @@ FOUR = ("nvidia:4", 2, 2)
         f"nvidia[0]@0 amd[1]@0 nvidia[2]@1 amd[3]@1 fabric: nvidia: each host by itself ({NONE}); "
         f"amd: each host by itself ({NONE}) queued", 2,
     ),
-], ids=["host", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
+], ids=["host", "four hosts", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
 def test_islands_are_said(
     run: Callable[..., str], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
 ) -> None:
