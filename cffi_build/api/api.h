@@ -210,6 +210,7 @@ int ucch_await_begin(ucch_await *wait, double timeout, int has_stream, void *str
 void ucch_await_cancel(ucch_await *wait);
 void ucch_await_free(ucch_await *wait);
 
+int ucch_peer_shares(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
