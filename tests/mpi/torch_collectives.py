@@ -253,7 +253,7 @@ def messages_in_buffers() -> None:
     post = group.post_message
     if DEVICE == "cpu":  # tensors that say otherwise
         sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-        from test_torch_streams import Cuda, Remote
+        from torch_notes import Cuda, Remote
 
         real, streams.module = streams.module, lambda device: fake
         cuda, torch.cuda = torch.cuda, (fake := Cuda())
