@@ -91,7 +91,7 @@ class Membership:
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
-        self.job = process.job_of(mpi, self.facts, [each.offer for each in known.words], self.runtime)
+        self.job = process.job_of(mpi, self.facts, [each.offer for each in known.words], self.runtime, known.table)
         members = [self.job.index[f.process] for f in self.facts]
         islands = [self.job.topology.island_of[member] for member in members]
         levels = levels_of([f.group for f in self.facts])
@@ -103,7 +103,7 @@ class Membership:
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
         self.windows = join_windows(mpi, self.bare, self.facts)
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table, path, plain=plain)
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.discard()  # before an exchange: whoever is behind it may send

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import env, log
@@ -15,7 +14,7 @@ from ..errors import AgreementError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
-from ..planner.rules import check_table
+from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process
 from .liveness import Page, offered
@@ -48,7 +47,7 @@ class Known(NamedTuple):
 
     facts: list[Facts]
     words: list[Words]
-    table: str
+    table: Table
 
     def spare(self) -> set[bytes]:
         """Names of teams that all ranks could use again."""
@@ -64,7 +63,7 @@ class Meeting:
         self._words: list[Words | None] = []
         self._facts: list[Facts] | None = None
         #: Of measured choices, as rank 0 found it.
-        self._table = ""
+        self._table = NO_TABLE
 
     def come(self, ready: bool) -> bool:
         """Exchange words. Whether all are ready; collective."""
@@ -90,20 +89,20 @@ class Meeting:
             return None
         return Known([job.facts[job.index[each.process]] for each in words], words, self._table)
 
-    def _said_again(self) -> tuple[Words | None, str]:
+    def _said_again(self) -> tuple[Words | None, Table]:
         """The words and the table of a rank that has had communicators before; none where it has more to say."""
         if not process.begun():
-            return None, ""
+            return None, NO_TABLE
         try:
             return self._say()[1:]
         except (UCCHError, ValueError):
-            return None, ""
+            return None, NO_TABLE
 
-    def _say(self) -> tuple[Facts, Words, str]:
+    def _say(self) -> tuple[Facts, Words, Table]:
         """This rank's facts, words and table."""
         place, number = process.here(self.mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
-        table = _measured_table() if self._rank == 0 else ""
+        table = read_table(env.get("TUNE_FILE")) if self._rank == 0 else NO_TABLE
         mine = process.process().facts(place, __version__)
         unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
         words = Words(
@@ -155,19 +154,3 @@ def met(mpi: Any, *, anew: bool = False) -> Iterator[Meeting]:
         meeting = Meeting(mpi, page)
         with turn(meeting.come_anew if anew else meeting.come):
             yield meeting
-
-
-def _measured_table() -> str:
-    """The text of the file of measured choices; empty if none is wanted."""
-    path = env.get("TUNE_FILE")
-    if not path:
-        return ""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(
-            f"UCCH_TUNE_FILE={path} cannot be read ({error.strerror}); "
-            f"`mpirun -n N python -m ucc_hetero tune --file {path}` writes it"
-        ) from None
-    check_table(text)
-    return text
