@@ -1,40 +1,18 @@
 """Short calls on host memory, made again and again, and what looks like them."""
 
 import gc
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from frames import frames_of
 from mpi4py import MPI
 
-import ucc_hetero
 from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
 world = MPI.COMM_WORLD
 MOST = 496
-PACKAGE = str(Path(ucc_hetero.__file__).parent)
-
-
-def frames_of(call) -> list[str]:
-    """Names of the package's Python functions that run in a call."""
-    found: list[str] = []
-
-    def note(frame, event, arg) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            found.append(frame.f_code.co_qualname)
-
-    gc.collect()
-    gc.disable()  # requests of earlier calls end in frames of their own
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return found
 
 
 def few_frames() -> None:

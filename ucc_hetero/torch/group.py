@@ -120,9 +120,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     _get_backend_name = name
 
     def getBackendName(self) -> str:
-        """The name by which the script asked for the group, which is that of ``get_backend``: DDP logs it."""
-        asked = c10d._world.pg_map.get(self)
-        return asked[0] if asked else self.name()
+        """The name by which the script asked for the group, which is that of ``get_backend``: DDP logs it.
+
+        Not ``gloo``: DDP's logger would look for torch's own group of that name in this one.
+        """
+        asked = c10d._world.pg_map.get(self, ("gloo",))[0]
+        return self.name() if asked == "gloo" else asked
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:
