@@ -97,20 +97,24 @@ class Case:
         return wrong
 
 
+def measured(torch: Any, kind: str, nbytes: int, rounds: int) -> list[float]:
+    """Microseconds of a call: replayed, to its end and to issue; called, likewise. NCCL's groups end after their graphs."""
+    case = Case(torch, kind, nbytes)
+    wrong = case.check()
+    if wrong:
+        raise AssertionError(f"rank {case.rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
+    graph = case.captured(MANY)
+    costs = turns(torch, {"replay": graph.replay, "call": case.calls}, 1, rounds)
+    return [round(us / MANY, 1) for cost in costs.values() for us in (cost.time, cost.issue)]
+
+
 def child(options: argparse.Namespace) -> int:
     """Everything over one backend; rank 0 writes what there is after each collective."""
     torch = join(options)
     rank = torch.distributed.get_rank()
     found: dict[str, Any] = {"about": about(torch, options.ranks), "us": {}}
     for kind, nbytes in product(KINDS, map(int, options.sizes.split(","))):
-        case = Case(torch, kind, nbytes)
-        wrong = case.check()
-        if wrong:
-            raise AssertionError(f"rank {rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
-        graph = case.captured(MANY)
-        costs = turns(torch, {"replay": graph.replay, "call": case.calls}, 1, options.rounds)
-        each = (us for cost in costs.values() for us in (cost.time, cost.issue))
-        found["us"][f"{kind} {nbytes}"] = [round(us / MANY, 1) for us in each]
+        found["us"][f"{kind} {nbytes}"] = measured(torch, kind, nbytes, options.rounds)
         if rank == 0:
             write(options.child, found)
     torch.distributed.destroy_process_group()
