@@ -98,7 +98,7 @@ class Case:
 
 
 def measured(torch: Any, kind: str, nbytes: int, rounds: int) -> list[float]:
-    """Microseconds of a call: replayed, to its end and to issue; called, likewise. NCCL's groups end after their graphs."""
+    """Microseconds of a call: replayed, to its end and to issue; called, likewise. NCCL has graphs end first."""
     case = Case(torch, kind, nbytes)
     wrong = case.check()
     if wrong:
