@@ -4,14 +4,17 @@ import itertools
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, Request
+from ucc_hetero.bootstrap.teams import Teams
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -293,6 +296,19 @@ def case_threads(comm: Communicator) -> None:
     assert not failures
     for parent in parents:
         parent.Free()
+
+
+def case_threads_that_free_late(comm: Communicator) -> None:
+    """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
+    close = Teams.close
+
+    def late(teams: Teams) -> None:
+        time.sleep(random.uniform(0, 0.03))
+        close(teams)
+
+    with mock.patch.object(Teams, "close", late):
+        for _ in range(4):
+            case_threads(comm)
 
 
 def used() -> tuple[float, int]:

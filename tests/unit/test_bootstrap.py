@@ -275,6 +275,8 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
         made.get((0, 1), "native")
         made.get((0, 1), "bridge")
         made.close()
+    assert not closed, "that takes a turn"
+    job.drop_spare(5.0, MOST_SPARE)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
 
 

@@ -28,7 +28,7 @@ from . import faults, numbers, process
 from .links import Links
 from .liveness import Board, ended, meet
 from .meeting import Known, Meeting, met
-from .teams import Teams
+from .teams import MOST_SPARE, Teams
 from .timely import limit, places_in, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
@@ -126,6 +126,7 @@ class Membership:
         self.teams = Teams(
             self.job, members, self.rank, self.id, limit(mpi, timeout), known.words[0].name, known.spare()
         )
+        self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
         self.teams.look, self.teams.together = faults.watch(mpi), True
         if several or not (self.teams.reused and self.topology.flat):  # else all ranks have all of them
             self._first_teams()

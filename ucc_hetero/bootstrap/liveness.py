@@ -6,6 +6,7 @@ reports a mismatched call; with the board a waiting rank finds both within milli
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 import zlib
@@ -123,15 +124,18 @@ class Board:
 
     def elsewhere(self, rank: int) -> str:
         """A call of another communicator in which a rank is known to be, and this one is not; empty for none."""
-        name = self.processes[rank] if self.processes else ""
-        for other in sorted(_boards, key=lambda board: board.id):
+        name, found = self.processes[rank] if self.processes else "", []
+        for other in list(_boards):
             if other is self or not other.native or name not in other.processes:
                 continue
             seq, label, waits = other._under_way(other.processes.index(name))
             if seq >= other.next:
-                since = f" since {waits:.3g} s" if waits >= 0 else ""
-                return f"rank {rank} is in call {seq} of communicator {other.id} ({label}){since}"
-        return ""
+                found.append((math.inf if waits < 0 else waits, other.id, seq, label))
+        if not found:
+            return ""
+        waits, number, seq, label = min(found)  # the latest: one that failed may lie there for long
+        since = f" since {waits:.3g} s" if waits < math.inf else ""
+        return f"rank {rank} is in call {seq} of communicator {number} ({label}){since}"
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
         """The last call of a rank of this host, or the one in which another host's waits for long; 0 where that is not

@@ -232,16 +232,17 @@ class Job:
         theirs = (self.facts[self.index[f.process]] for f in everyone if f.process in self.index)
         return [f.fabric for f in theirs] == [f.fabric for f in everyone]
 
-    def drop_spare(self, seconds: float) -> None:
-        """Destroy the oldest spare teams, each within ``seconds``."""
-        _, teams = self.spare.pop(next(iter(self.spare)))
-        while teams:
-            teams.popitem()[1].close(seconds)
+    def drop_spare(self, seconds: float, most: int = 0) -> None:
+        """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
+        while len(self.spare) > most:
+            oldest, *_ = tuple(self.spare)  # other threads add to it
+            _, teams = self.spare.pop(oldest)
+            while teams:
+                teams.popitem()[1].close(seconds)
 
     def close(self) -> None:
         """Destroy the contexts; collective among the ranks."""
-        while self.spare:
-            self.drop_spare(limit(self.comm, env.get("TIMEOUT")))
+        self.drop_spare(limit(self.comm, env.get("TIMEOUT")))
         for context in (self.bridge, self.native):
             if context is not None:
                 context.close()

@@ -199,11 +199,10 @@ class Teams:
 
     def close(self) -> None:
         """Leave the teams to the next communicator, or destroy them, newest first; collective among their members."""
-        with alone():
-            if self._teams and not any(self.job.facts[member].device_memory for member in self.members):
-                self.job.spare[self._name], self._teams = (self.members, self._teams), {}
-                if len(self.job.spare) > MOST_SPARE:
-                    self.job.drop_spare(self.timeout)
+        if self._teams and not any(self.job.facts[member].device_memory for member in self.members):
+            # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
+            self.job.spare[self._name], self._teams = (self.members, self._teams), {}
+        with alone() if self._teams else nullcontext():
             while self._teams:
                 _, team = self._teams.popitem()
                 team.close(self.timeout)
