@@ -237,6 +237,77 @@ def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int,
     assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
 
 
+MANAGED = """
+import os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torchft import Manager
+from torchft.process_group import ProcessGroupWrapper
+import ucc_hetero.torch
+
+replica, lighthouse, again = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+limit, steps = timedelta(seconds=200), 60
+
+class Group(ProcessGroupWrapper):
+    def _create_pg(self, store, rank, world_size):
+        return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
+
+    def getBackendName(self):
+        return "torchft-ucch"
+
+store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+state = {"w": torch.zeros(1000)}
+manager = Manager(
+    Group(limit), state.update, lambda: {"w": state["w"].clone()}, min_replica_size=2, use_async_quorum=False,
+    timeout=limit, quorum_timeout=limit, rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
+    lighthouse_addr=lighthouse, replica_id=f"replica{replica}", hostname="127.0.0.1")
+all_there = 0
+while manager.current_step() < steps or not all_there:  # the one that comes back is waited for
+    manager.start_quorum()
+    step = manager.current_step()
+    if replica == 1 and not again and step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    gradient = torch.full((1000,), float(step))
+    manager.allreduce(gradient).wait()
+    if manager.should_commit():
+        assert (gradient == step).all(), (gradient, step)
+        state["w"] += gradient
+        all_there += step > 8 and manager.num_participants() == 3
+done = manager.current_step()
+assert (state["w"] == sum(range(done))).all(), (state["w"][0], done)
+print(f"right: {replica}", flush=True)
+manager.shutdown()
+os._exit(0)
+"""
+
+
+def test_torchfts_manager(tmp_path: Path, room: int) -> None:
+    """A replica dies in a step and comes back: the others go on without it, and it gets their state."""
+    pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
+    from torchft.coordination import LighthouseServer
+
+    script, said = tmp_path / "job.py", tmp_path / "said"
+    script.write_text(MANAGED)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+    light = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
+
+    def start(replica: int, again: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(script), str(replica), light.address(), str(again)]
+        with said.open("ab") as out:
+            return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
+
+    replicas = [start(replica, 0) for replica in range(3)]
+    try:
+        assert replicas[1].wait(60 * room) == -signal.SIGKILL, said.read_text()
+        replicas[1] = start(1, 1)
+        ends = [replica.wait(60 * room) for replica in replicas]
+    finally:
+        for each in replicas:
+            each.kill()
+        light.shutdown()
+    assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+
+
 def test_churn() -> None:
     """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
     words = ["-m", "tests.churn", "--faults", "1", "--ranks", "3"]
