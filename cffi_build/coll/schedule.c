@@ -4,9 +4,11 @@
  *
  * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
  * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages, round by round a piece of each channel, and what goes out before what comes in. */
+ * messages: those that wires carry by one kernel (copies.c), the others round by round a piece of each channel, and
+ * what goes out before what comes in. */
 #include <stdlib.h>
 
+#include "coll/copies.h"
 #include "coll/fused.h"
 #include "coll/stream_executor.h"
 
@@ -212,9 +214,9 @@ static char *chunk_of(const queue *q, const ucch_channel *channel) {
     return (q->fused ? channel->seen : channel->ring) + channel->pieces % UCCH_RING_SLOTS * channel->stride;
 }
 
-/* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
-static int announce(const queue *q, const ucch_channel *channel, size_t bytes) {
-    return channel->flow ? ucch_flow_due(channel->flow, bytes, q->l->op.error.seq, q->p->about.signature) : 0;
+/* Tell the network threads, if they carry the channel, what this call makes of its next pieces. */
+static int announce(const queue *q, const ucch_channel *channel, size_t bytes, size_t piece) {
+    return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
 }
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
@@ -236,7 +238,7 @@ static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data
 
 static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, to);
-    int status = announce(q, to, bytes);
+    int status = announce(q, to, bytes, bytes);
     uint32_t number = ucch_channel_next(to);
     if (!status && to->pieces > UCCH_RING_SLOTS)
         status = wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream);
@@ -247,7 +249,7 @@ static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes
 static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
     char *chunk = chunk_of(q, from);
     uint32_t number = ucch_channel_next(from);
-    int status = announce(q, from, bytes);
+    int status = announce(q, from, bytes, bytes);
     if (!status) status = wait_counter(q, from->published, number, stream);
     if (!status) status = copy(q, data, chunk, bytes, stream);
     return status ? status : signal_counter(q, from->consumed, number, stream);
@@ -293,11 +295,48 @@ static int round_of(queue *q, int first, int end, int kind) {
     return moved;
 }
 
+static int is_copy(const ucch_step *s, int kind) { return s->kind == kind && s->left && ucch_lane_of(s) == LANE_WIRES; }
+
+/* With everything that it needs told to the stream: one message more for the kernel. */
+static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
+    const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    ucch_channel *channel = ucch_step_channel(q->c, s);
+    int status = await_earlier(q, s, LANE_WIRES, stream);
+    if (!status) status = announce(q, channel, span->count, ucch_piece_of(q->c, s));
+    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->kind == STEP_RECV);
+    return status;
+}
+
+/* What wires carry of these steps, by a kernel: 0, or a failure. More than one has room for is left to the rounds, in
+ * the same stream. */
+static int by_kernel(queue *q, int first, int end) {
+    static const int kinds[] = {STEP_SEND, STEP_RECV};
+    ucch_ring_copies all = {.n = 0};
+    void *stream;
+    int many = 0, status;
+    for (int i = first; i < end; i++)
+        many += is_copy(&q->p->steps[i], q->p->steps[i].kind);
+    if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
+    status = lane(q, LANE_WIRES, &stream);
+    for (int k = 0; k < 2; k++)
+        for (int i = first; i < end && !status; i++)
+            if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
+    if (!status) status = ucch_copies_launch(q->c, &all, stream);
+    for (int i = first; i < end && !status; i++)
+        if (is_copy(&q->p->steps[i], q->p->steps[i].kind)) {
+            q->p->steps[i].left = 0;
+            status = mark(q, &q->p->steps[i], stream);
+        }
+    return status;
+}
+
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
         s->left = s->kind == STEP_SEND || s->kind == STEP_RECV ? pieces_of(q, s) : 0;
     }
+    int status = by_kernel(q, first, end);
+    if (status) return status;
     for (int moved = 1; moved;) {
         int sent = round_of(q, first, end, STEP_SEND);
         int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV);

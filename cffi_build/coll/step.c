@@ -118,10 +118,9 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
 /* ---- queued in streams (schedule.c) ---- */
 
 int ucch_lane_of(const ucch_step *s) {
-    return s->kind == STEP_COLL   ? LANE_NATIVE
-           : s->kind == STEP_SEND ? LANE_OUT
-           : s->kind == STEP_RECV ? LANE_IN
-                                  : LANE_LOCAL;
+    if (s->kind != STEP_SEND && s->kind != STEP_RECV) return s->kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
+    if (ucch_channels_by_kernel(s->program->channels, s->peer)) return LANE_WIRES;
+    return s->kind == STEP_SEND ? LANE_OUT : LANE_IN;
 }
 
 static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->src.count : s->dst.count; }

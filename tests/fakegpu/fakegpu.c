@@ -44,7 +44,7 @@ enum { NOT_SUPPORTED = 801 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES, RING };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -224,6 +224,7 @@ static int reached(const recording *r) { return __atomic_load_n(&r->reached, __A
 #include "fused.h"
 #include "lane.h"
 #include "pieces.h"
+#include "ring.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -256,6 +257,9 @@ static void run(queue *s, const work *w) {
         break;
     case PIECES:
         run_pieces(s, w->dst);
+        break;
+    case RING:
+        run_ring(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
