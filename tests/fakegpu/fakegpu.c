@@ -92,7 +92,7 @@ typedef struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
-static int misuses, started, open_streams, most_queues, holds;
+static int misuses, started, open_streams, most_queues, given, holds;
 /* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
@@ -328,8 +328,9 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how often one was
- * told to wait for memory, whether one is held, and whether the driver is kept from all ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how much they were
+ * given to do, how often one was told to wait for memory, whether one is held, and whether the driver is kept from all
+ * ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -355,6 +356,8 @@ int fakegpu_misuses(void) {
 }
 
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
+
+int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
 
 int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
 

@@ -142,6 +142,7 @@ static int submit(void *handle, work w) {
     stream *s = stream_of(handle);
     if (!s) return OUT_OF_MEMORY;
     int status;
+    __atomic_add_fetch(&given, 1, __ATOMIC_RELAXED);
     enter();
     int taken = captured_locked(s, w, &status);
     pthread_mutex_unlock(&lock);
