@@ -9,9 +9,8 @@
 #include "gpu/device.h"
 
 #define THREADS 512
-/* Blocks of either direction: four copy to pinned memory with 48 GB/s and from it with 44 (H200), which is more than
- * wires carry. Shorter slices than these gain nothing. */
-#define WIDTH 4
+/* Blocks of either direction. */
+#define WIDTH 1
 #define SLICE ((uint64_t)16 << 10)
 
 /* One more message, of pieces that are counted now; what is sent before what is received. One that has the ring of

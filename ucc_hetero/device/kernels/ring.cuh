@@ -6,7 +6,27 @@
 #include "layout.h"
 #include "words.cuh"
 
-extern "C" __global__ RESIDENT void ucch(ucch_ring_copies all) {
+/* Sixteen bytes of a thread that are under way at a time: two blocks are to copy as much as wires carry, as each takes
+ * a multiprocessor from products that fill all. */
+#define DEEP 8
+#if defined(__CUDA_ARCH__)
+#define FEW __launch_bounds__(512)
+#else
+#define FEW RESIDENT
+#endif
+__device__ void move(char *dst, const char *src, unsigned bytes) {
+    if (alignment(dst, src, bytes) % 16 == 0)
+        copy<quad, sizeof(quad) == 16 ? DEEP : 8>(dst, src, bytes);
+    else
+        copy_bytes(dst, src, bytes);
+}
+/* Looks less often than AWAIT, as wires take longer. */
+__device__ void await_piece(unsigned *word, unsigned n) {
+    while ((int)(GET(word) - n) < 0)
+        DOZE();
+    __threadfence_system();
+}
+extern "C" __global__ FEW void ucch(ucch_ring_copies all) {
     const bool comes = blockIdx.x >= all.width;
     const unsigned block = blockIdx.x - (comes ? all.width : 0);
     const unsigned first = comes ? all.out : 0, end = comes ? all.n : all.out;
@@ -22,9 +42,9 @@ extern "C" __global__ RESIDENT void ucch(ucch_ring_copies all) {
             const unsigned long long bytes = left < m.piece ? left : m.piece;
             const unsigned long long from = edge(bytes, block, all.width), to = edge(bytes, block + 1, all.width);
             char *here = m.data + at + from, *there = m.ring + (unsigned long long)slot * m.stride + from;
-            if (threadIdx.x == 0) AWAIT(m.wait, number - m.room);
+            if (threadIdx.x == 0) await_piece(m.wait, number - m.room);
             __syncthreads();
-            copy_bytes(comes ? here : there, comes ? there : here, (unsigned)(to - from));
+            move(comes ? here : there, comes ? there : here, (unsigned)(to - from));
             DONE();
             __syncthreads();
             if (threadIdx.x == 0 && last_at(all.arrived + k * UCCH_RING_SLOTS + slot, all.width)) POST(m.tell, number);
