@@ -1,5 +1,4 @@
-/* Messages of a stage that wires carry, by one kernel. A long one is some 60 pieces, and the copies, waits and writes
- * of these would keep their caller for milliseconds and fill streams.
+/* Short messages of a stage that wires carry, by one kernel, and not by waits, copies and writes of each piece.
  *
  * Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
  * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
@@ -10,7 +9,7 @@
 
 #define THREADS 512
 /* Blocks of either direction. */
-#define WIDTH 1
+#define WIDTH 2
 #define SLICE ((uint64_t)16 << 10)
 
 /* One more message, of pieces that are counted now; what is sent before what is received. One that has the ring of

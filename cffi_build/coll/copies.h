@@ -1,4 +1,4 @@
-/* Messages of a stage that wires carry, by one kernel. */
+/* Short messages of a stage that wires carry, by one kernel. */
 #ifndef UCCH_COPIES_H
 #define UCCH_COPIES_H
 

@@ -140,9 +140,8 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
 
 static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
 
-/* Whether a kernel moves the messages of calls to and from a rank: there copies by the driver would be some 60 pieces
- * of five calls each. On one host the engines of the devices copy, in fewer pieces. */
-int ucch_channels_by_kernel(const ucch_channels *c, int peer) { return c->copies && by_wire(c, peer); }
+/* Whether wires carry what goes to a rank, and comes from it. */
+int ucch_channels_carried(const ucch_channels *c, int peer) { return by_wire(c, peer); }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */

@@ -109,8 +109,9 @@ def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 0.02, 0.1])
-def test_a_rank_that_dies_halfway(run: Callable[..., Any], recovery: list[str], after: float) -> None:
-    env = {"UCCH_WIRE_SLOT": "16K", "UCCH_TIMEOUT": "200", "AFTER": str(after)}
+@pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
+def test_a_rank_that_dies_halfway(run: Callable[..., Any], recovery: list[str], after: float, slot: str) -> None:
+    env = {"UCCH_WIRE_SLOT": slot, "UCCH_TIMEOUT": "200", "AFTER": str(after)}
     out = run(failures.HALFWAY, *THREE, **env, options=recovery, check=False).stdout
     if not recovery and "died" not in out:
         pytest.skip("this launcher ends every rank when one dies")

@@ -139,8 +139,6 @@ assert made["allreduce"] == {True} and (y.peek == p * (p + 1) / 2).all()
 MPI.COMM_WORLD.Barrier()
 request = comm.Iallreduce(x, y.set(-1), stream=stream)
 if r == p - 1:
-    rings = np.array([lib.ucch_channels_slot(comm._run.members.channels.handle, 0, k) for k in range(lib.UCCH_RINGS)])
-    assert rings.max() <= 16384, rings
     time.sleep(float(os.environ["AFTER"]))
     os.kill(os.getpid(), signal.SIGKILL)
 reached(stream)

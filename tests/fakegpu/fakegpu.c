@@ -66,7 +66,7 @@ typedef struct work {
     int kind;
     void *dst;
     const void *src;
-    size_t bytes;
+    size_t bytes, rows, dst_pitch, src_pitch; /* no rows: one */
     float value;
     recording *recording;
     uint64_t ticket;
@@ -173,10 +173,15 @@ static void take_time(queue *s) { usleep((useconds_t)(least_us + (least_us ? ran
 static void run_copy(queue *s, const work *w) {
     char *dst = w->dst;
     const char *src = w->src;
-    if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
+    for (size_t i = 0; i < w->rows || !i; i++, dst += w->dst_pitch, src += w->src_pitch)
+        if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
     take_time(s);
-    if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
-    flip(dst, (ssize_t)w->bytes);
+    dst = w->dst;
+    src = w->src;
+    for (size_t i = 0; i < w->rows || !i; i++, dst += w->dst_pitch, src += w->src_pitch) {
+        if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
+        flip(dst, (ssize_t)w->bytes);
+    }
 }
 
 static void run_kernel(queue *s, const work *w) {

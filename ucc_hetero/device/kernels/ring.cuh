@@ -1,4 +1,4 @@
-/* All messages of a stage of a call that wires carry (cffi_build/coll/copies.c). Half of the blocks do what goes out,
+/* Short messages of a stage of a call that wires carry (cffi_build/coll/copies.c). Half of the blocks do what goes out,
  * the others what comes in: round by round a piece of each message, of which every block does a slice, and the last to
  * have done so tells the other end. */
 #include "blocks.cuh"
@@ -6,8 +6,7 @@
 #include "layout.h"
 #include "words.cuh"
 
-/* Sixteen bytes of a thread that are under way at a time: two blocks are to copy as much as wires carry, as each takes
- * a multiprocessor from products that fill all. */
+/* Sixteen bytes that a thread has under way at a time: few blocks are to copy as much as wires carry. */
 #define DEEP 8
 #if defined(__CUDA_ARCH__)
 #define FEW __launch_bounds__(512)
