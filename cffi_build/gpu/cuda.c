@@ -8,6 +8,20 @@
 
 typedef uint64_t address; /* CUdeviceptr */
 
+/* CUDA_MEMCPY2D; of either side only an address that says itself what memory it is, and its pitch. */
+typedef struct side_2d {
+    size_t x, y;
+    int type;
+    const void *host;
+    address at;
+    void *array;
+    size_t pitch;
+} side_2d;
+typedef struct copy_2d {
+    side_2d src, dst;
+    size_t bytes, rows;
+} copy_2d;
+
 #define CUDA_SYMBOLS(X)                                                                                                \
     X(cuInit, "cuInit", (unsigned), 1)                                                                                 \
     X(cuDriverGetVersion, "cuDriverGetVersion", (int *), 1)                                                            \
@@ -28,6 +42,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *), 1)                                                         \
     X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
+    X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const copy_2d *, void *), 1)                                             \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
@@ -63,7 +78,7 @@ enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, W
 enum { LOADING_EAGER = 1 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
-enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_UNIFIED = 4 };
 #define MOST_DEVICES 64
 #define FLAG_PAGE ((size_t)65536)
 #define FLAG_STRIDE 64
@@ -132,6 +147,15 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
                                     : UCCH_MEMORY_UNKNOWN;
     *device = ordinal < 0 ? 0 : ordinal;
     return status;
+}
+
+static int cuda_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                          void *stream) {
+    copy_2d all = {.src = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)src, .pitch = src_pitch},
+                   .dst = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)dst, .pitch = dst_pitch},
+                   .bytes = bytes,
+                   .rows = rows};
+    return cu.cuMemcpy2DAsync(&all, stream);
 }
 
 static int cuda_alloc(void **where, size_t bytes) {

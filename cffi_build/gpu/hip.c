@@ -24,6 +24,7 @@
     X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
+    X(hipMemcpy2DAsync, (void *, size_t, const void *, size_t, size_t, size_t, int, void *), 1)                        \
     X(hipStreamCreateWithPriority, (void **, unsigned, int), 1)                                                        \
     X(hipStreamDestroy, (void *), 1)                                                                                   \
     X(hipStreamWaitEvent, (void *, void *, unsigned), 1)                                                               \
@@ -90,6 +91,7 @@ PLAIN(host_register, (void *where, size_t bytes), hipHostRegister(where, bytes, 
 PLAIN(host_unregister, (void *where), hipHostUnregister(where))
 PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
+PLAIN(copy_rows, (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows, void *stream), hipMemcpy2DAsync(dst, dst_pitch, src, src_pitch, bytes, rows, COPY_DEFAULT, stream))
 PLAIN(stream_new, (void **stream), hipStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), hipStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), hipStreamWaitEvent(stream, event, 0))

@@ -74,6 +74,24 @@ int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
 }
+typedef struct side_2d {
+    size_t x, y;
+    int type;
+    const void *host;
+    address at;
+    void *array;
+    size_t pitch;
+} side_2d;
+typedef struct copy_2d {
+    side_2d src, dst;
+    size_t bytes, rows;
+} copy_2d;
+int cuMemcpy2DAsync_v2(const copy_2d *c, void *s) {
+    if (c->src.type != 4 || c->dst.type != 4 || c->src.pitch < c->bytes || c->dst.pitch < c->bytes)
+        return INVALID_VALUE;
+    return copy_rows_async((void *)(uintptr_t)c->dst.at, c->dst.pitch, (void *)(uintptr_t)c->src.at, c->src.pitch,
+                           c->bytes, c->rows, s);
+}
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return usable() ? usable() : make_stream((stream **)s);
 }
@@ -201,6 +219,12 @@ int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     if (current < 0) current = 0;
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
+}
+int hipMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                     int kind, void *s) {
+    if (current < 0) current = 0;
+    if (kind != 4 || dst_pitch < bytes || src_pitch < bytes) return INVALID_VALUE;
+    return copy_rows_async(dst, dst_pitch, src, src_pitch, bytes, rows, s);
 }
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);

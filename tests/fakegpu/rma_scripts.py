@@ -70,6 +70,12 @@ for here, there in ((True, True), (True, False), (False, True)):
     assert (room_seen == moved(told[r][3], told[left][2], *every[left])).all(), "a put's pieces"
     mpi.Barrier()
 
+    at = np.arange(0, N, 50_000, dtype=np.uint64)
+    peers[right].put(mine, rooms[right], at, at[::-1], 50_000).Wait()
+    mpi.Barrier()
+    assert (room_seen.reshape(100, -1) == told[left][2].reshape(100, -1)[::-1]).all(), "pages that lie in a row here"
+    mpi.Barrier()
+
     peers[right].put(mine, rooms[right]).Wait()
     mpi.Barrier()
     assert (room_seen == told[left][2]).all(), "a put of all"
