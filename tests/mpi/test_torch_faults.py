@@ -90,7 +90,9 @@ def store() -> Iterator[Server]:
 
 
 @pytest.fixture
-def without_mpi(tmp_path: Path, room: int) -> Callable[..., tuple[list[int], list[str]]]:
+def without_mpi(
+    tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest
+) -> Callable[..., tuple[list[int], list[str]]]:
     """Call as ``without_mpi(script, words of each rank, layout)``: (how the ranks ended, what each has said)."""
 
     def run(script: str, words: list[list[str]], layout: str) -> tuple[list[int], list[str]]:
@@ -99,7 +101,8 @@ def without_mpi(tmp_path: Path, room: int) -> Callable[..., tuple[list[int], lis
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
         env |= {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": env}
-        ranks = [subprocess.Popen([sys.executable, str(path), *each], **options) for each in words]
+        python = pythons.of(request.path, env)
+        ranks = [subprocess.Popen([*python, str(path), *each], **options) for each in words]
         try:
             texts = [rank.communicate(timeout=60 * room)[0].decode() for rank in ranks]
         finally:
@@ -209,7 +212,9 @@ print(f"right: {rank}", flush=True)
 
 
 @pytest.mark.parametrize("how", ["process_group", "torchft"])
-def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int, how: str) -> None:
+def test_ranks_that_are_started_again_join(
+    port: int, tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest, how: str
+) -> None:
     """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
     if how == "torchft":
         pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
@@ -221,7 +226,7 @@ def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int,
     said = tmp_path / "said"
 
     def start(rank: int, generation: int) -> subprocess.Popen[bytes]:
-        words = [sys.executable, str(script), how, str(rank), str(port), str(generation)]
+        words = [*pythons.of(request.path, env), str(script), how, str(rank), str(port), str(generation)]
         with said.open("ab") as out:
             return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
 
