@@ -78,8 +78,22 @@ int ucch_region_used_by(const ucch_peer *peer, uint64_t region) {
 
 /* Nothing of ours goes to a region any more: its owner waits for that, if it has taken it from us. */
 void ucch_target_left_locked(ucch_target *t) {
+    if (t->is_stale) ucch_target_return(t);
     if (t->is_stale && !ucch_region_used_by(t->peer, t->id))
         ucch_tell_locked(t->peer, (ucch_header){.what = UCCH_REVOKED, .region = t->id}, NULL, 0);
+}
+
+/* Leave the list; what refers to it from outside keeps it alive. */
+void ucch_transfer_leave_locked(ucch_transfer *t) {
+    if (t->has_left) return;
+    t->has_left = 1;
+    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
+        if (*p == t) {
+            *p = t->following;
+            break;
+        }
+    if (t->local) t->local->users--;
+    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
 }
 
 /* Look after what comes, for a while; not what comes as the worker ends, which nothing must refer to any more. */

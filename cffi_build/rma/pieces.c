@@ -8,6 +8,8 @@
  * those that are so long on average that the device takes as long for each. */
 #define MANY 8
 #define LONG ((uint64_t)32 << 10)
+/* Between two devices a kernel keeps up for longer. */
+#define LONG_ACROSS ((uint64_t)1 << 20)
 /* UCC's number of it. */
 #define UINT64 64
 
@@ -34,10 +36,12 @@ static void gather(const ucch_rows *r, const ucch_piece *p) {
 
 /* Move pieces as plain bytes in units of eight, if they all are such. */
 static ucch_rows plain_units(const ucch_piece *pieces, uint64_t n) {
-    uint64_t all = 0;
-    for (uint64_t i = 0; i < n; i++)
+    uint64_t all = 0, longest = 0;
+    for (uint64_t i = 0; i < n; i++) {
         all |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
-    return (ucch_rows){all % 8 ? 0 : UCCH_RMA_SLOT, 1, .from = UINT64, .to = UINT64, .from_bytes = 8, .to_bytes = 8};
+        longest = pieces[i].count > longest ? pieces[i].count : longest;
+    }
+    return (ucch_rows){all % 8 ? 0 : longest / 8 + 1, 1, .from = UINT64, .to = UINT64, .from_bytes = 8, .to_bytes = 8};
 }
 
 /* Make one of pieces that follow each other on both sides: how many are left, and their bytes. */
@@ -94,7 +98,7 @@ int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, 
     ucch_rows units = rows ? *rows : region->on_device ? plain_units(pieces, n) : bytes;
     if (!region->on_device) return move_by_host(&units, pieces, n);
     ucch_task task = {.kind = UCCH_PIECES, .dtype = units.from, .to = units.to};
-    int many = n >= MANY && units.row && all / n < LONG;
+    int many = n >= MANY && units.row && all / n < (way == UCCH_ACROSS ? LONG_ACROSS : LONG);
     void *function = rows || many ? ucch_kernel_of(&task) : NULL;
     if (function) return by_kernel(way, &units, pieces, n, function);
     return rows ? UCCH_FAIL_DEVICE : copy_each(way, pieces, n);

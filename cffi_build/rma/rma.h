@@ -103,6 +103,7 @@ struct ucch_target {
     size_t bytes;
     int on_device, is_stale, users;
     ucp_rkey_h rkey;
+    char *opened, *borrowed; /* where our device sees it, and its allocation, if it does */
     ucch_target *next;
 };
 
@@ -140,7 +141,7 @@ typedef struct ucch_slot {
     ucch_piece *pieces;
     void *event, *request;
     double again;
-    int on_device, is_pinned, is_shared;
+    int on_device, is_pinned, is_shared, is_passed; /* the device copies past it */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it, or 0 */
     uint64_t piece;
@@ -212,6 +213,7 @@ void ucch_attend_locked(ucch_rma *at);
 
 int ucch_region_used_by(const ucch_peer *peer, uint64_t region);
 void ucch_target_left_locked(ucch_target *target);
+void ucch_transfer_leave_locked(ucch_transfer *t);
 
 /* target.c */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
@@ -229,6 +231,7 @@ int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets
 int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n);
 
 /* staged.c */
+int ucch_transfer_passes(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
@@ -248,6 +251,9 @@ int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uin
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
 void ucch_carriers_free(ucch_peer *peer);
+
+/* opened.c */
+void ucch_target_return(ucch_target *target);
 
 /* share.c */
 int ucch_share_make(ucch_share *s, int is_open);

@@ -188,6 +188,7 @@ int ucch_target_users(ucch_target *t) { return t->users; }
 void ucch_target_free(ucch_target *t) {
     if (t->rkey) ucch_rkey_free(t->rkey);
     ucch_lock();
+    ucch_target_return(t);
     for (ucch_target **p = &t->peer->targets; *p; p = &(*p)->next)
         if (*p == t) {
             *p = t->next;
@@ -199,7 +200,10 @@ void ucch_target_free(ucch_target *t) {
 
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *h) {
     for (ucch_target *t = peer->targets; t; t = t->next)
-        if (t->id == h->region) t->is_stale = 1;
+        if (t->id == h->region) {
+            t->is_stale = 1;
+            if (!t->users) ucch_target_return(t);
+        }
     if (!ucch_region_used_by(peer, h->region))
         ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = h->region}, NULL, 0);
 }

@@ -138,7 +138,7 @@ static int takes_for_peer(const share *from) {
 
 static int open_memory(void **address, const share *from) {
     char path[64];
-    if (HIP && from->pid == getpid()) return INVALID_CONTEXT;
+    if (from->pid == getpid()) return INVALID_CONTEXT;
     if (HIP && hip_version() >= 7 && from->device >= device_count()) return INVALID_VALUE;
     region *r = calloc(1, sizeof(*r));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", from->pid, from->file);

@@ -56,14 +56,19 @@ class Region(Handle):
             self._registered = worker.context.register((found.ptr, found.nbytes))
         else:
             _bind(Place(found.vendor, found.device))
-        key = self._registered.key if self._registered else b""
         number = int.from_bytes(os.urandom(8), "little")
-        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
-        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
         handle = self._registered.handle if self._registered else ffi.NULL
         base = ffi.cast("void *", found.ptr)
         on_device = found.vendor != "host"
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
+        lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
+        #: Why other devices of its vendor on this host do not reach it; empty where they may.
+        self.lack = ""
+        if on_device and lib.ucch_region_lend(self._native, lent):
+            self.lack = str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+        key = self._registered.key if self._registered else b"" if self.lack else bytes(ffi.buffer(lent))
+        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
+        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
