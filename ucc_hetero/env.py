@@ -299,8 +299,8 @@ _VARIABLES = (
         "WIRE_SLOT",
         _slot,
         "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M); twice as "
-        "many on one host.",
+        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M, or a little "
+        "more that all wires carry as much of); twice as many on one host.",
         "auto|bytes",
     ),
     Variable(

@@ -10,7 +10,7 @@
 
 #include "p2p/message.h"
 
-#define ATTR_RECV_INFO 0x80
+#define FLAG_NO_IMM_CMPL 0x10000
 #define UCS_TRUNCATED (-9)
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_RTS_BIT + 1))
@@ -48,16 +48,15 @@ static void arrived_locked(ucch_message *m, int status) {
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
+    m->came = 1;
     ucp_request_free(request);
     m->request = NULL;
     if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
 }
 
-/* As above, of a receive. */
+/* As above, of a receive: it may have come before libucp's call has returned. */
 static int posted_locked(ucch_message *m, void *p) {
-    if (p != NULL) return ucch_message_begun_locked(m, p);
-    arrived_locked(m, UCS_OK);
-    return ucch_message_settled(m);
+    return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
 }
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
@@ -68,10 +67,11 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
     return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
 }
 
+/* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
     ucp_request_param_t p = ucch_message_params(m, received, mem_type);
-    p.op_attr_mask |= ATTR_RECV_INFO; /* filled when the receive completes on the spot, without a callback */
-    p.recv_info = &m->info;
+    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    m->came = 0;
     return p;
 }
 

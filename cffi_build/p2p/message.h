@@ -31,6 +31,7 @@ struct ucch_message {
     ucp_worker_h worker;
     void *request;
     ucp_tag_recv_info_t info;
+    int came;          /* a receive has been called back, maybe before libucp's call has returned */
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
     ucch_record about; /* whom it is from or to, with which tag */

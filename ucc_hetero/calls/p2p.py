@@ -28,6 +28,7 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..transport.segments import LEAST, key_of
@@ -46,6 +47,8 @@ _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 #: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
 _held: deque[Moved] = deque()
 
+#: Seconds that a process may take to end once its memory is gone.
+_DYING_S = 1.0
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
@@ -578,12 +581,16 @@ class Messages:
                 "order in which both ranks begin them"
             )
         known = error.status == lib.UCCH_FAIL_PEER
-        if known or self.gone(transfer.peer):
+        if known or self._goes(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
             return PeerError(
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
+
+    def _goes(self, peer: int) -> bool:
+        """Whether a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
+        return peer in self._slots and progress_until(lambda: self.gone(peer), _DYING_S)
 
     def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
