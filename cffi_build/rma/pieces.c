@@ -4,16 +4,15 @@
 
 #include "rma/rma.h"
 
-/* So many in a slot are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
- * those that are so long on average that the device takes as long for each. */
+/* So many at a time are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
+ * those that are so long on average that the device takes longer. */
 #define MANY 8
-#define LONG ((uint64_t)32 << 10)
-/* Between two devices a kernel keeps up for longer. */
-#define LONG_ACROSS ((uint64_t)1 << 20)
+#define LONG ((uint64_t)1 << 20)
 /* UCC's number of it. */
-#define UINT64 64
+#define UINT8 40
 
-static const ucch_rows bytes = {.row = UCCH_RMA_SLOT, .rows = 1, .from_bytes = 1, .to_bytes = 1};
+/* Bytes as they are. */
+static const ucch_rows plain = {.from = UINT8, .to = UINT8, .from_bytes = 1, .to_bytes = 1};
 
 static uint64_t less(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -26,22 +25,13 @@ static void convert(const ucch_rows *r, const char *src, char *dst, uint64_t n) 
 
 /* One piece by the host, a row or the rest of one at a time. */
 static void gather(const ucch_rows *r, const ucch_piece *p) {
-    for (uint64_t done = 0, n; done < p->count; done += n) {
+    if (!r->row) memcpy(p->dst, p->src + p->first, p->count);
+    for (uint64_t done = 0, n; r->row && done < p->count; done += n) {
         uint64_t row = (p->first + done) / r->row, at = (p->first + done) % r->row;
         n = less(r->row - at, p->count - done);
         uint64_t place = row / r->rows * r->groups_apart + row % r->rows * r->apart + at;
         convert(r, p->src + place * r->from_bytes, p->dst + done * r->to_bytes, n);
     }
-}
-
-/* Move pieces as plain bytes in units of eight, if they all are such. */
-static ucch_rows plain_units(const ucch_piece *pieces, uint64_t n) {
-    uint64_t all = 0, longest = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        all |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
-        longest = pieces[i].count > longest ? pieces[i].count : longest;
-    }
-    return (ucch_rows){all % 8 ? 0 : longest / 8 + 1, 1, .from = UINT64, .to = UINT64, .from_bytes = 8, .to_bytes = 8};
 }
 
 /* Make one of pieces that follow each other on both sides: how many are left, and their bytes. */
@@ -95,11 +85,11 @@ int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, 
         pieces[i].first = 0;
     }
     if (!rows) n = join(pieces, n, &all);
-    ucch_rows units = rows ? *rows : region->on_device ? plain_units(pieces, n) : bytes;
-    if (!region->on_device) return move_by_host(&units, pieces, n);
-    ucch_task task = {.kind = UCCH_PIECES, .dtype = units.from, .to = units.to};
-    int many = n >= MANY && units.row && all / n < (way == UCCH_ACROSS ? LONG_ACROSS : LONG);
+    const ucch_rows *how = rows ? rows : &plain;
+    if (!region->on_device) return move_by_host(how, pieces, n);
+    ucch_task task = {.kind = UCCH_PIECES, .dtype = how->from, .to = how->to};
+    int many = n >= MANY && all / n < LONG;
     void *function = rows || many ? ucch_kernel_of(&task) : NULL;
-    if (function) return by_kernel(way, &units, pieces, n, function);
+    if (function) return by_kernel(way, how, pieces, n, function);
     return rows ? UCCH_FAIL_DEVICE : copy_each(way, pieces, n);
 }

@@ -114,14 +114,14 @@ static uint32_t entries_of(const ucch_transfer *t, size_t room) {
 
 /* Whether our device copies from place to place. */
 int ucch_transfer_passes(const ucch_transfer *t) {
-    return t->local && t->local->on_device && t->target && t->target->opened && !t->rows.row;
+    return t->local && t->local->on_device && t->target && t->target->seen && !t->rows.row;
 }
 
 /* Have our device copy the next pieces, of which a slot has the list. */
 static int pass_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
     for (; t->next < t->n && n < UCCH_RMA_PIECES; t->next++) {
-        char *here = t->local->base + t->mine[t->next], *there = t->target->opened + t->theirs[t->next];
+        char *here = t->local->base + t->mine[t->next], *there = t->target->seen + t->theirs[t->next];
         int puts = t->what == UCCH_RMA_PUT;
         s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->lengths[t->next]};
         t->bytes += t->lengths[t->next];
@@ -425,7 +425,9 @@ int ucch_staged_busy(ucch_peer *peer) {
     int before = ucch_device_enter();
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         const ucch_slot *in = &peer->at->in[i];
+        const ucch_slot *passed = &peer->at->out[i];
         ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
+        busy |= passed->peer == peer && passed->state == UCCH_COPYING && passed->is_passed;
         busy |= in->peer == peer && in->state == UCCH_COPYING && in->header.what == UCCH_HERE;
         busy |= out && out->state == UCCH_COPYING && !copied(out);
     }

@@ -197,11 +197,11 @@ void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
         settled_locked(t, status);
 }
 
-/* End all that are under way with a peer. */
-void ucch_transfers_end_locked(ucch_peer *peer, int status) {
+/* End all that are under way with a peer, or of them those alone that our device copies from place to place. */
+void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing) {
     for (ucch_transfer *t = peer->at->transfers, *next; t; t = next) {
         next = t->following;
-        if (t->peer == peer) end_locked(t, status);
+        if (t->peer == peer && (!passing || ucch_transfer_passes(t))) end_locked(t, status);
     }
 }
 

@@ -86,11 +86,7 @@ int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
     *where = (address)(uintptr_t)memory;
     return status;
 }
-int cuIpcCloseMemHandle(address where) {
-    if (kind_of((void *)(uintptr_t)where) != DEVICE_MEMORY) return INVALID_VALUE;
-    wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
-    return OK;
-}
+int cuIpcCloseMemHandle(address where) { return close_memory((void *)(uintptr_t)where); }
 int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
@@ -197,11 +193,7 @@ int hipIpcGetMemHandle(share *out, void *where) { return share_memory(out, where
 int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
     return flags == (hip_version() >= 6) ? open_memory(where, &from) : INVALID_VALUE;
 }
-int hipIpcCloseMemHandle(void *where) {
-    if (kind_of(where) != DEVICE_MEMORY) return INVALID_VALUE;
-    wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
-    return OK;
-}
+int hipIpcCloseMemHandle(void *where) { return close_memory(where); }
 int hipMemGetInfo(size_t *room, size_t *all) { return memory_left(room, all); }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return flags == 3 ? allocate(where, bytes, PINNED_MEMORY) : INVALID_VALUE; /* portable and mapped, and no others */

@@ -21,6 +21,11 @@ def test_pieces_go_straight_where_devices_open_each_others_memory(
     assert fakes(rma_scripts.EVERY, "nvidia:2", **env).said("right") == 2
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> None:
+    assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
+
+
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
 def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
     job = fakes(rma_scripts.APART, layout)

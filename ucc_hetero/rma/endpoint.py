@@ -117,18 +117,20 @@ class Endpoint:
         found = Descriptor.unpack(descriptor)
         if found.uid != self.uid:
             raise ValueError("the descriptor is of a region of another process than this endpoint's")
-        asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
-        lib.ucch_transfer_opens(asks, found.region, found.nbytes)
-        self._start(asks, "the question for a region", None, None, timeout).Wait()
+        # Made before the question: should the owner take the region back once it has answered, it is stale.
         native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
         target = Target(self, found, native)
-        if found.memory != "host":
-            target.lack = self._borrow(found, native)
-        elif found.key:
-            status = lib.ucch_target_key(native, ffi.from_buffer(found.key))
-            if status < 0:
-                lib.ucch_target_free(native)
+        try:
+            asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
+            lib.ucch_transfer_opens(asks, found.region, found.nbytes)
+            self._start(asks, "the question for a region", None, None, timeout).Wait()
+            if found.memory != "host":
+                target.lack = self._borrow(found, native)
+            elif found.key and (status := lib.ucch_target_key(native, ffi.from_buffer(found.key))) < 0:
                 raise failure("the key of a region", status)
+        except BaseException:
+            target.close()
+            raise
         self._targets.append(target)
         return target
 
@@ -136,13 +138,16 @@ class Endpoint:
         """Let this process's device reach a region of its vendor's on this host: empty, or why it does not."""
         place = bound()
         if not self.near:
-            return "it is on another host"
+            return "its process is on another host, or in another container"
         if place is None or place.vendor != found.memory:
-            return "no device of its vendor was bound here when it was opened"
+            return f"this process had no {found.memory} device when it opened the region"
         if len(found.key) != lib.UCCH_RMA_LENT:
-            return "its owner's runtime does not lend it"
-        if lib.ucch_target_borrow(native, ffi.from_buffer(found.key)):
+            return "its owner's driver does not lend it, as none does memory of pools and torch's expandable segments"
+        status = lib.ucch_target_borrow(native, ffi.from_buffer(found.key))
+        if status == lib.UCCH_FAIL_DEVICE:
             return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+        if status:
+            raise failure("the question for a region", status)
         return ""
 
     def put(

@@ -76,8 +76,6 @@ class PageTable(Handle):
         told = Table(worker.uid, number, self.form, tuple(region.descriptor for region in self.regions))
         self.number, self.descriptor = number, told.pack()
         self._receipts: list[Receipt] = []
-        if self.on_device:  # pieces of transfers go by it, if there is one
-            kernels.ready(lib.UCCH_PIECES, 0, DTYPES["uint64"].code, DTYPES["uint64"].code)
 
     def _check(self, region: Region) -> None:
         if region.nbytes != array_bytes(self.form):
