@@ -2,17 +2,15 @@
  * we borrow by the vendor's own names for it, or our own. What is put there and got from there our device copies, and
  * nothing lies in between. Where the runtimes refuse, slots carry it.
  *
- * To open memory and to give it back are calls of the driver that may wait for the device, and so for streams that wait
- * for us: the former is done by who opens a target, the latter by the worker's thread, both without the lock. */
+ * To give it back is a call of the driver that waits for all that the device has been given, and keeps others from
+ * recording events meanwhile (seen with CUDA 13): it is made when no stream waits for us, and with the lock, so that
+ * none begins to. To open memory takes a third of a millisecond, and waits for nobody. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/lock.h"
 #include "rma/rma.h"
-
-/* How often to look whether streams wait. */
-#define LOOK_S 1e-3
 
 /* A region's key for peers: the name of its allocation, and where it lies in that. */
 typedef struct key {
@@ -29,7 +27,7 @@ struct ucch_allocation {
     ucch_allocation *next;
 };
 
-/* Its holder is in the driver: nobody takes it who has the engine's. */
+/* Its holder is in the driver. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ucch_allocation *allocations;
 
@@ -117,28 +115,13 @@ int ucch_target_borrow(ucch_target *t, const void *lent) {
 
 int ucch_target_opened(const ucch_target *t) { return t->seen != NULL; }
 
-/* The first of those to be given back, once no stream waits for us: NULL when there are none. */
-static ucch_opened *next_to_leave(ucch_rma *at) {
-    ucch_lock();
-    while (at->leaving && at->has_thread && ucch_gates_held())
-        ucch_sleep_locked(&at->calm, LOOK_S);
-    ucch_opened *o = at->leaving;
-    ucch_unlock();
-    return o;
-}
-
-/* Without the lock, by the worker's thread: give back what is to be, and tell the owners. */
-void ucch_give_back(ucch_rma *at) {
-    for (ucch_opened *o; (o = next_to_leave(at));) {
+/* Give back what is to be, once no stream waits for us, and tell the owners. */
+void ucch_give_back_locked(ucch_rma *at, int anyway) {
+    while (at->leaving && (anyway || !ucch_gates_held())) {
+        ucch_opened *o = at->leaving;
+        at->leaving = o->next;
         if (o->in) close_once(o->in);
-        ucch_lock();
-        for (ucch_opened **p = &at->leaving; *p; p = &(*p)->next)
-            if (*p == o) {
-                *p = o->next;
-                break;
-            }
         if (o->is_owed) ucch_region_let_go_locked(o->peer, o->region);
-        ucch_unlock();
         free(o);
     }
 }

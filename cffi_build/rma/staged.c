@@ -129,8 +129,8 @@ static int pass_locked(ucch_transfer *t, ucch_slot *s) {
     s->serial = t->serial;
     s->peer = t->peer;
     s->is_passed = 1;
-    int status = ucch_pieces_move(t->local, UCCH_ACROSS, NULL, s->pieces, n);
-    return status ? status : mark(s, t->local, UCCH_ACROSS);
+    int way = UCCH_ACROSS, status = ucch_pieces_move(t->local, &way, 0, NULL, s->pieces, n);
+    return status ? status : mark(s, t->local, way);
 }
 
 /* Those copies have ended: its transfer goes on, or is let go. */
@@ -177,8 +177,10 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .count = count,
                               .slot = (uint32_t)(s - outward(t->peer))};
     if (t->peer->out) t->peer->out->next++;
-    int status = ucch_pieces_move(t->local, UCCH_TO_HOST, t->rows.row ? &t->rows : NULL, pieces, count);
-    return status ? status : mark(s, t->local, UCCH_TO_HOST);
+    int way = UCCH_TO_HOST;
+    const ucch_rows *rows = t->rows.row ? &t->rows : NULL;
+    int status = ucch_pieces_move(t->local, &way, s->header.slot % 2, rows, pieces, count);
+    return status ? status : mark(s, t->local, way);
 }
 
 /* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. Memory
@@ -310,10 +312,11 @@ static int scatter_locked(ucch_slot *s) {
         pieces[k] = (ucch_piece){from, region->base + table[k].offset, 0, table[k].bytes};
         from += table[k].bytes;
     }
-    int status = ucch_pieces_move(region, UCCH_TO_DEVICE, NULL, pieces, s->header.count);
+    int way = UCCH_TO_DEVICE,
+        status = ucch_pieces_move(region, &way, s->header.slot % 2, NULL, pieces, s->header.count);
     if (status) return status;
     s->state = UCCH_COPYING;
-    return mark(s, region, UCCH_TO_DEVICE);
+    return mark(s, region, way);
 }
 
 static void landed_locked(ucch_slot *s, int status) {

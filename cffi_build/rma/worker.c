@@ -130,6 +130,7 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
 static int attend_locked(ucch_op *op) {
     ucch_rma *at = (ucch_rma *)((char *)op - offsetof(ucch_rma, attention));
     int busy = ucch_staged_poll_locked(at);
+    ucch_give_back_locked(at, 0);
     double now = ucch_now();
     if (busy || at->leaving) at->heard = now;
     if (now - at->heard > LINGER_S && ucp_worker_arm(at->worker) == 0) {
@@ -145,17 +146,13 @@ static const ucch_op_kind attention = {UCCH_BY_WORKERS, attend_locked, NULL, ign
 
 static void *thread_main(void *arg) {
     ucch_rma *at = arg;
-    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->calls[0], .events = POLLIN}};
-    for (int goes_on = 1; goes_on;) {
-        char call;
-        if (poll(files, 2, -1) > 0 && files[1].revents && read(at->calls[0], &call, 1) < 0) break;
+    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->stop[0], .events = POLLIN}};
+    while (poll(files, 2, -1) < 0 || !files[1].revents) {
         ucch_lock();
         ucch_attend_locked(at);
-        while (at->has_thread && at->attention.state == UCCH_ACTIVE && !at->leaving)
+        while (at->has_thread && at->attention.state == UCCH_ACTIVE)
             ucch_sleep_locked(&at->calm, 0);
-        goes_on = at->has_thread;
         ucch_unlock();
-        ucch_give_back(at);
     }
     return NULL;
 }
@@ -165,8 +162,7 @@ static void *thread_main(void *arg) {
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
-    if (pipe(at->calls)) return UCCH_FAIL_MEMORY;
-    at->has_thread = 1; /* or it would end as it begins */
+    if (pipe(at->stop)) return UCCH_FAIL_MEMORY;
     at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     return at->has_thread && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
 }
@@ -207,11 +203,14 @@ void ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
     at->has_thread = 0;
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
-    ucch_rma_call_locked(at);
+    pthread_cond_broadcast(&at->calm);
     ucch_unlock();
-    pthread_join(at->thread, NULL);
-    close(at->calls[0]);
-    close(at->calls[1]);
+    if (write(at->stop[1], "", 1) == 1) pthread_join(at->thread, NULL);
+    ucch_lock();
+    ucch_give_back_locked(at, 1);
+    ucch_unlock();
+    close(at->stop[0]);
+    close(at->stop[1]);
     listen(at, NULL);
 }
 

@@ -38,7 +38,7 @@ def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: s
     assert job.said("right") == job.ranks
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2"])
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2", "nvidia:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
 

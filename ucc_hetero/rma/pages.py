@@ -175,8 +175,12 @@ class PageTarget:
     @property
     def direct(self) -> bool:
         """Whether its pages may come without passing this process's slots, so that only the sender knows when."""
-        memories = {self.table.regions[0].memory, Descriptor.unpack(self._descriptors[0]).memory}
-        return memories == {"host"} and (self.peer.near or self.table.worker.by_hardware)
+        mine = self.table.regions
+        if mine[0].memory != Descriptor.unpack(self._descriptors[0]).memory:
+            return False
+        if mine[0].memory == "host":
+            return self.peer.near or self.table.worker.by_hardware
+        return self.peer.near and any(region.lent for region in mine)
 
     @cached_property
     def targets(self) -> list[Target]:

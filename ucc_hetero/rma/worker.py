@@ -65,8 +65,9 @@ class Region(Handle):
         on_device = found.vendor != "host"
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
-        may = on_device and lib.ucch_region_lend(self._native, lent) == 0
-        key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if may else b""
+        #: Whether it is device memory that devices of peers may reach themselves.
+        self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
+        key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
         #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
         self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
 

@@ -6,10 +6,13 @@
 extern "C" __global__ void ucch(ucch_pieces all) {
     const ucch_rows r = all.rows;
     const unsigned row = (unsigned)r.row, rows = (unsigned)r.rows;
+    __shared__ ucch_piece p;
     const unsigned slice = row ? UCCH_PIECE_SLICE : UCCH_PLAIN_SLICE;
     const unsigned long long slices = (all.most + slice - 1) / slice;
     for (unsigned long long s = blockIdx.x; s < all.n * slices; s += gridDim.x) {
-        const ucch_piece p = all.each[s / slices];
+        __syncthreads();
+        if (threadIdx.x == 0) p = all.each[s / slices]; /* in host memory */
+        __syncthreads();
         const unsigned long long from = s % slices * slice, left = p.count < from ? 0 : p.count - from;
         const unsigned some = left < slice ? (unsigned)left : slice;
         if (!row) copy_bytes(p.dst + from, p.src + p.first + from, some);
