@@ -252,6 +252,7 @@ int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 /* The numbers of multiprocessors, and of the threads that one holds. */
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
+    if (current < 0) current = 0;
     *module = (void *)image;
     return usable() ? usable() : refused();
 }

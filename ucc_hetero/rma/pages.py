@@ -76,6 +76,8 @@ class PageTable(Handle):
         told = Table(worker.uid, number, self.form, tuple(region.descriptor for region in self.regions))
         self.number, self.descriptor = number, told.pack()
         self._receipts: list[Receipt] = []
+        if self.on_device:  # what turns layouts, if there is one: at the first page streams may be held
+            kernels.ready(lib.UCCH_PIECES, 0, DTYPES["uint64"].code, DTYPES["uint64"].code)
 
     def _check(self, region: Region) -> None:
         if region.nbytes != array_bytes(self.form):
