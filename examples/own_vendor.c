@@ -97,6 +97,12 @@ static int sim_mapped(void *memory, void **seen) {
     return OK;
 }
 
+static int sim_lend(const void *address, void *name, uint64_t *offset) { return NOT_SUPPORTED; }
+
+static int sim_borrow(const void *name, void **address) { return NOT_SUPPORTED; }
+
+static int sim_give_back(void *address) { return NOT_SUPPORTED; }
+
 static int sim_flag(void **word) {
     *word = aligned_alloc(64, 64);
     return *word ? (memset(*word, 0, 64), OK) : NO_MEMORY;

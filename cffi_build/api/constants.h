@@ -39,6 +39,8 @@
 #define UCCH_MEMORY_PINNED 1
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
+/* Bytes of the name by which a process borrows another's device memory. */
+#define UCCH_LENT_BYTES 64
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
  * device. PARKS: a stream that waits for a word keeps no part of the device busy. WAITS_ANYWHERE: it may be any word,
  * not one of the runtime's own. OWN_QUEUES: streams share no queue, in which one that waits holds up those behind it.
@@ -90,6 +92,8 @@
 #define UCCH_RMA_COUNTERS 1024
 #define UCCH_RMA_ENTRIES 1048576
 #define UCCH_RMA_NOTICE 65536
+/* Bytes by which a peer borrows a region of device memory. */
+#define UCCH_RMA_LENT 72
 /* Bytes that the addresses of a process's wires take at most. */
 #define UCCH_RMA_REACH 65536
 

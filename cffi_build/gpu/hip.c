@@ -106,6 +106,12 @@ OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitV
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
 /* clang-format on */
 
+/* What hipMalloc makes is coarse-grained: other processes' devices may read it from their caches, and HIP 7 takes the
+ * device of the owner's number here for the owner's. */
+static int hip_lend(const void *where, void *name, uint64_t *offset) { return NOT_SUPPORTED; }
+static int hip_borrow(const void *name, void **where) { return NOT_SUPPORTED; }
+static int hip_give_back(void *where) { return NOT_SUPPORTED; }
+
 static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
     command_waits = told("GPU_STREAMOPS_CP_WAIT", 0);

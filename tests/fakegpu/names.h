@@ -70,6 +70,23 @@ int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
     *seen = (uint64_t)(uintptr_t)memory;
     return flags ? INVALID_VALUE : OK;
 }
+int cuMemGetAddressRange_v2(address *base, size_t *bytes, address where) {
+    enter();
+    region *r = find_locked((void *)(uintptr_t)where);
+    int status = r && !r->freed ? OK : INVALID_VALUE;
+    *base = r ? (address)(uintptr_t)r->base : 0;
+    *bytes = r ? r->bytes : 0;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+int cuIpcGetMemHandle(share *out, address where) { return share_memory(out, (void *)(uintptr_t)where); }
+int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
+    void *memory = NULL;
+    int status = usable() ? usable() : flags != 1 ? INVALID_VALUE : open_memory(&memory, &from);
+    *where = (address)(uintptr_t)memory;
+    return status;
+}
+int cuIpcCloseMemHandle(address where) { return close_memory((void *)(uintptr_t)where); }
 int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
@@ -194,11 +211,7 @@ int hipIpcGetMemHandle(share *out, void *where) { return share_memory(out, where
 int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
     return flags == (hip_version() >= 6) ? open_memory(where, &from) : INVALID_VALUE;
 }
-int hipIpcCloseMemHandle(void *where) {
-    if (kind_of(where) != DEVICE_MEMORY) return INVALID_VALUE;
-    wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
-    return OK;
-}
+int hipIpcCloseMemHandle(void *where) { return close_memory(where); }
 int hipMemGetInfo(size_t *room, size_t *all) { return memory_left(room, all); }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return flags == 3 ? allocate(where, bytes, PINNED_MEMORY) : INVALID_VALUE; /* portable and mapped, and no others */
@@ -263,6 +276,7 @@ int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 /* The numbers of multiprocessors, and of the threads that one holds. */
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
+    if (current < 0) current = 0;
     *module = (void *)image;
     return usable() ? usable() : refused();
 }

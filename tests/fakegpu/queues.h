@@ -204,8 +204,8 @@ static int synchronize(void *handle) {
 }
 
 /* Wait for all streams of a device, as HIP does before it frees anything there. */
-static void wait_for_device(int device) {
-    for (int busy = HIP; busy; usleep(busy ? LOOK_US : 0)) {
+static void wait_for_device(int device, int does) {
+    for (int busy = does; busy; usleep(busy ? LOOK_US : 0)) {
         busy = 0;
         enter();
         for (stream *s = streams; s && !busy; s = s->next)

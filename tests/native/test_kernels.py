@@ -334,6 +334,30 @@ def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -
     assert (words == [[[(before + n) % 2**32] * 2 for n in pieces]] * 2).all()
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
+    """Pieces of bytes, from anywhere to anywhere, of which some are empty and some take several slices."""
+    rng = np.random.default_rng()
+    source, out = rng.integers(0, 256, 400_000, np.uint8), np.full(400_000, 77, np.uint8)
+    wanted = out.copy()
+    sizes = [0, 1, 8, 16384, *rng.integers(0, 50_000, 6).tolist(), 8 * int(rng.integers(3000, 6000))]
+    each, at = ffi.new("ucch_piece[]", len(sizes)), 0
+    for piece, size in zip(each, sizes, strict=True):
+        begin, first = int(rng.integers(0, len(source) - size)) & ~7, int(rng.integers(0, 2))
+        piece.src, piece.dst = (ffi.cast("char *", a.ctypes.data + k) for a, k in ((source, begin - first), (out, at)))
+        piece.first, piece.count = first, size
+        wanted[at : at + size] = source[begin : begin + size]
+        at += size + int(rng.integers(0, 20))
+        at += -at % 8 if rng.integers(2) else 0
+    code = DTYPES["uint8"].code
+    asked = {"each": each, "n": len(each), "most": max(sizes), "rows": (0, 0, 0, 0, code, code, 1, 1)}
+    for block in rng.permutation(blocks).tolist():
+        library.choose(block, blocks)
+        call(library, len(CASES) + len(FUSED) + len(LANES), ffi.new("ucch_pieces *", asked))
+    library.choose(0, 1)
+    assert (out == wanted).all()
+
+
 @pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])
 def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""

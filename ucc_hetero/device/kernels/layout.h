@@ -17,8 +17,9 @@
 /* In the place of the tag that is wanted of a message in a lane: any. */
 #define UCCH_ANY_TAG 4294967295
 
-/* Elements of a piece that a block does at a time. */
+/* Elements of a piece that a block does at a time, and bytes of one that is copied as it is. */
 #define UCCH_PIECE_SLICE 1024
+#define UCCH_PLAIN_SLICE 16384
 
 /* Word in a cache line of its own. */
 typedef struct ucch_line {
@@ -110,7 +111,7 @@ typedef struct ucch_piece {
 } ucch_piece;
 
 /* How the elements of pieces lie at their source: `row` of them in a row, rows `apart`, and groups of `rows` rows
- * `groups_apart`, in elements; and their types. */
+ * `groups_apart`, in elements; and their types. Row 0: bytes follow each other. */
 typedef struct ucch_rows {
     unsigned long long row, rows, apart, groups_apart;
     int from, to;
