@@ -284,7 +284,7 @@ LONG = COMMON
 LONG += """
 def most(nbytes, slot=65536):
     "What a stream has to do for a message."
-    return 8 if nbytes <= 8 * slot else 3 * (-(-nbytes // slot) // 4 + 8)
+    return 8 if nbytes <= 4 * slot else 3 * (-(-nbytes // slot) // 4 + 8)
 
 NAMES = "Allreduce", "Allgather", "Alltoall", "Reduce_scatter_block"
 with Communicator() as comm:

@@ -353,7 +353,7 @@ def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
     asked = {"each": each, "n": len(each), "most": max(sizes), "rows": (0, 0, 0, 0, code, code, 1, 1)}
     for block in rng.permutation(blocks).tolist():
         library.choose(block, blocks)
-        call(library, len(CASES) + len(FUSED) + len(LANES), ffi.new("ucch_pieces *", asked))
+        call(library, len(CASES) + len(FUSED) + len(LANES) + len(RINGS), ffi.new("ucch_pieces *", asked))
     library.choose(0, 1)
     assert (out == wanted).all()
 
