@@ -28,6 +28,14 @@ class Patient(Cluster):
     room = 1
     #: Library that ranks load first, and not the programs that start them.
     preload: str | None = None
+    #: Words that start Python for ranks with these variables.
+    python: Callable[[Mapping[str, str]], list[str]]
+
+    @classmethod
+    def warm(cls, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+        """The words of a program of Python's, for one that is forked where its modules are: see `Pythons`."""
+        program = not cls.preload and argv[0] == sys.executable and argv[1].endswith(".py")
+        return [*cls.python(env), *argv[1:]] if program else list(argv)
 
     def _sanitized(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         if not self.preload:
@@ -36,12 +44,12 @@ class Patient(Cluster):
         return ["env", f"LD_PRELOAD={self.preload}", *argv], own | dict(env)
 
     def mpirun(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
-        words, own = self._sanitized(argv, env or {})
+        words, own = self._sanitized(self.warm(argv, env or {}), env or {})
         return super().mpirun(words, env=own, **options)
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Words and environment by which the first host starts a job on all of them."""
-        words, own = self._sanitized(argv, env)
+        words, own = self._sanitized(self.warm(argv, env), env)
         return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
     def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
@@ -59,8 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def hosts(monkeypatch: pytest.MonkeyPatch, room: int, pythons: Any, request: pytest.FixtureRequest) -> None:
     """This process as it has to be where clusters are started; without what they need the test is skipped."""
+    monkeypatch.setattr(Patient, "python", functools.partial(pythons.of, request.path), raising=False)
     monkeypatch.setattr(Patient, "preload", os.environ.get("LD_PRELOAD"))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     reason = unavailable()
@@ -135,6 +144,7 @@ def launch(emulate: Callable[..., Cluster]) -> Iterator[Callable[..., subprocess
         cluster: Cluster, host: int, words: Sequence[str], env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        words = Patient.warm(words, env or {})
         started.append((cluster, cluster.hosts[host].popen(words, env=env, **pipe)))
         return started[-1][1]
 

@@ -47,7 +47,8 @@ class Pair:
         usual = {**USUAL, "role": role, "port": PORT, "vendor": VENDORS[host], "extra": own, "folder": ""}
         more = {**self._environment(f"{VENDORS[host]}:1"), **dict(env)}
         with self.log(host).open("ab") as log:
-            self.engines.append(Engine({**usual, **told}, functools.partial(popen, env=more, stderr=log)))
+            popen = functools.partial(popen, env=more, stderr=log)
+            self.engines.append(Engine({**usual, **told}, popen, self.cluster.python(more)))
         return self.engines[-1]
 
     def log(self, host: int) -> Path:

@@ -13,21 +13,38 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import types
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from warm_rank import end_as
+
 import ucc_hetero  # noqa: F401
 
-PR_SET_PDEATHSIG = 1
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None, use_errno=True), 1
+#: Namespaces that emulated hosts have of their own; the first gives the right to enter the others.
+SPACES = "user", "mnt", "net", "ipc", "uts", "pid"
 #: Where modules are found by every program: without this one's folder, and those of its own PYTHONPATH.
 COMMON = sys.path[1 + len([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]) :]
 
 
 def end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter(pid: int) -> None:
+    """Go where a process is, on an emulated host maybe: there a child goes on, as it alone has a number there."""
+    spaces = [(f"/proc/self/ns/{kind}", f"/proc/{pid}/ns/{kind}") for kind in SPACES]
+    files = [os.open(there, os.O_RDONLY) for here, there in spaces if os.readlink(here) != os.readlink(there)]
+    for file in files:
+        if LIBC.setns(file, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(file)
+    if files and (child := os.fork()):
+        end_as(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 class Nursery:
@@ -79,6 +96,7 @@ class Nursery:
             other.close()
             os.close(end)
         self.door.close()
+        enter(struct.unpack("3i", talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
         talk.sendall(b"%d\n" % os.getpid())
         talk.close()
 
@@ -101,6 +119,7 @@ class Nursery:
 
 def become(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Make this process one that was started with these words; the code of its program, and where it runs."""
+    end_with_parent()
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["folder"])

@@ -7,10 +7,13 @@ import pytest
 import rma_scripts
 from device_scripts import OWN_QUEUES
 
+#: Of lists of thousands of pieces each is a copy of its own.
+SOON = {"FAKEGPU_DELAY_US": "20"}
+
 
 @pytest.mark.parametrize("layout", ["amd:2", "nvidia:1,host:1", "nvidia:2,amd:1"])
 def test_pieces_go_to_their_places(fakes: Callable[..., Any], layout: str) -> None:
-    job = fakes(rma_scripts.EVERY, layout)
+    job = fakes(rma_scripts.EVERY, layout, **SOON)
     assert job.said("right") == job.ranks
 
 
@@ -28,13 +31,13 @@ def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> N
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
 def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
-    job = fakes(rma_scripts.APART, layout)
+    job = fakes(rma_scripts.APART, layout, **SOON)
     assert job.said("right") == job.ranks
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1,amd:1"])
 def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: str) -> None:
-    job = fakes(rma_scripts.FAR, layout)
+    job = fakes(rma_scripts.FAR, layout, **SOON)
     assert job.said("right") == job.ranks
 
 
