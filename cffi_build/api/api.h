@@ -170,15 +170,12 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
 int ucch_message_deliver(ucch_message *message, void *data, void *stream);
+int ucch_message_delivered(ucch_message *message);
 
-/* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
-int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                         uint64_t tag, int dest, int on_device, double timeout);
-void ucch_message_rendezvous(ucch_message *message, void *data, size_t bytes, int on_device);
-int ucch_message_moved(ucch_message *message);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
-               uint64_t *sender_tag, size_t *bytes, ucp_tag_message_h *matched);
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_rts);
+/* ---- request.c: what looks at messages before they are received ---- */
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
+               ucp_tag_message_h *matched);
+void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 
 /* ---- direct.c: one-sided transfers of libucp's ---- */

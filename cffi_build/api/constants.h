@@ -105,9 +105,9 @@
 #define UCCH_UNREACHABLE 4
 #define UCCH_ALL_PEERS -1
 
-/* Where a communicator's tags have the source's rank, and the bit of a rendezvous header. */
+/* Where a communicator's tags have the source's rank, and the bit of the package's own messages. */
 #define UCCH_SOURCE_BIT 31
-#define UCCH_RTS_BIT 50
+#define UCCH_OWN_BIT 50
 
 #define UCCH_LABEL_BYTES 48
 /* Bytes of the text of a refusal, and the signature of a call that is one. */

@@ -43,16 +43,8 @@ void ucch_pool_give(void *memory);
 /* ---- kernels.c: arithmetic on the device ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
-/* ---- segment.c: shared memory that devices of several vendors copy to and from ---- */
-int ucch_window_own(uint64_t key, size_t *bytes);
-int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_windows_pin(void);
-
-/* ---- room.c: chunks of windows ---- */
-int ucch_window_room(void);
-
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
-ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);
+ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
 int ucch_channels_carry(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t serial);

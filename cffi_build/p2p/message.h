@@ -1,9 +1,9 @@
-/* A message as message.c and rendezvous.c know it. */
+/* A message as message.c and request.c know it. */
 #ifndef UCCH_MESSAGE_H
 #define UCCH_MESSAGE_H
 
 #include "base/op.h"
-#include "p2p/pipe.h"
+#include "gpu/device.h"
 
 #define ATTR_CALLBACK 0x2
 #define ATTR_USER_DATA 0x4
@@ -11,19 +11,18 @@
 #define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
 #define USER_TAG (((uint64_t)1 << UCCH_SOURCE_BIT) - 1)
-#define OWN_TAG ((uint64_t)1 << (UCCH_RTS_BIT - 1))
-#define UCCH_RTS_TAG ((uint64_t)1 << UCCH_RTS_BIT)
+#define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
 #define UCS_OK 0
 #define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_RENDEZVOUS, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_RECV } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
-    int mem_type, dest, on_device;
+    int mem_type;
 } ucch_start;
 
 struct ucch_message {
@@ -35,14 +34,6 @@ struct ucch_message {
     int peer;
     ucch_record about; /* whom it is from or to, with which tag */
     double left;       /* when the peer was first seen to have ended; 0 = not yet */
-    /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it. */
-    int by_rts, on_device, moving, moved;
-    void *data;
-    size_t room;
-    ucch_rts rts;
-    ucch_pipe *pipe;
-    void *landing; /* where libucp puts what comes in */
-    size_t landing_room;
     /* Its start, whether that waits for its turn, for a stream too, and who comes next. */
     ucch_start start;
     int waits;
@@ -59,13 +50,6 @@ void ucch_message_sent(void *request, ucs_status_t status, void *data);
 int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
-
-/* rendezvous.c */
-int ucch_message_pipe(ucch_message *m);
-int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
-int ucch_rts_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
-int ucch_rts_arrived_locked(ucch_message *m);
-int ucch_rendezvous_pump_locked(ucch_message *m);
 
 /* For those that have the lock. */
 void ucch_message_abandon_locked(ucch_message *m);

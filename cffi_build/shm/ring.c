@@ -104,9 +104,9 @@ static void forget(ucch_channels *c) {
     free(c);
 }
 
-/* Channels of rank `rank` of `size`, whose longest slots between hosts have so many bytes; NULL where there is no
- * memory. */
-ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot) {
+/* Channels of rank `rank` of `size`, which is process `key`, whose longest slots between hosts have so many bytes; NULL
+ * where there is no memory. */
+ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot) {
     ucch_channels *c = calloc(1, sizeof(*c));
     if (!c) return NULL;
     size_t n = (size_t)size;
@@ -122,7 +122,7 @@ ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t sl
     int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
-        c->parts[rank] = ucch_mapping_new(place_of(c, size, 0, 0));
+        c->parts[rank] = ucch_mapping_new(key, place_of(c, size, 0, 0));
     }
     if (!well || !c->parts[rank]) {
         forget(c);

@@ -11,7 +11,6 @@ from ..errors import ranks_text
 from ..machine.facts import Facts
 from ..planner.topology import Topology
 from ..transport import rings
-from ..transport.segments import alone
 
 #: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
 _SOCKETS = 16
@@ -44,7 +43,7 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
     if by_fabric == whole or not devices or any(f.fabric.wanted != "auto" for f in everyone):
         return Split(by_fabric, why)
     hosts = _numbered([f.host.node for f in everyone])
-    several = not alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
+    several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
     mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():

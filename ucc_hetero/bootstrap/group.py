@@ -29,7 +29,6 @@ from ..transport import rings, wires
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
-from ..transport.segments import join as join_windows
 from ..types import Transport
 from . import agreement, faults, process
 from .links import Links
@@ -106,7 +105,6 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.windows = join_windows(mpi, self.bare, self.facts)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
@@ -120,9 +118,9 @@ class Membership:
         memory = None if self.runtime is None else self.runtime.memory_type
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
         #: Channels, and why there are none where devices of several islands could have some.
-        self.channels, self.lacks = rings.join(
-            mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires
-        )
+        self.channels, self.lacks = None, ""
+        if not self.bare.flat:
+            self.channels, self.lacks = rings.join(mpi, self.bare, self.facts, self.runtime, able, self.tuning.wires)
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
@@ -247,7 +245,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
             try:
-                found = rings.join(self.mpi, None, apart, self.facts, self.runtime, False, self.tuning.wires)
+                found = rings.join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]

@@ -9,11 +9,11 @@ from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), rendezvous header or data
-#: (1; ``UCCH_RTS_BIT``), message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), message of the caller's or of the
+#: package's own calls (1; ``UCCH_OWN_BIT``), source rank (19), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
-OWN = 1 << lib.UCCH_RTS_BIT - 1
+OWN = 1 << lib.UCCH_OWN_BIT
 SOURCE_MASK = OWN - 1 - TAG_MASK
 
 
@@ -45,7 +45,6 @@ class Transfer:
         "tag",
         "ways",
         "what",
-        "window",
     )
 
     def __init__(
@@ -69,9 +68,7 @@ class Transfer:
         #: How it is begun, of that buffer, once it was.
         self.ways: Ways | None = None
         self.sync = False
-        #: A send by way of shared pinned memory, which its receiver is told of.
-        self.window = False
-        #: A receive from another host that a stream copies to its place, if one waits for it.
+        #: A receive that a stream copies to its place, if one waits for it.
         self.by_stream = False
 
     def _staged(self) -> Buffer:
@@ -115,7 +112,7 @@ class Transfer:
         """Bring what was received to the caller's memory."""
         if self.bounce is None:
             unpack(self.buffer, self.original)
-        elif not lib.ucch_message_moved(self.handle):
+        elif not lib.ucch_message_delivered(self.handle):
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:

@@ -28,9 +28,9 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
-from ..transport.segments import LEAST, key_of
 from ..types import DTYPES
 from .arguments import whole
 from .dispatch import Runner
@@ -46,6 +46,8 @@ _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 #: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
 _held: deque[Moved] = deque()
 
+#: Seconds that a process may take to end once its memory is gone.
+_DYING_S = 1.0
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
@@ -134,15 +136,8 @@ class Messages:
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
         members = runner.members
-        shared = members.windows
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
-        #: Ranks that messages from or to device memory reach through shared pinned memory.
-        self._windows = shared.peers
-        #: Every rank's key of its window; NULL where no message goes through a window.
-        self.keys: Any = ffi.NULL
-        if self._windows:
-            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
         board, channels = members.board, members.channels
         #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
         #: late may be kept from the driver, by a launch, when another one needs a message of it.
@@ -230,9 +225,8 @@ class Messages:
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
-        transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
-        transfer.sync, transfer.window = sync, window
+        transfer = Transfer(what, source, dest, tag, bounce, at)
+        transfer.sync = sync
         self._in_place(transfer)
         if copy:
             transfer.buffer = copied(transfer.buffer, self.rank)
@@ -286,8 +280,8 @@ class Messages:
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any, taken: bool = ...) -> Moved: ...
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what comes
-        from another host is left to :meth:`take`."""
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what
+        comes is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
@@ -297,17 +291,12 @@ class Messages:
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         transfer = Transfer("receive", target, source, tag, bounce, at)
         self._in_place(transfer)
-        transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
-        # A receive without a bounce buffer into a device's memory is from another host, and not through a window.
-        if self._windows and (transfer.bounce is not None or target.vendor == "host"):
-            into = transfer.buffer if transfer.bounce is None else target
-            pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
-            lib.ucch_message_rendezvous(transfer.handle, pointer, into.nbytes, on_device)
+        transfer.by_stream = taken and bounce is not None and source >= 0
         return transfer
 
     @staticmethod
     def take(request: Request, stream: int) -> bool:
-        """Let a stream wait for a message of another host, and copy it to its place.
+        """Let a stream wait for a message that comes by way of the host, and copy it to its place.
 
         False where the host goes on receiving it: as for any message, the request is waited for.
         """
@@ -381,9 +370,7 @@ class Messages:
             return Ways(buffer, receive)
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
-        if not transfer.window:
-            return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
-        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1))
+        return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
 
     def _not_begun(self, transfer: Moved) -> DeviceError:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
@@ -473,7 +460,7 @@ class Messages:
         if transfer.original.vendor == "host":
             return True
         by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
-        if by_host != (transfer.window or transfer.bounce is not None):
+        if by_host != (transfer.bounce is not None):
             return False
         return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
 
@@ -566,7 +553,7 @@ class Messages:
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
         if error.status == lib.UCCH_FAIL_MEMORY:
-            return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
+            return CollectiveError(f"{where}: no memory left on this host")
         if error.status == lib.UCCH_FAIL_LOST:
             return CollectiveError(f"{where}: {LOST}")
         if error.status == lib.UCCH_FAIL_DEVICE:
@@ -578,12 +565,16 @@ class Messages:
                 "order in which both ranks begin them"
             )
         known = error.status == lib.UCCH_FAIL_PEER
-        if known or self.gone(transfer.peer):
+        if known or self._goes(transfer.peer):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
             return PeerError(
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
+
+    def _goes(self, peer: int) -> bool:
+        """Whether a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
+        return peer in self._slots and progress_until(lambda: self.gone(peer), _DYING_S)
 
     def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"

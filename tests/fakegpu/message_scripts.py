@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_windows.py: messages through windows between devices of two vendors on one host."""
+"""Scripts of ranks for test_device_messages.py: messages by MPI's rules between devices of two vendors on one host."""
 
 COMMON = """
 import numpy as np
@@ -8,17 +8,16 @@ from mpi4py import MPI
 from ucc_hetero import Communicator
 from ucc_hetero.errors import TruncationError
 
-LONG = 300_000  # float32: pieces of 150 KiB
+LONG = 300_000  # float32: longer than what libucp sends unasked
 """
 
 MATCHING = COMMON
 MATCHING += """
 with Communicator() as comm:
     p, r = comm.size, comm.rank
-    assert comm._messages._windows == set(range(p)) - {r}
     other, status = (r + 1) % p, MPI.Status()
     before = (r - 1) % p
-    # In any order of tags: nothing is taken from a window for a message that nobody has matched.
+    # In any order of tags.
     out = [Array(LONG).set(100 * r + k) for k in range(12)]
     into = [Array(LONG) for _ in out]
     sends = [comm.Isend(x, other, k) for k, x in enumerate(out)]
@@ -37,7 +36,7 @@ with Communicator() as comm:
         assert (data == before + i).all(), (i, data[:5])
         assert (status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)) == (before, 7, n)
     [s.Wait() for s in sends]
-    # A probe tells the length of the data, not of what says where it is; what it finds is received next.
+    # A probe tells the length of the data; what it finds is received next.
     sends = [comm.Isend(Array(n).set(n), other, 9) for n in (LONG, LONG + 2)]
     comm.Probe(before, 9, status)
     assert status.Get_count(MPI.FLOAT) == LONG and status.Get_tag() == 9
@@ -86,7 +85,7 @@ print("right")
 
 CROWD = COMMON
 CROWD += """
-# A window of few chunks, many messages and collectives at a time, both ways.
+# Many messages and collectives at a time, both ways.
 with Communicator() as comm:
     p, r = comm.size, comm.rank
     for round in range(3):
@@ -105,19 +104,6 @@ with Communicator() as comm:
 print("right")
 """
 
-OFF = COMMON
-OFF += """
-with Communicator() as comm:
-    r = comm.rank
-    assert not comm._run.members.windows.peers
-    x, y = Array(LONG).set(r), Array(LONG)
-    comm.Sendrecv(x, 1 - r, 0, y, 1 - r, 0)
-    assert (y.peek == 1 - r).all()
-    comm.Allreduce(x, y)
-    assert (y.peek == 1).all()
-print("right")
-"""
-
 #: How a rank ends whose peer has died: it says what each of its calls raises.
 TOLD = """
 import os
@@ -133,26 +119,41 @@ def told(*calls):
     os._exit(0)
 """
 
-#: Rank 1 dies while its part of a long message is on its way; the others learn it.
+#: Rank 1 is killed before its long message is received, or while it is: the other learns it, or has all of it.
 DEATH = COMMON + TOLD
 DEATH += """
+import time
 with Communicator() as comm:
     r = comm.rank
-    x, y = Array(20 * LONG).set(r), Array(20 * LONG)
+    x, y = Array(20 * LONG).set(r), Array(20 * LONG).set(-1)
     comm.Allreduce(x, y)
     if r == 1:
-        send = comm.Isend(x, 0, 5)
-        comm.Iallreduce(x, y)
-        os.kill(os.getpid(), signal.SIGKILL)
-    told(lambda: comm.Recv(y, 1, 5), lambda: comm.Allreduce(x, y))
+        comm.mpi.send(os.getpid(), 0)
+        send = comm.Isend(x.set(7), 0, 5)
+        send.Wait()
+        time.sleep(1000)  # killed before that
+    victim = comm.mpi.recv(source=1)
+    comm.Probe(1, 5)
+    if WAIT:
+        os.kill(victim, signal.SIGKILL)
+        while not comm._messages.gone(1):
+            time.sleep(0.001)
+    receive = comm.Irecv(y, 1, 5)
+    if not WAIT:
+        os.kill(victim, signal.SIGKILL)
+    def whole():
+        receive.Wait()
+        assert (y.peek == 7).all()
+        print("whole", flush=True)
+    told(whole, lambda: comm.Allreduce(x, y))
 """
 
-#: Messages given up on one side are given up on the other and leave windows usable; a window keeps its first size.
+#: A receive that is given up takes nothing of what comes later; a send that is given up goes on until it is received.
 GIVEN_UP = COMMON
 GIVEN_UP += """
-import os
 import time
-from ucc_hetero.errors import CollectiveTimeout, PeerError
+from ucc_hetero.calls import p2p
+from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
     x, y = Array(LONG).set(r), Array(LONG)
@@ -160,20 +161,21 @@ with Communicator() as comm:
         if r == 0:
             comm._messages.timeout = 1.0
             with pytest.raises(CollectiveTimeout):
-                comm.Send(x, 1, k)
+                comm.Send(x.set(10 + k), 1, k)
+            with pytest.raises(CollectiveTimeout):
+                comm.Recv(y, 1, k)
             comm._messages.timeout = 200.0
+            x.set(-5)  # no more the message's
         gone = comm.mpi.Ibarrier()
         while not gone.Test():  # in MPI's Barrier the other would take a core for that second
             time.sleep(0.01)
         if r == 1:
-            with pytest.raises(PeerError):
-                comm.Recv(y, 0, k)
-    comm.Sendrecv(x, 1 - r, 9, y, 1 - r, 9)
+            comm.Recv(y, 0, k)
+            assert (y.peek == 10 + k).all()
+    comm.Sendrecv(x.set(r), 1 - r, 0, y.set(-1), 1 - r, 0)
     assert (y.peek == 1 - r).all()
-    os.environ["UCCH_WINDOW"] = "1G"
-    with Communicator(comm) as other:
-        other.Sendrecv(x, 1 - r, 9, y.set(-1), 1 - r, 9)
-        assert (y.peek == 1 - r).all()
+    while p2p._held:
+        comm.Iprobe(1 - r, 11)
 print("right")
 """
 
