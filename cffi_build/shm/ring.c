@@ -321,7 +321,7 @@ static int open_locked(ucch_channels *c) {
     return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
 }
 
-/* Make what calls need; once the windows are pinned and everybody is known. 0, or a failure. */
+/* Make what calls need, once everybody is known. 0, or a failure. */
 int ucch_channels_open(ucch_channels *c) {
     ucch_lock();
     int before = ucch_device_enter(), status = open_locked(c);
