@@ -90,6 +90,8 @@ static int sim_room(size_t *bytes) {
 
 static int sim_host_register(void *address, size_t bytes) { return OK; }
 
+static int sim_host_unregister(void *address) { return OK; }
+
 static int sim_mapped(void *memory, void **seen) {
     *seen = memory;
     return OK;

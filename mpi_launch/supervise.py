@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .rank import MARK, drain, ending_with_parent, write_all
@@ -119,7 +121,7 @@ class _Watch:
         """Pass a signal on, unless the terminal has sent it to the whole foreground group already."""
         self.why = self.why or number
         if self.asked:
-            self.process.kill()
+            self._kill()
         elif not (number == signal.SIGINT and code == _SI_KERNEL):
             self.process.send_signal(number)
         self.asked += 1
@@ -128,7 +130,7 @@ class _Watch:
     def check_time(self) -> None:
         now = time.monotonic()
         if self.kill_at and now > self.kill_at:
-            self.process.kill()
+            self._kill()
             self.kill_at = None
         if self.outcome.failure is not None:
             self.failed_at = self.failed_at or now
@@ -148,6 +150,16 @@ class _Watch:
         self.why = why
         self.process.terminate()
         self.kill_at = now + GRACE
+
+    def _kill(self) -> None:
+        """Kill the launcher, and end what it has started here: an ssh that a host does not answer would stay for good,
+        with our streams open."""
+        lists = Path("/proc", str(self.process.pid), "task").glob("*/children")
+        children = [int(pid) for each in lists for pid in each.read_text().split()]
+        self.process.kill()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def supervise(
@@ -225,7 +237,7 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
                 f"try: ssh {suspect} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
-        return code if code and why != "start" else LATE
+        return LATE if why else code
     if code and not why:
         _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
     if why == "late":

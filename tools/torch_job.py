@@ -36,7 +36,8 @@ _MPI = {
 _SETTINGS = ("UCC", "UCX_", "NCCL_", "CUDA_MOD", "CUDA_DEV")
 
 
-def _mpirun() -> str:
+def mpirun() -> str:
+    """The program that starts jobs."""
     beside = Path(sys.executable).parent / "mpirun"
     found = os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
     if found is None:
@@ -50,7 +51,7 @@ def job(
     """Run a script as a job of its own; returns what rank 0 left, with ``error`` where it came to a bad end."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [_mpirun(), "-n", str(ranks), sys.executable, script, "--child", str(out), *arguments]
+        command = [mpirun(), "-n", str(ranks), sys.executable, script, "--child", str(out), *arguments]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {"OMP_NUM_THREADS": "1", **os.environ, **_MPI, "PYTHONPATH": path, **environment}
         start = time.monotonic()

@@ -3,11 +3,16 @@
     mpirun -np 2 python tools/torch_vendor.py                      # or python tools/torch_vendor.py: it starts its jobs
     python tools/torch_vendor.py --steps issue,capture --jsonl out.jsonl
     python tools/torch_vendor.py --amd 1 --hip libamdhip64-over-cuda.so    # mixed groups too; tests/hipcuda
+    sudo env "PATH=$PATH" python tools/torch_vendor.py --steps train-hosts,train-25gbit,collectives-hosts
 
 Every step is a job of its own with a time limit. A line of JSON for each figure is appended to ``--jsonl`` as it is
 found, so that a step which hangs or fails costs its own figures only. ``issue``: microseconds that a call of 8 bytes
 keeps its caller, the median of rounds in turns, of the slowest rank, beside a group of torch's own NCCL in the same
 process. Results are compared with what they must be before they are timed.
+
+Steps between hosts need root, and a GPU for each of two emulated hosts (TCP over veth, MTU 9000): ``train-hosts`` with
+NCCL as it comes, the others with its 4 threads × 4 sockets. They run tools/torch_train.py and tools/gpu_collectives.py.
+``least`` and ``most`` are what ours is to reach.
 """
 
 from __future__ import annotations
@@ -25,21 +30,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch_job import RANK, about, begin, job, parser, ratio, words_of
+from torch_job import RANK, about, begin, job, mpirun, parser, ratio, words_of
 
+from ucc_hetero.launch.emulate import unavailable
 from ucc_hetero.machine.launchers import PREFIXES
 
 #: Ratios of ours to NCCL's that groups of one vendor are to reach.
 MOST = 1.05
 #: Groups whose memory is counted, and replays of a graph.
 GROUPS, REPLAYS = 16, 100
+#: NCCL at its fastest over sockets.
+_SOCKETS = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
+#: Training step -> (rate of two emulated hosts' links, NCCL's settings, shares of NCCL's tokens/s to reach).
+TRAINING: dict[str, tuple[str, dict[str, str], tuple[float, float, float]]] = {
+    "train": ("", {}, (0.99, 0.99, 0.99)),
+    "train-hosts": ("none", {}, (1.9, 2.0, 1.0)),
+    "train-hosts-4x4": ("none", _SOCKETS, (1.15, 1.15, 1.15)),
+    "train-25gbit": ("25gbit", _SOCKETS, (1.0, 1.0, 1.0)),
+    "train-10gbit": ("10gbit", _SOCKETS, (1.0, 1.0, 1.0)),
+}
+COLLECTIVES = "collectives-hosts"
 _PREFIXES = (*PREFIXES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    found = parser(__doc__, 2, 120)
-    found.add_argument("--steps", default="", help=f"some of {','.join(STEPS)},train (default: all that can run)")
+    found, every = parser(__doc__, 2, 120), (*STEPS, *TRAINING, COLLECTIVES)
+    found.add_argument("--steps", default="", help=f"some of {','.join(every)} (default: all that can run)")
     found.add_argument("--jsonl", default="torch_vendor.jsonl", help="file that figures are appended to (%(default)s)")
     found.add_argument("--calls", type=int, default=200, help="calls in a row (default: 200)")
     found.add_argument("--rounds", type=int, default=21, help="of each (default: 21)")
@@ -278,27 +295,55 @@ def alone() -> None:
         del os.environ[name]
 
 
-def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s of DDP, FSDP2 and a pipeline over NCCL and ours, by tools/torch_train.py."""
-    out = Path(options.jsonl).with_suffix(".train.json")
-    words = ["--ranks", str(options.ranks), "--backends", "nccl,ucch", "--size", options.size, "--json", str(out)]
-    script = str(Path(__file__).with_name("torch_train.py"))
-    words += ["--limit", str(options.train_limit / 2)]
-    done = subprocess.run([sys.executable, script, *words], timeout=options.train_limit + 60, check=False)
-    return {"status": done.returncode, **(json.loads(out.read_text()) if out.exists() else {})}
+def on_hosts(rate: str) -> list[str]:
+    """The first words of a command on two emulated hosts of one slot each; none without a rate."""
+    words = ["--hosts", "2", "--slots", "1", "--rate", rate, "--mtu", "9000", "--"]
+    return [sys.executable, "-m", "ucc_hetero.launch.emulate", *words] if rate else []
 
 
-def note_training(options: argparse.Namespace, figures: Figures) -> str:
-    """Run the training, note its ratios, and return why it failed, if it did."""
+def program(options: argparse.Namespace, words: list[str], settings: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Run a program that writes ``--json``; returns what it wrote, and why it failed, if it did."""
+    out = Path(options.jsonl).with_suffix(f".{options.step}.json")
+    out.unlink(missing_ok=True)
     try:
-        found = train(options)
+        done = subprocess.run(
+            [*words, "--json", str(out)], timeout=options.train_limit + 60, check=False, env={**os.environ, **settings}
+        )
     except subprocess.TimeoutExpired as late:
-        return str(late)
+        return {}, str(late)
+    error = f"{options.step} ended with status {done.returncode}" if done.returncode else ""
+    return json.loads(out.read_text()) if out.exists() else {}, error
+
+
+def note_training(torch: Any, options: argparse.Namespace, figures: Figures) -> str:
+    """Note tokens/s of DDP, FSDP2 and a pipeline over NCCL (Gloo without GPUs) and ours, by tools/torch_train.py."""
+    rate, settings, least = TRAINING[options.step]
+    peer = "nccl" if torch.cuda.is_available() else "gloo"
+    script = str(Path(__file__).with_name("torch_train.py"))
+    words = ["--ranks", str(options.ranks), "--backends", f"{peer},ucch", "--size", options.size]
+    words += ["--limit", str(options.train_limit / 2)]
+    found, error = program(options, [*on_hosts(rate), sys.executable, script, *words], settings)
     ways = {name: each.get("ways", {}) for name, each in found.get("backends", {}).items()}
-    for way in ways.get("ucch", {}):
-        rates = [ways.get(name, {}).get(way, {}).get("tokens/s") for name in ("ucch", "nccl")]
-        figures.add(f"tokens/s, {way}", ours=rates[0], nccl=rates[1], of_nccl=ratio(*rates).strip())
-    return "" if found["status"] == 0 else f"torch_train.py ended with status {found['status']}"
+    for (way, ours), goal in zip(ways.get("ucch", {}).items(), least, strict=False):
+        rates = [ours.get("tokens/s"), ways.get(peer, {}).get(way, {}).get("tokens/s")]
+        of = {"ours": rates[0], peer: rates[1], f"of_{peer}": ratio(*rates).strip(), "least": f"{goal:.0%}"}
+        figures.add(f"tokens/s, {way}", **of)
+    return error
+
+
+def note_collectives(options: argparse.Namespace, figures: Figures) -> str:
+    """Note the times of collectives between two emulated hosts beside NCCL's, by tools/gpu_collectives.py."""
+    script = str(Path(__file__).with_name("gpu_collectives.py"))
+    words = ["--collectives", "allreduce,allgather,bcast,reduce_scatter,alltoall"]
+    words += ["--sizes", "8,65536,1048576,16777216,134217728"]
+    settings = {**_SOCKETS, "MASTER_ADDR": "node0", "GLOO_SOCKET_IFNAME": "eth0"}
+    job_of = [mpirun(), "-n", str(options.ranks), sys.executable, script]
+    found, error = program(options, [*on_hosts("none"), *job_of, *words], settings)
+    for row in found.get("rows", ()):
+        ours, nccl = min(row[name] for name in ("blocking", "stream") if name in row), row["nccl"]
+        values = {"us": round(ours, 1), "nccl_us": round(nccl, 1), "of_nccl": round(nccl / ours, 3), "least": 1.1}
+        figures.add(f"{row['collective']} of {row['bytes']} B", **values)
+    return error
 
 
 def table(lines: list[Mapping[str, Any]]) -> str:
@@ -307,7 +352,7 @@ def table(lines: list[Mapping[str, Any]]) -> str:
     for line in lines:
         if line["figure"] != "about":
             rest = ", ".join(f"{name} {value}" for name, value in line.items() if name not in ("step", "figure"))
-            rows.append(f"{line['step']:16}{line['figure']:32}{rest}")
+            rows.append(f"{line['step']:18}{line['figure']:32}{rest}")
     return "\n".join(rows)
 
 
@@ -323,15 +368,19 @@ def main() -> int:
 
     usual = [name for name in STEPS if torch.cuda.is_available() or name not in ON_GPUS]
     usual = [name for name in usual if options.hip or name != "memory-mixed"]
-    usual += ["train"] * torch.cuda.is_available()
+    if torch.cuda.is_available():
+        usual += [name for name, (rate, *_) in TRAINING.items() if not rate or unavailable() is None]
+        usual += [COLLECTIVES] * (unavailable() is None)
     options.jsonl = str(Path(options.jsonl).resolve())
     path, bad = Path(options.jsonl), 0
     path.write_text("")
     for name in options.steps.split(",") if options.steps else usual:
         print(f"# {name}", file=sys.stderr, flush=True)
         options.step = name
-        if name == "train":
-            error = note_training(options, Figures(options))
+        if name in TRAINING:
+            error = note_training(torch, options, Figures(options))
+        elif name == COLLECTIVES:
+            error = note_collectives(options, Figures(options))
         else:
             words = words_of(options, "ranks amd hip limit jsonl calls rounds step")
             error = job(__file__, options.ranks, words, STEPS[name][1], options.limit).get("error", "")

@@ -207,6 +207,7 @@ int ucch_await_begin(ucch_await *wait, double timeout, int has_stream, void *str
 void ucch_await_cancel(ucch_await *wait);
 void ucch_await_free(ucch_await *wait);
 
+int ucch_peer_shares(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
@@ -260,6 +261,7 @@ void ucch_circle_free(ucch_circle *circle);
 int ucch_board_reach(ucch_board *board, int size);
 uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
+uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);
 
 /* ---- process.c: processes of this host ---- */
 int ucch_process_ended(int pid);

@@ -47,9 +47,11 @@ typedef struct slot {
     uint64_t failed;   /* the first call that has failed on the rank; 0 for none */
     uint64_t since_failed; /* ns of CLOCK_MONOTONIC when it first knew of one */
     int64_t file;          /* the process's descriptor of its recorder's memory */
-    char more[16];
+    uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
+    char more[8];
     ucch_refusal refused; /* the last call that this rank refused */
     ucch_refusal end;     /* the first refusal that has ended the communicator, as this rank knows it */
+    ucch_refusal waits;   /* a call in which a rank of another host waits, and this one has not come to; no refusal */
     arrival ring[RING];
 } slot;
 
@@ -413,6 +415,12 @@ void ucch_board_open(ucch_board *b, int more) {
     if (b->n) __atomic_store_n(&b->slots[b->mine].open, b->slots[b->mine].open + (uint64_t)more, __ATOMIC_RELEASE);
 }
 
+/* This rank's last call, while it or one before it has not ended; or 0. */
+uint64_t ucch_board_under_way(const ucch_board *b) {
+    const slot *s = b->n ? &b->slots[b->mine] : NULL;
+    return s && __atomic_load_n(&s->open, __ATOMIC_ACQUIRE) ? call_of(s) : 0;
+}
+
 /* The number of the call to come. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
@@ -588,6 +596,31 @@ void ucch_board_behind_by(ucch_board *b, int rank, uint64_t reached) {
 int ucch_board_behind(ucch_board *b, int i, uint64_t seq) {
     uint64_t word = i >= 0 && i < b->n ? __atomic_load_n(&b->slots[i].behind, __ATOMIC_ACQUIRE) : 0;
     return word && word >> 20 < seq ? (int)(word & ((1 << 20) - 1)) - 1 : -1;
+}
+
+/* A rank of another host has waited in call `call`, which this rank has not come to, since then; 0: in none. */
+void ucch_board_waited_by(ucch_board *b, int rank, uint64_t call, const char *label, double since) {
+    if (!b->n) return;
+    slot *s = &b->slots[b->mine];
+    if (s->waits.call == call && s->waits.rank == rank) return;
+    ucch_refusal made = refusal_by(call, rank, label);
+    __atomic_store_n(&s->waited_since, (uint64_t)(1e9 * since), __ATOMIC_RELAXED);
+    write_refusal(&s->waits, &made);
+}
+
+/* The call in which a rank of another host waits, as far as a rank of this one knows, what it is, and since how many
+ * seconds; 0 for none. */
+uint64_t ucch_board_waiter(const ucch_board *b, int rank, char *label, double *seconds) {
+    for (int i = 0; i < b->n; i++) {
+        const slot *s = &b->slots[i];
+        ucch_refusal found;
+        uint64_t call = __atomic_load_n(&s->waits.call, __ATOMIC_ACQUIRE);
+        if (!call || !read_refusal(&s->waits, call, &found) || found.rank != rank) continue;
+        memcpy(label, found.text, LABEL);
+        *seconds = ucch_now() - 1e-9 * (double)__atomic_load_n(&s->waited_since, __ATOMIC_RELAXED);
+        return call;
+    }
+    return 0;
 }
 
 /* The last call was entered at `now`. */

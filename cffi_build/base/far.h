@@ -37,6 +37,8 @@ void ucch_board_end(ucch_board *board, uint64_t call, int rank, const char *text
 void ucch_board_own_text(ucch_board *board, uint64_t seq, char *text);
 int ucch_board_has_left(const ucch_board *board);
 uint64_t ucch_board_has_failed(const ucch_board *board);
+uint64_t ucch_board_under_way(const ucch_board *board);
 void ucch_board_behind_by(ucch_board *board, int rank, uint64_t reached);
+void ucch_board_waited_by(ucch_board *board, int rank, uint64_t call, const char *label, double since);
 
 #endif

@@ -58,7 +58,8 @@ int ucch_progress_locked(void) {
 }
 
 int ucch_progress_once(void) {
-    ucch_lock();
+    /* A thread that has the lock makes progress, or waits in a library for peers: this one would stand, too. */
+    if (!ucch_trylock()) return 0;
     int moved = ucch_progress_locked();
     ucch_unlock();
     return moved;

@@ -25,6 +25,7 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
     X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
+    X(cuMemHostUnregister, "cuMemHostUnregister", (void *), 1)                                                         \
     X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
@@ -81,6 +82,7 @@ PLAIN(release, (void *where), cuMemFree((address)(uintptr_t)where))
 PLAIN(pinned, (void **where, size_t bytes), cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(unpin, (void *where), cuMemFreeHost(where))
 PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(host_unregister, (void *where), cuMemHostUnregister(where))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream))
 PLAIN(stream_new, (void **stream), cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))

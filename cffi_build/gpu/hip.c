@@ -20,6 +20,7 @@
     X(hipHostMalloc, (void **, size_t, unsigned), 1)                                                                   \
     X(hipHostFree, (void *), 1)                                                                                        \
     X(hipHostRegister, (void *, size_t, unsigned), 1)                                                                  \
+    X(hipHostUnregister, (void *), 1)                                                                                  \
     X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
@@ -86,6 +87,7 @@ PLAIN(release, (void *where), hipFree(where))
 PLAIN(pinned, (void **where, size_t bytes), hipHostMalloc(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(unpin, (void *where), hipHostFree(where))
 PLAIN(host_register, (void *where, size_t bytes), hipHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
+PLAIN(host_unregister, (void *where), hipHostUnregister(where))
 PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
 PLAIN(stream_new, (void **stream), hipStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))

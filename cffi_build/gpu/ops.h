@@ -20,6 +20,7 @@ DEVICE(room, (size_t *bytes))                                        /* memory o
 DEVICE(pinned, (void **address, size_t bytes))
 DEVICE(unpin, (void *address))
 DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
+DEVICE(host_unregister, (void *address))
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
 DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
 DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))

@@ -3,7 +3,8 @@
  * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
  * its calls, ten times a second, and compares those that come with its own. Whoever finds a call that differs, or hears
  * of a rank that is gone, says so to all it is connected with, and these go on saying it: all ranks know within a
- * moment. */
+ * moment. A rank that waits in a call for long says that to those of other hosts it is connected with, and no further:
+ * their hosts may wait for it, in another communicator. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,10 @@
 #define WORDS 4
 /* The most different opinions of what was called that are kept. */
 #define OPINIONS 8
+/* Seconds after which a rank says that it waits. */
+#define LONG_S 1.0
 
-enum { CALLS = 2, OPINION, GONE };
+enum { CALLS = 2, OPINION, GONE, WAITS };
 
 typedef struct calls {
     uint64_t first, count;
@@ -38,6 +41,13 @@ typedef struct gone {
     int32_t rank, how;
 } gone;
 
+/* The last call of a rank, which has been under way for a while; call 0: none any more. */
+typedef struct waits {
+    uint64_t call;
+    double seconds;
+    char label[UCCH_LABEL_BYTES];
+} waits;
+
 /* News, in the order in which they came. */
 typedef struct news {
     int kind;
@@ -52,6 +62,9 @@ typedef struct spoke {
     int link, rank, told;             /* so much of the news */
     uint64_t sent, reached, compared; /* calls of ours, of theirs, and of both */
     uint32_t hashes[SEEN];            /* theirs */
+    uint64_t waiting;                 /* the call in which we have said to wait, or 0 */
+    waits waits;                      /* theirs */
+    double since;                     /* when that began, by our clock */
 } spoke;
 
 struct ucch_circle {
@@ -59,7 +72,9 @@ struct ucch_circle {
     ucch_board *board;
     ucch_far *far;
     int rank, size, nspokes, nnews, room, nopinions;
-    int ended; /* whether that was said of this rank */
+    int ended;          /* whether that was said of this rank */
+    uint64_t under_way; /* the last call, where it has not ended, or 0 */
+    double since;       /* when it was seen first */
     int *hosts;
     news *news;
     spoke *spokes;
@@ -207,12 +222,55 @@ static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
     compare(c, s);
 }
 
-/* Whom of those that this rank hears of it would name first, at a deadline. */
+static int is_far(const ucch_circle *c, const spoke *s) { return c->hosts[s->rank] != c->hosts[c->rank]; }
+
+/* Whom of the ranks of other hosts that this one hears of it would name first, at a deadline. */
 static void note_last(ucch_circle *c) {
-    const spoke *last = &c->spokes[0];
-    for (int i = 1; i < c->nspokes; i++)
-        if (c->spokes[i].reached < last->reached) last = &c->spokes[i];
-    if (c->nspokes) ucch_board_behind_by(c->board, last->rank, last->reached);
+    const spoke *last = NULL;
+    for (int i = 0; i < c->nspokes; i++)
+        if (is_far(c, &c->spokes[i]) && (!last || c->spokes[i].reached < last->reached)) last = &c->spokes[i];
+    if (last) ucch_board_behind_by(c->board, last->rank, last->reached);
+}
+
+/* And which of them waits in a call that this rank has not come to. */
+static void note_waiter(ucch_circle *c) {
+    const spoke *first = NULL;
+    for (int i = 0; i < c->nspokes && !first; i++)
+        if (c->spokes[i].waits.call > ucch_far_called(c->far)) first = &c->spokes[i];
+    if (first)
+        ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->since);
+    else
+        ucch_board_waited_by(c->board, -1, 0, "", 0);
+}
+
+static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
+
+/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: others that time
+ * out with it are to know. */
+static void say_waits(ucch_circle *c) {
+    double now = ucch_now();
+    uint64_t call = ucch_board_under_way(c->board);
+    if (has_ended(c)) return; /* looked at behind the call */
+    if (call != c->under_way) c->since = now;
+    c->under_way = call;
+    waits word = {.label = "a call"};
+    if (call && now - c->since >= LONG_S) {
+        word.call = call;
+        word.seconds = now - c->since;
+        ucch_board_own_label(c->board, call, word.label);
+    }
+    for (int i = 0; i < c->nspokes; i++) {
+        spoke *s = &c->spokes[i];
+        if (is_far(c, s) && s->waiting != word.call && !ucch_link_say(s->link, WAITS, c->key, &word, sizeof(word)))
+            s->waiting = word.call;
+    }
+}
+
+static void hear_waits(spoke *s, const waits *word) {
+    s->waits = *word;
+    s->waits.label[UCCH_LABEL_BYTES - 1] = 0;
+    s->since = ucch_now() - word->seconds;
+    if (s->since < 0) s->since = 0; /* this host was not up */
 }
 
 /* ---- the listener ---- */
@@ -221,6 +279,7 @@ static int fits(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
     if (kind == OPINION) return bytes == sizeof(opinion);
     if (kind == GONE) return bytes == sizeof(gone);
+    if (kind == WAITS) return bytes == sizeof(waits);
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
     memcpy(&count, (const char *)data + offsetof(calls, count), sizeof(count));
     return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
@@ -232,6 +291,7 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
         calls calls;
         opinion opinion;
         gone gone;
+        waits waits;
     } word;
     if (!fits(kind, data, bytes)) return -1;
     if (!c) return 0; /* given back, or not made yet */
@@ -243,18 +303,22 @@ static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t
     } else if (kind == GONE) {
         if (word.gone.how < UCCH_LEFT || word.gone.how > UCCH_UNREACHABLE) return -1;
         note_gone(c, &word.gone);
+    } else if (kind == WAITS && !(word.waits.seconds >= 0 && word.waits.seconds < 1e9)) {
+        return -1;
     }
-    for (int i = 0; kind == CALLS && i < c->nspokes; i++)
-        if (c->spokes[i].link == link) hear_calls(c, &c->spokes[i], &word.calls);
+    for (int i = 0; i < c->nspokes; i++) {
+        if (c->spokes[i].link != link) continue;
+        if (kind == CALLS) hear_calls(c, &c->spokes[i], &word.calls);
+        if (kind == WAITS) hear_waits(&c->spokes[i], &word.waits);
+    }
     weigh_opinions(c);
     tell(c);
     return 0;
 }
 
-static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
-
 static void take_turn_of(ucch_circle *c) {
     if (has_ended(c)) say_left(c);
+    say_waits(c);
     uint64_t anew = ucch_far_changed(c->far);
     for (int i = 0; i < c->nspokes; i++) {
         tell_anew(&c->spokes[i], anew);
@@ -264,6 +328,7 @@ static void take_turn_of(ucch_circle *c) {
     weigh_opinions(c);
     tell(c);
     note_last(c);
+    note_waiter(c);
 }
 
 static void take_turn(void) {

@@ -9,19 +9,21 @@
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
-#define UCCH_RMA_VERSION 3
+#define UCCH_RMA_VERSION 4
 /* Pinned memory by which data of devices travels, each way, and the share of one turn of progress. */
 #define UCCH_RMA_SLOTS 8
 #define UCCH_RMA_SLOT ((size_t)1 << 20)
-/* Pieces in a slot at most; behind its memory there is room for a list of them. */
+/* Pieces in a slot at most. */
 #define UCCH_RMA_PIECES 4096
 
-/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; CHUNK carries data for places of
- * a region, PULL asks the owner to send such; NOTIFY comes after data, and LEAVE last. The others answer. */
+/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; CARRY has data for places of a
+ * region, HERE says in which slot that both see there is some, PULL asks the owner to send such; NOTIFY comes after
+ * data, and LEAVE last. The others answer. */
 enum {
     UCCH_OPEN,
     UCCH_REVOKE,
     UCCH_CARRY,
+    UCCH_HERE,
     UCCH_PULL,
     UCCH_NOTIFY,
     UCCH_LEAVE,
@@ -34,12 +36,24 @@ enum {
 typedef struct ucch_header {
     uint16_t version, what;
     int32_t status;
-    uint64_t from;   /* who sends it */
-    uint64_t serial; /* of the transfer, where it was begun */
-    uint64_t region,
-        other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, CARRY: the counter and 1 */
+    uint64_t from;          /* who sends it */
+    uint64_t serial;        /* of the transfer, where it was begun */
+    uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, CARRY, HERE: the counter
+                             * and 1; TAKEN: 1 where the receiver does not see the slot */
     uint32_t count, slot;
 } ucch_header;
+
+/* What HERE has: the file of its sender's slots, and the bytes in one. */
+typedef struct ucch_here {
+    int32_t file;
+    uint32_t bytes;
+} ucch_here;
+
+/* Slots of a process as another one sees them, and its device (share.c); pinned: where there is one. */
+typedef struct ucch_share {
+    int file, is_pinned; /* 0: of another process */
+    char *memory, *seen;
+} ucch_share;
 
 /* Entry of a chunk's table: the data of all follow behind it. */
 typedef struct ucch_place {
@@ -62,7 +76,9 @@ struct ucch_peer {
     ucp_ep_h ep;
     uint64_t uid;
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
-    int process;
+    int process, pid;      /* a file of it, and its number, where it is on this host */
+    int is_apart;          /* one of us does not see the other's slots */
+    ucch_share share;
     int revoking; /* answers that it still owes */
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
@@ -102,14 +118,17 @@ struct ucch_transfer {
     ucch_transfer *following;
 };
 
-/* Pinned memory that data passes, outward or inward. */
+/* Pinned memory that data passes, outward or inward. `held` is allocated, and has the list of pieces, with the memory
+ * in front of it if that is not shared. What comes in may lie in a slot of its sender's. */
 typedef struct ucch_slot {
     enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_LANDING } state;
     ucch_rma *at;
-    char *memory;
+    char *memory, *seen, *held;
+    const char *data, *data_seen;
+    ucch_piece *pieces;
     void *event, *request;
     double again;
-    int on_device, is_pinned;
+    int on_device, is_pinned, is_shared;
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it, or 0 */
     ucch_peer *peer;
@@ -140,6 +159,8 @@ struct ucch_rma {
     ucch_peer *peers;
     ucch_transfer *transfers;
     ucch_slot out[UCCH_RMA_SLOTS], in[UCCH_RMA_SLOTS];
+    ucch_share own;
+    int alone; /* own slots cannot be shared */
     ucch_arrival *arrivals;
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
@@ -182,7 +203,15 @@ void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
 ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *header, void *data, size_t bytes);
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const ucch_here *here);
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
+int ucch_staged_reads(const ucch_peer *peer);
 void ucch_slots_free_locked(ucch_rma *at);
+
+/* share.c */
+int ucch_share_make(ucch_share *s);
+int ucch_share_open(ucch_share *s, int pid, int file);
+int ucch_share_pin(ucch_share *s);
+void ucch_share_free(ucch_share *s);
 
 #endif

@@ -1,6 +1,7 @@
-/* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, libucp carries that
- * to a slot of the receiver's, whose device copies them to their places; eight slots each way, so that all three are
- * under way at a time. In front of the data of a slot lies the table of its places. */
+/* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
+ * device copies them to their places. On one host both see the slot (share.c); else libucp carries it to a slot of the
+ * receiver's. There are eight each way, so that all are under way at a time. In front of the data of a slot lies the
+ * table of its places. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,26 +13,36 @@
 #define UCS_INPROGRESS 1
 
 static void free_memory(ucch_slot *s) {
-    if (s->memory && s->is_pinned)
-        ucch_pool_give(s->memory);
+    if (s->held && s->is_pinned)
+        ucch_pool_give(s->held);
     else
-        free(s->memory);
-    s->memory = NULL;
+        free(s->held);
+    s->held = s->memory = NULL;
 }
 
-/* Memory of a free slot, pinned since there is a device. */
-static int has_memory(ucch_slot *s) {
-    int pinned = ucch_bound() >= 0;
-    size_t bytes = UCCH_RMA_SLOT + UCCH_RMA_PIECES * sizeof(ucch_piece);
-    if (s->memory && s->is_pinned == pinned) return 1;
+/* Memory of a free slot, pinned since there is a device, and from `at` in what is shared. */
+static int has_memory(ucch_slot *s, const ucch_share *share, size_t at) {
+    int pinned = ucch_bound() >= 0, shared = share && share->memory;
+    if (s->held && s->is_pinned == pinned && s->is_shared == shared) return 1;
     free_memory(s);
-    s->memory = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
+    size_t front = shared ? 0 : UCCH_RMA_SLOT, bytes = front + UCCH_RMA_PIECES * sizeof(ucch_piece);
+    s->held = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
+    if (!s->held) return 0;
     s->is_pinned = pinned;
-    return s->memory != NULL;
+    s->is_shared = shared;
+    s->memory = shared ? share->memory + at : s->held;
+    s->seen = shared ? share->seen + at : s->held;
+    s->pieces = (ucch_piece *)(s->held + front);
+    return 1;
 }
 
-/* Room for a list of them, which devices see. */
-static ucch_piece *pieces_of(const ucch_slot *s) { return (ucch_piece *)(s->memory + UCCH_RMA_SLOT); }
+/* Memory of a slot outward: shared once there is a peer on this host. */
+static int has_room(ucch_peer *peer, ucch_slot *s) {
+    ucch_rma *at = peer->at;
+    if (peer->pid && !peer->is_apart && !at->alone) at->alone = ucch_share_make(&at->own) != 0;
+    if (at->own.memory && !at->alone) at->alone = ucch_share_pin(&at->own) != 0;
+    return has_memory(s, at->alone ? NULL : &at->own, (size_t)(s - at->out) * UCCH_RMA_SLOT);
+}
 
 void ucch_slots_free_locked(ucch_rma *at) {
     for (int i = 0; i < 2 * UCCH_RMA_SLOTS; i++) {
@@ -39,6 +50,7 @@ void ucch_slots_free_locked(ucch_rma *at) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         free_memory(s);
     }
+    ucch_share_free(&at->own);
     for (ucch_arrival *a = at->arrivals; a; a = at->arrivals) {
         at->arrivals = a->next;
         free(a);
@@ -66,7 +78,8 @@ static void sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
 }
 
-static int send_locked(ucch_slot *s) {
+static int carry_locked(ucch_slot *s) {
+    s->header.what = UCCH_CARRY;
     ucp_request_param_t p = {
         .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_FLAGS | ATTR_DATATYPE | ATTR_MEMORY_TYPE, .flags = RNDV};
     p.cb = sent;
@@ -77,6 +90,15 @@ static int send_locked(ucch_slot *s) {
     s->request = request;
     s->state = UCCH_SENT;
     return 0;
+}
+
+static int send_locked(ucch_slot *s) {
+    if (!s->is_shared || !s->peer->pid || s->peer->is_apart) return carry_locked(s);
+    s->header.what = UCCH_HERE;
+    ucch_here here = {s->peer->at->own.file, (uint32_t)s->bytes};
+    int status = ucch_tell_locked(s->peer, s->header, &here, sizeof(here));
+    if (!status) s->state = UCCH_SENT;
+    return status;
 }
 
 /* Entries of the next chunk: as many as find room together with their data. */
@@ -97,12 +119,13 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t at;
     uint32_t count = entries_of(t, &at);
     ucch_place *table = (ucch_place *)s->memory;
-    ucch_piece *pieces = pieces_of(s);
+    ucch_piece *pieces = s->pieces;
+    char *memory = t->local->on_device ? s->seen : s->memory;
     for (uint32_t k = 0; k < count; k++) {
         uint64_t left = t->lengths[t->next] - t->done, room = UCCH_RMA_SLOT - at;
         uint64_t bytes = left < room ? left : room;
         table[k] = (ucch_place){t->theirs[t->next] + t->done, bytes};
-        pieces[k] = (ucch_piece){t->local->base + t->mine[t->next], s->memory + at, t->done, bytes};
+        pieces[k] = (ucch_piece){t->local->base + t->mine[t->next], memory + at, t->done, bytes};
         at += bytes;
         t->bytes += bytes;
         t->done += bytes;
@@ -114,7 +137,6 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     s->serial = t->serial;
     s->peer = t->peer;
     s->header = (ucch_header){.version = UCCH_RMA_VERSION,
-                              .what = UCCH_CARRY,
                               .from = t->peer->at->uid,
                               .serial = t->serial,
                               .region = t->there,
@@ -132,7 +154,7 @@ static void reclaim_locked(ucch_slot *s) {
     if (s->state == UCCH_COPYING && !s->serial && s->on_device) ucch_event_ask(s->event, &done, &s->again);
     int is_lost = (s->state == UCCH_SENT || s->state == UCCH_LANDING) && (!s->peer || s->peer->status);
     if (!is_lost && (s->state != UCCH_COPYING || s->serial || !done)) return;
-    if (s->request) s->memory = NULL;
+    if (s->request && !s->is_shared) s->held = NULL;
     s->request = NULL;
     s->state = UCCH_FREE;
 }
@@ -153,7 +175,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &t->peer->at->out[i];
         reclaim_locked(s);
-        if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_memory(s)) {
+        if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
             t->status = fill_locked(t, s);
@@ -175,6 +197,10 @@ int ucch_staged_move_locked(ucch_transfer *t) {
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &at->out[h->slot] : NULL;
     if (!s || s->state != UCCH_SENT || s->header.serial != h->serial || s->peer->uid != h->from) return NULL;
+    if (h->other && s->header.what == UCCH_HERE && s->peer->ep) { /* it does not see ours */
+        s->peer->is_apart = 1;
+        if (!carry_locked(s)) return NULL;
+    }
     s->state = UCCH_FREE;
     return s->serial ? ucch_transfer_of(at, s->serial) : NULL;
 }
@@ -193,7 +219,7 @@ static void taken_locked(ucch_slot *s, int status) {
     s->state = UCCH_FREE;
     if (peer) ucch_tell_locked(peer, h, NULL, 0);
     ucch_arrival *a = at->arrivals;
-    if (!a || !has_memory(s)) return;
+    if (!a || !has_memory(s, NULL, 0)) return;
     at->arrivals = a->next;
     take_locked(at, s, &a->header, a->data, a->bytes);
     free(a);
@@ -221,8 +247,8 @@ static int scatter_locked(ucch_slot *s) {
     if (!region) return UCCH_FAIL_STALE;
     if (!is_sound(region, s->memory, s->bytes, s->header.count)) return UCCH_FAIL_RANGE;
     const ucch_place *table = (const ucch_place *)s->memory;
-    const char *from = s->memory + s->header.count * sizeof(*table);
-    ucch_piece *pieces = pieces_of(s);
+    const char *from = (region->on_device ? s->data_seen : s->data) + s->header.count * sizeof(*table);
+    ucch_piece *pieces = s->pieces;
     s->region = region;
     region->users++;
     for (uint32_t k = 0; k < s->header.count; k++) {
@@ -253,6 +279,17 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
     ucch_device_leave(before);
 }
 
+/* Find the data of a slot of its sender's; the table is read once, as others may write there. */
+static int find_locked(ucch_slot *s) {
+    if (!s->peer || !s->peer->share.memory) return UCCH_FAIL_PEER;
+    if (s->header.count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
+    size_t at = s->header.slot * UCCH_RMA_SLOT;
+    s->data = s->peer->share.memory + at;
+    s->data_seen = s->peer->share.seen + at;
+    memcpy(s->memory, s->data, s->header.count * sizeof(ucch_place));
+    return 0;
+}
+
 static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_header *h, void *data, size_t bytes) {
     s->at = at;
     s->peer = ucch_peer_of(at, h->from);
@@ -261,6 +298,11 @@ static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_header *h, void *
     s->bytes = bytes;
     s->region = NULL;
     s->state = UCCH_LANDING;
+    s->data = s->data_seen = s->memory;
+    if (h->what == UCCH_HERE) {
+        landed_locked(s, find_locked(s));
+        return;
+    }
     ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
                              .cb = landed,
                              .user_data = s};
@@ -275,7 +317,7 @@ static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_header *h, void *
 /* A chunk comes in. */
 ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++)
-        if (at->in[i].state == UCCH_FREE && has_memory(&at->in[i])) {
+        if (at->in[i].state == UCCH_FREE && has_memory(&at->in[i], NULL, 0)) {
             take_locked(at, &at->in[i], h, data, bytes);
             return UCS_INPROGRESS;
         }
@@ -286,6 +328,32 @@ ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *da
     *a = (ucch_arrival){*h, data, bytes, NULL};
     *last = a;
     return UCS_INPROGRESS;
+}
+
+/* Data is in a slot of a peer's, if we see that. */
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const ucch_here *here) {
+    int sees = here->bytes <= UCCH_RMA_SLOT && h->slot < UCCH_RMA_SLOTS;
+    sees = sees && !ucch_share_open(&peer->share, peer->pid, here->file) && !ucch_share_pin(&peer->share);
+    if (sees) {
+        int before = ucch_device_enter();
+        sees = ucch_chunk_come_locked(peer->at, h, NULL, here->bytes) == UCS_INPROGRESS;
+        ucch_device_leave(before);
+    }
+    if (sees) return;
+    ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = UCCH_FAIL_MEMORY, .other = 1};
+    ucch_tell_locked(peer, no, NULL, 0);
+}
+
+/* Whether a device of ours reads in slots of a peer's. */
+int ucch_staged_reads(const ucch_peer *peer) {
+    int reads = 0;
+    ucch_lock();
+    for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
+        const ucch_slot *s = &peer->at->in[i];
+        reads |= s->peer == peer && s->state == UCCH_COPYING && s->header.what == UCCH_HERE;
+    }
+    ucch_unlock();
+    return reads;
 }
 
 /* How many slots are still on their way to places that somebody waits for by a counter. */

@@ -2,6 +2,7 @@
  * it; what is put there afterwards is refused here, before a byte is written. */
 #define _GNU_SOURCE
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     if (!peer) return NULL;
     peer->at = at;
     peer->uid = uid;
+    peer->pid = process;
     peer->process = process ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
     peer->by_errors = peer->process < 0;
     ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address};
@@ -68,6 +70,8 @@ uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which
  * peer that has died takes what is under way along. */
 int ucch_peer_close(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0, status = 0;
+    for (double until = ucch_now() + timeout; ucch_staged_reads(peer) && ucch_now() < until;)
+        sched_yield(); /* it may use its slots again when we have left */
     ucch_lock();
     if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
     ucp_ep_h ep = peer->ep;
@@ -97,8 +101,12 @@ void ucch_peer_free(ucch_peer *peer) {
             break;
         }
     ucch_unlock();
+    ucch_share_free(&peer->share);
     free(peer);
 }
+
+/* Whether what goes there passes memory that both processes see, as far as is known. */
+int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apart && !peer->at->alone; }
 
 /* ---- regions ---- */
 

@@ -49,6 +49,8 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         notify_locked(at, h, data, bytes);
     else if (h->what == UCCH_PULL)
         ucch_pull_asked_locked(peer, h, data, bytes);
+    else if (h->what == UCCH_HERE && bytes == sizeof(ucch_here))
+        ucch_chunk_here_locked(peer, h, data);
     else if (h->what == UCCH_LEAVE)
         ucch_peer_lose_locked(peer);
     else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
@@ -57,7 +59,7 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         for (ucch_region *r = at->regions; r; r = r->next)
             if (r->id == h->region && r->asked) r->asked--;
         peer->revoking--;
-    } else if (t && t->peer == peer && h->what != UCCH_TAKEN)
+    } else if (t && t->peer == peer && h->what != UCCH_TAKEN && h->what != UCCH_HERE)
         ucch_transfer_answered_locked(t, h->status);
 }
 
@@ -94,6 +96,7 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
 /* Whether a message may have so many bytes, and names what there is. */
 static int is_sound(const ucch_header *h, size_t bytes) {
     static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
+                                  [UCCH_HERE] = sizeof(ucch_here),
                                   [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
                                   [UCCH_NOTIFY] = UCCH_RMA_NOTICE,
                                   [UCCH_PULLED] = 0};

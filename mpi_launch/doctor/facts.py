@@ -20,6 +20,7 @@ from ...machine import discover, nics, rdma
 from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
+from ...planner.rules import NO_TABLE, Table, read_table
 from ...transport import carriers
 from .. import launcher
 
@@ -98,6 +99,9 @@ class Facts:
     flow_limit: tuple[str, int]
     #: Fabric that joins this host to others for the library of each vendor of these GPUs.
     fabrics: tuple[tuple[str, Fabric], ...]
+    #: Table of measured choices (UCCH_TUNE_FILE), or why there is none although one is named. Rank 0's is the job's.
+    table: Table
+    no_table: str
     #: Settings of the kernel for TCP, as far as they can be read.
     sysctl: tuple[tuple[str, str], ...]
     memlock: int
@@ -306,6 +310,13 @@ def _fabric(vendor: str, environ: Mapping[str, str], root: Path) -> Fabric:
     return fabric_of(vendor, wanted if wanted in WORDS else "auto", environ, root)
 
 
+def _table(path: str) -> tuple[Table, str]:
+    try:
+        return read_table(path), ""
+    except ValueError as error:
+        return NO_TABLE, str(error)
+
+
 def collect(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
 ) -> Facts:
@@ -314,6 +325,7 @@ def collect(
     found = hardware(root)
     identity = discover.host_identity()
     nvidia = sum(device.vendor == "nvidia" for device in found["usable"])
+    table, no_table = _table(environ.get("UCCH_TUNE_FILE", ""))
     return Facts(
         host=identity.hostname, boot_id=identity.boot_id, memory_domain=tuple(map(str, identity.memory)),
         kernel=os.uname().release, package=__version__,
@@ -322,6 +334,7 @@ def collect(
         memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
         cores=discover.cores(), host_cores=len(discover.host_cores()), ranks_here=ranks,
         fabrics=tuple((name, _fabric(name, environ, root)) for name in sorted({d.vendor for d in found["usable"]})),
+        table=table, no_table=no_table,
         flow_limit=nics.flow_limit(environ.get("UCX_NET_DEVICES", ""), root), clock_synchronised=_clock_synchronised(),
         env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
     )  # fmt: skip

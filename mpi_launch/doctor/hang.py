@@ -342,7 +342,7 @@ def _failed(dump: Dump) -> Iterator[_Found]:
     for record in dump.records:
         if record["status"] < 0 and record["status"] != lib.UCCH_FAIL_CANCELLED and record["kind"] != _REFUSED:
             why = _STATUS.get(int(record["status"]), f"status {int(record['status'])}")
-            after = _span(record["ended"] - record["called"])
+            after = _span(int(record["ended"]) - int(record["called"]))  # whatever bytes they are
             text = f"rank {dump.rank}: {_what(dump, record)} failed after {after}: {why}"
             yield _Found(_wall(dump, record["ended"]), finding("hang-failed", text))
             return

@@ -11,8 +11,9 @@ from typing import Any
 
 from ...bootstrap.agreement import differences, judged, steering
 from ...errors import ranks_text
-from ...machine.fabric import Fabric
+from ...machine.fabric import NO_FABRIC, RESULTS, Fabric
 from ...machine.vendors import VENDORS, seen
+from ...planner.rules import Layout, measured_fabric
 from ...transport.wires import USUAL
 from .checks import over_tcp
 from .facts import Facts
@@ -136,24 +137,50 @@ def _fabric(vendor: str, facts: Facts) -> str:
     return dict(facts.fabrics)[vendor].describe()
 
 
+def _measured(everyone: Sequence[Facts]) -> tuple[str, str, str]:
+    """Measured value of UCCH_FABRIC for these ranks, where it is from, and what is wrong with the table."""
+    table, wrong = everyone[0].table, everyone[0].no_table
+    names = [[name for name in f.vendors if seen(name, list(f.usable), dict(f.env))] or ["host"] for f in everyone]
+    wanted = {found.wanted for facts in everyone for _, found in facts.fabrics}
+    if wrong or wanted != {"auto"} or any(len(each) > 1 for each in names):  # which vendor's a rank is is not known
+        return "", "", wrong
+    ranks = [
+        (name, f.host, dict(f.fabrics).get(name, NO_FABRIC).kind) for (name,), f in zip(names, everyone, strict=True)
+    ]
+    try:
+        return *measured_fabric(table, Layout.of(*zip(*ranks, strict=True))), ""
+    except ValueError as error:
+        return "", "", str(error)
+
+
 def fabric(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Hosts of a vendor that its library's own fabric joins, or does not."""
+    word, why, wrong = _measured(everyone)
+    if wrong:
+        yield finding("env-bad", wrong, "UCCH_TUNE_FILE")
     for vendor in VENDORS:
         of: dict[str, Fabric] = {f.host: dict(f.fabrics)[vendor] for f in everyone if vendor in dict(f.fabrics)}
         kinds = {found.kind for found in of.values()}
         if len(of) < 2:
             continue
-        if len(kinds) > 1:
+        if word:
+            yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {RESULTS[word]} ({why})")
+        elif len(kinds) > 1:
             groups = _differences(everyone, partial(_fabric, vendor), partial(_has_vendor, vendor))
             yield finding("job-fabric", _table(f"the fabric of {vendor}", groups))
         else:
-            yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {next(iter(of.values())).describe()}")
+            told = "; ".join(filter(None, [next(iter(of.values())).describe(), why]))
+            yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {told}")
 
 
 def network_threads(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Cores for the network threads between devices of several hosts that no vendor's fabric joins."""
-    ranks = Counter(facts.host for facts in everyone)
-    islands = {(vendor, found.kind or facts.host) for facts in everyone for vendor, found in facts.fabrics}
+    ranks, word = Counter(facts.host for facts in everyone), _measured(everyone)[0]
+    islands = {
+        (vendor, {"all": "", "host": facts.host}.get(word, found.kind or facts.host))
+        for facts in everyone
+        for vendor, found in facts.fabrics
+    }
     if len(ranks) < 2 or len(islands) < 2:
         return
     for facts in {facts.host: facts for facts in everyone if over_tcp(facts)}.values():

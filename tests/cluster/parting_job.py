@@ -2,7 +2,8 @@
 
 By an ``interrupt`` it does so as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks
 have some seconds; ``late``: it gives up, and lives on, when the others have what it has not; ``after`` all have
-abandoned what they made. ``cut``: it is out of reach, and never comes to its end, when all have freed that.
+abandoned what they made. ``cut``: it is out of reach, and never comes to its end, when all have freed that;
+``storeless``: its store alone is out of reach then, and it ends.
 """
 
 import os
@@ -53,11 +54,11 @@ def main() -> None:
             Job._context = lambda *_: end(how)  # type: ignore[assignment,method-assign]
         elif how == "late":
             agreement.judge_contexts = lambda *_: end(how)
-        elif how not in ("after", "cut"):
+        elif how not in ("after", "cut", "storeless"):
             Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
     seconds = 4.0 if how == "stop" else 0.0
     try:
-        comm = Communicator._adopt(StoreComm.first(Store(folder, 0), rank, range(size), size, seconds))
+        comm = Communicator._adopt(StoreComm.first(Store(folder, rank), rank, range(size), size, seconds))
         if how == "after":
             comm._run.abandon("as of a group of torch's that is aborted")
             if rank == size - 1:
@@ -67,6 +68,10 @@ def main() -> None:
             (folder / "ready").touch()
             while rank == size - 1 or not (folder / "fault").exists():
                 time.sleep(0.01)
+        elif how == "storeless":
+            comm.Free()
+            if rank == size - 1:
+                (folder / f"cut{rank}").touch()
     except (PeerError, CollectiveTimeout) as error:
         print(f"rank {rank} knows: {type(error).__name__} {error}", flush=True)
 

@@ -11,6 +11,8 @@ from channel_jobs import JOBS, USUAL, judge
 from device_scripts import FEW_QUEUES, LATE_KERNELS
 
 from ucc_hetero.launch.emulate import Cluster
+from ucc_hetero.machine.fabric import RESULTS
+from ucc_hetero.planner.rules import Layout, fabrics_of, measured_fabric, read_table, save_fabric
 
 #: Fakes have no library of collectives for the ranks of a host: with several there, vendors stay whole unless told.
 HOST = {"UCCH_FABRIC": "host"}
@@ -75,6 +77,10 @@ FOUR = ("nvidia:4", 2, 2)
 
 @pytest.mark.parametrize(("where", "env", "told", "across"), [
     (FOUR, HOST, "nvidia[0-1]@0 nvidia[2-3]@1 fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued", 2),
+    (
+        ("nvidia:4", 4, 1), {},
+        f"nvidia[0]@0 nvidia[1]@1 nvidia[2]@2 nvidia[3]@3 fabric: nvidia: each host by itself ({NONE}) queued", 2,
+    ),
     (FOUR, {"UCCH_FABRIC": "all"}, "nvidia[0-3]@0-1 fabric: nvidia: all hosts (UCCH_FABRIC=all) else", 1),
     (
         FOUR, LATE_KERNELS,
@@ -89,7 +95,7 @@ FOUR = ("nvidia:4", 2, 2)
         f"nvidia[0]@0 amd[1]@0 nvidia[2]@1 amd[3]@1 fabric: nvidia: each host by itself ({NONE}); "
         f"amd: each host by itself ({NONE}) queued", 2,
     ),
-], ids=["host", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
+], ids=["host", "four hosts", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
 def test_islands_are_said(
     run: Callable[..., str], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
 ) -> None:
@@ -101,3 +107,62 @@ def test_islands_are_said(
     mixed = "amd" in where[0]
     islands = {len(line.partition(" fabric")[0].split()) - 1 for line in out.splitlines() if line.startswith("across ")}
     assert mixed or islands == {across}, out
+
+
+TUNED = """
+import os
+import arrays
+from ucc_hetero import Communicator
+from ucc_hetero.cli.tune import clearly, tune
+
+lines = []
+with Communicator() as comm:
+    found = tune(comm, ["allreduce", "barrier"], [64, 30_000], lines.append)
+    assert found.fabric is not None and set(found.fabric.seconds) == {"host", "all"}, lines
+    assert len(set(comm.mpi.allgather((tuple(found.fabric.seconds.items()), tuple(found.fabric.noise.items()))))) == 1
+    assert [line.split("  ")[0] for line in lines[:4]] == ["fabric, allreduce"] * 2 + ["fabric, barrier", "fabric"]
+    word = clearly(found.fabric)
+    assert len(found.bare.islands) == (1 if word == "all" else 2), (word, found.bare)
+    assert "UCCH_FABRIC" not in os.environ
+    found.save(os.environ["TABLE"], comm.rank)
+    print("right", word or "neither", flush=True)
+"""
+
+
+def test_tune_measures_islands_and_later_jobs_follow(run: Callable[..., str], tmp_path: Path) -> None:
+    """Both kinds of islands on devices of one vendor; the faster one is written down, with the ranks that it is for."""
+    path, where = tmp_path / "tuned.json", ("nvidia:2", 2, 1)
+    pair = Layout.of(["nvidia"] * 2, "ab", [""] * 2)
+    save_fabric(path, Layout.of(["amd"] * 2, "ab", [""] * 2), "all")
+    out = run(TUNED, *where, TABLE=str(path))
+    (word,) = {line.split()[1] for line in out.splitlines() if line.startswith("right ")}
+    assert out.count("right ") == 2, out
+    assert measured_fabric(read_table(str(path)), pair)[0] == word.replace("neither", ""), word
+    assert len(fabrics_of(read_table(str(path)))) == 1 + (word != "neither")
+    for word, islands, queued in (("all", "nvidia[0-1]@0-1", "else"), ("host", "nvidia[0]@0 nvidia[1]@1", "queued")):
+        save_fabric(path, pair, word)
+        told = f"all {islands} fabric: nvidia: {RESULTS[word]} (by the tuned table {path}) {queued}"
+        out = run(STRUCTURE, *where, UCCH_TUNE_FILE=str(path))
+        assert len([line for line in out.splitlines() if line.startswith(told)]) == 2, out
+        out = run(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host")
+        assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
+
+
+@pytest.mark.parametrize(("layout", "env", "told"), [
+    ("nvidia:2", {"UCCH_FABRIC": "host"}, "# fabric: not measured, as UCCH_FABRIC decides"),
+    ("nvidia:2", {"UCCH_WIRES": "0"}, "# fabric: not measured, as streams cannot do calls between hosts"),
+    ("nvidia:1,amd:1", {}, ""),
+], ids=["decided", "no wires", "a vendor a host"])  # fmt: skip
+def test_islands_that_cannot_be_measured(run: Callable[..., str], layout: str, env: dict[str, str], told: str) -> None:
+    script = """
+import arrays
+from ucc_hetero import Communicator
+from ucc_hetero.cli.tune import measure_fabric
+
+with Communicator() as comm:
+    assert measure_fabric(comm, ["allreduce"], [64], print) is None
+    assert all(facts.device_memory for facts in comm._run.members.facts)
+print("right")
+"""
+    out = run(script, layout, 2, 1, **env)
+    assert out.count("right") == 2 and out.count("fabric: ") == (2 if told else 0) and told in out, out

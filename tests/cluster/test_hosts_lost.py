@@ -138,6 +138,12 @@ def test_a_host_is_lost_once_all_is_freed(outputs: Callable[..., list[str]]) -> 
 
 
 @pytest.mark.usefixtures("libraries")
+def test_a_host_loses_its_store_once_all_is_freed(outputs: Callable[..., list[str]]) -> None:
+    """Its rank ends, by a farewell, and the others do not wait for a word of it that never comes."""
+    assert outputs((2, 1), "storeless", [], PARTING) == [""] * 3
+
+
+@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("where", [(2,), (2, 1)], ids=str)
 def test_another_communicator_is_revoked(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
     """Calls of this one go on: whoever waits between hosts looks for what concerns any communicator."""

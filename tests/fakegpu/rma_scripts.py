@@ -91,6 +91,24 @@ print("right", flush=True)
 """
 )
 
+#: The same where no process can open another's slots.
+APART = EVERY.replace(
+    "N = 5_000_000\n",
+    """N = 5_000_000
+slots = [memory(10)[0] for _ in range(2)]
+peers[r].put(slots[0], peers[r].open(slots[1].descriptor)).Wait()  # now they are there
+for name in os.listdir("/proc/self/fd"):
+    if os.path.islink(f"/proc/self/fd/{name}") and "memfd:ucc_hetero" in os.readlink(f"/proc/self/fd/{name}"):
+        os.dup2(os.open(os.devnull, os.O_RDWR), int(name))
+mpi.Barrier()
+""",
+).replace(
+    "worker.close()\n",
+    """assert "both sides" in peers[right].info(mine, rooms[right])["put"]
+worker.close()
+""",
+)
+
 #: A put starts when its stream gets there, a stream waits for a put's end, and another for a counter.
 STREAMS = (
     COMMON

@@ -81,6 +81,7 @@ CU(cuMemFreeHost, (void *where)) { return THERE(cuMemFreeHost, where); }
 CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
     return THERE(cuMemHostRegister_v2, where, bytes, flags);
 }
+CU(cuMemHostUnregister, (void *where)) { return THERE(cuMemHostUnregister, where); }
 CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags)) {
     return THERE(cuMemHostGetDevicePointer_v2, seen, memory, flags);
 }
@@ -222,6 +223,7 @@ int hipHostFree(void *where) {
     return cuMemFreeHost(where);
 }
 int hipHostRegister(void *where, size_t bytes, unsigned flags) { return cuMemHostRegister_v2(where, bytes, flags); }
+int hipHostUnregister(void *where) { return cuMemHostUnregister(where); }
 int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
     address a = 0;
     int status = cuMemHostGetDevicePointer_v2(&a, memory, flags);

@@ -142,6 +142,7 @@ for one in (comm, other) if rank else (other, comm):
     except u.CollectiveTimeout as error:
         print(error, flush=True)
         break
+world.Barrier()  # who leaves at its deadline is what the other one names
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "3"}, check=False)
     said = (

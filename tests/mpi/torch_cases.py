@@ -20,6 +20,7 @@ if hip := os.environ.get("CASES_HIP"):  # the last half of the ranks takes its G
         if last
         else {"UCCH_HIP_LIB": "none"}
     )
+TWO_VENDORS = bool(hip)
 if DEVICE != "cpu":
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.set_default_device(DEVICE)

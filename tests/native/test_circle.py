@@ -13,7 +13,7 @@ import pytest
 
 from ucc_hetero.native.libraries import ffi, lib
 
-CALLS, OPINION, GONE = 2, 3, 4
+CALLS, OPINION, GONE, WAITS = 2, 3, 4, 5
 KEY = 0x1234567890ABCDEF
 LIMIT = 300.0
 
@@ -107,6 +107,47 @@ def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -
     here.call(1, "the same")
     here.call(8, "not the same")
     assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+
+
+def test_a_rank_says_in_which_call_it_waits(rank: Callable[..., Rank]) -> None:
+    """And that it does so no more; one that has failed in it need not say so, as others then ask why."""
+    here, form = rank(), f"<Qd{lib.UCCH_LABEL_BYTES}s"
+    for fails in (False, True):
+        call = here.call(8, "a long one")
+        lib.ucch_board_open(here.board, 1)
+        found, seconds, label = struct.unpack(form, here.hear(WAITS))
+        assert (found, label.rstrip(b"\0")) == (call, b"a long one") and seconds > 0
+        if fails:
+            lib.ucch_board_failed(here.board, call)
+        lib.ucch_board_open(here.board, -1)
+        assert struct.unpack_from("<Q", here.hear(WAITS, GONE))[0] == (call if fails else 0)
+
+
+def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) -> None:
+    """Known to all of this host, until this rank comes to that call, or the other one waits no more."""
+    here = rank(slots=2)
+    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1])
+    label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
+
+    def waits(call: int, since: float = 7.0) -> None:
+        here.say(WAITS, struct.pack(f"<Qd{lib.UCCH_LABEL_BYTES}s", call, since, f"call {call}".encode()))
+
+    def known() -> int:
+        return int(lib.ucch_board_waiter(beside, 2, label, seconds))
+
+    waits(1)
+    until(lambda: known() == 1)
+    assert ffi.string(label) == b"call 1" and 7 <= seconds[0] < 7 + LIMIT
+    assert lib.ucch_board_waiter(beside, 1, label, seconds) == 0
+    here.call(8, "came to it")
+    until(lambda: not known())
+    waits(2)
+    until(lambda: known() == 2)
+    waits(0)
+    until(lambda: not known())
+    lib.ucch_board_free(beside)
+    waits(3, float("nan"))
+    until(lambda: not lib.ucch_link_up(here.link))
 
 
 def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> None:

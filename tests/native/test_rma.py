@@ -14,6 +14,12 @@ def test_pieces_go_to_their_places(fakes: Callable[..., Any], layout: str) -> No
     assert job.said("right") == job.ranks
 
 
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
+def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
+    job = fakes(rma_scripts.APART, layout)
+    assert job.said("right") == job.ranks
+
+
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2

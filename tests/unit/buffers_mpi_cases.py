@@ -124,7 +124,7 @@ def test_nested_types(data: st.DataObject) -> None:
         else:
             made.append(old.Create_subarray([count + 1, block + gap], [count, block], [1, gap - 1]))
     try:
-        check_against_mpi(made[-1].Dup(), data.draw(st.integers(0, 2)), room=1 << 16)
+        check_against_mpi(made[-1].Dup(), data.draw(st.integers(0, 2)), room=1 << 17)  # twice 24**3 floats fit
     finally:
         for datatype in made:
             datatype.Free()

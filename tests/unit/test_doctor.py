@@ -16,6 +16,7 @@ from ucc_hetero.launch.doctor import __main__ as tool
 from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
 from ucc_hetero.machine.fabric import Fabric
+from ucc_hetero.planner.rules import Layout, read_table, save_fabric
 
 LIBRARIES = Libraries(
     ucc="1.4.0", ucc_path="/lib/libucc.so.1", ucx="1.22.0", ucx_path="/lib/libucp.so.0",
@@ -291,6 +292,30 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
         "job-fp8": ([a, amd], 2, still),
         "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
     }  # fmt: skip
+
+
+def test_measured_islands_of_a_job(tmp_path: Path) -> None:
+    """They are followed before the hosts' RDMA; rank 0's table is the job's, and a bad one an error."""
+    a, b = jobs(tmp_path)[""][0]
+    a, b = (replace(each, fabrics=(("nvidia", Fabric("", "no active port")),)) for each in (a, b))
+    path = tmp_path / "tuned.json"
+    save_fabric(path, Layout.of(["nvidia"] * 2, "ab", [""] * 2), "all")
+    mine, nothing = read_table(str(path)), "UCCH_TUNE_FILE=x cannot be read"
+
+    def said(*everyone: Facts) -> str:
+        (found,) = (each for each in job.fabric(everyone) if each.code == "job-fabric")
+        return f"{found.level}: {found.text}"
+
+    assert said(a, b) == "ok: nvidia on 2 hosts: each host by itself (no active port)"
+    told = replace(a, table=mine)
+    assert said(told, replace(b, no_table=nothing)) == f"ok: nvidia on 2 hosts: all hosts (by the tuned table {path})"
+    assert not list(job.network_threads([replace(each, host_cores=2, ports=()) for each in (told, b)]))
+    roce = [replace(each, fabrics=(("nvidia", Fabric("RoCE", "mlx5_0:1")),)) for each in (told, b)]
+    assert said(*roce).endswith(f"(mlx5_0:1); not by the tuned table {path}, of hosts with no RDMA for nvidia")
+    wrong = replace(a, table=mine._replace(text=mine.text.replace('"all"', '"some"')))
+    for first, text in ((wrong, "has the fabric 'some'"), (replace(a, no_table=nothing), nothing)):
+        (bad,) = (each for each in job.fabric([first, b]) if each.code == "env-bad")
+        assert text in bad.text and "correct UCCH_TUNE_FILE" in bad.cure
 
 
 #: But for those that have tests of their own.

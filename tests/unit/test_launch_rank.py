@@ -2,16 +2,18 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hosts import amd_host, nvidia_host
 
 from ucc_hetero.launch import rank
-from ucc_hetero.launch.supervise import Filter, Outcome, supervise
+from ucc_hetero.launch.supervise import LATE, Filter, Outcome, supervise
 from ucc_hetero.machine import launchers, vendors
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
@@ -368,3 +370,14 @@ def test_a_launcher_that_ends_without_a_word_of_its_ranks(capfd: pytest.CaptureF
     script = f"printf '\\036%s\\n' '{started}' >&2; exit 137"
     assert supervise(("sh", "-c", script), [("a", 1)]) == 137
     assert "sh ended with status 137, and no rank told why" in capfd.readouterr().err
+
+
+def test_a_launcher_that_has_to_be_killed_leaves_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that to a host that never answers, which would hold whoever reads what the job prints."""
+    monkeypatch.setattr("ucc_hetero.launch.supervise.GRACE", 0.1)
+    os.mkfifo(tmp_path / "held")
+    script = f"trap '' TERM; (trap - TERM; exec sleep 1000) 3> {tmp_path}/held & wait; wait"
+    with ThreadPoolExecutor() as reader:
+        said = reader.submit((tmp_path / "held").read_bytes)  # until the last one that could write has ended
+        assert supervise(("bash", "-c", script), [("a", 1)], timeout=0.5) == LATE
+        assert said.result(timeout=300) == b""

@@ -18,7 +18,7 @@ from ucc_hetero.planner.algorithms import alltoall, partition
 from ucc_hetero.planner.algorithms.builders import each, link
 from ucc_hetero.planner.algorithms.partition import MOST_RAILS, Division, Segment
 from ucc_hetero.planner.algorithms.registry import GRAIN, Piece, Scratch, cut_at
-from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
+from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape, elements
 from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Fragment, Operand, Plan, Region, regions
 from ucc_hetero.planner.select import Choice, Tuning, choose, make_plan
 from ucc_hetero.planner.topology import Group, Topology
@@ -69,6 +69,8 @@ def test_valid(collective: str, name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("collective, count", [
     ("barrier", 0), ("bcast", 2), ("bcast", 1 << 22), ("reduce", 2), ("reduce", 1 << 22), ("allreduce", 2),
+    ("allgather", 2), ("reduce_scatter_block", 2), ("gather", 2), ("gather", 1 << 16), ("scatter", 2),
+    ("scatter", 1 << 16),
 ])  # fmt: skip
 def test_valid_on_64_hosts_of_8(collective: str, count: int) -> None:
     """One vendor whose hosts are islands, with the plans that queued calls get there."""
@@ -76,7 +78,7 @@ def test_valid_on_64_hosts_of_8(collective: str, count: int) -> None:
     topology = Topology.group(["nvidia"] * 512, hosts, fabrics=hosts)
     root = 77 if ROWS[collective].rooted else -1
     call = Call(collective, 512, (count,) if count else (), root)
-    choice = choose(topology, collective, 4 * count, Tuning(queued=True))
+    choice = choose(topology, collective, 4 * elements(call), Tuning(queued=True))
     validate(make_plan.__wrapped__(topology, call, choice), topology, call)
 
 

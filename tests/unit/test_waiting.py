@@ -1,11 +1,13 @@
 """One wait during which progress is made."""
 
+import threading
 import time
 from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
+from ucc_hetero.bindings.handle import locked
 from ucc_hetero.native import waiting
 from ucc_hetero.native.waiting import progress_until
 
@@ -52,3 +54,20 @@ def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> N
     looks.clear()
     assert not progress_until(asked, 5.0, hopeless, apart=4.0)
     assert len(looks) == 2
+
+
+def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
+    """As one that waits in a library for a peer which never comes."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        locked(lambda: (taken.set(), over.wait()))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        taken.wait()
+        assert not progress_until(lambda: False, 0.01)
+    finally:
+        over.set()
+        thread.join()

@@ -290,10 +290,12 @@ class Team(Handle):
                 raise
             check("ucc_team_destroy", status)
 
-    def __del__(self) -> None:
+    def __del__(
+        self, ends: Callable[[], bool] = sys.is_finalizing, keep: Callable[[object], None] = quarantine.keep
+    ) -> None:
         """A team that was not closed is libucc's until its context ends, and with it the map."""
-        if getattr(self, "handle", None):
-            quarantine.keep(self._map)
+        if getattr(self, "handle", None) and not ends():
+            keep(self._map)
 
 
 def _fill(

@@ -9,9 +9,11 @@ where it has made no communicator yet. So does one that calls ``sys.exit`` with 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
@@ -214,6 +216,23 @@ def _abort() -> None:
 _LOST, _STUCK, _HAUNTED, _WHOLE = range(4)
 
 
+class _Look:
+    """Whether ranks of a job have ended and will not come: one that has ended since it came does not matter.
+
+    What a rank of another host has said may come behind its farewell, or never, as where only its store was cut off.
+    """
+
+    def __init__(self, job: process.Job) -> None:
+        self._job, self._left = job, math.inf
+
+    def __call__(self) -> bool:
+        if self._job.ended() or links.lost(self._job.index) or any(comm._run.board.dead() >= 0 for comm in living):
+            return True
+        if self._left == math.inf and links.left(self._job.index):
+            self._left = time.monotonic()
+        return time.monotonic() - self._left > _PATIENCE
+
+
 def _together(each: process.Job) -> int:
     """Wait for all ranks of a job; how the worst of them comes to its end.
 
@@ -232,14 +251,7 @@ def _together(each: process.Job) -> int:
         if not faults.lacking(each.comm) and faults.dead_ranks(each.comm):
             return _LOST
         request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
-        # Who died, by os._exit, say, will never come; one that has ended since it came does not matter.
-        come = progress_until(
-            request.Test,
-            hopeless=lambda: (
-                each.ended() or links.lost(each.index) or any(comm._run.board.dead() >= 0 for comm in living)
-            ),
-        )
-        come = come or request.Test()
+        come = progress_until(request.Test, hopeless=_Look(each)) or request.Test()
     except faults.EXCHANGE_ERRORS:
         come = False
     return worst[0] if come else _LOST

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ..device import DeviceRuntime
 from ..errors import ranks_text
+from ..machine.fabric import RESULTS
 from ..machine.facts import Facts
+from ..planner.rules import Layout, Table, measured_fabric
 from ..planner.topology import Topology
 from ..transport import rings
 
@@ -23,35 +25,66 @@ class Split(NamedTuple):
     why: str
 
 
-def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, library: Callable[[], bool]) -> Split:
+def split(
+    mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, library: Callable[[], bool], table: Table
+) -> Split:
     """Split ranks into islands by fabric; collective over ``mpi``, and the same on all ranks.
 
-    Calls between devices of several islands must be queued in streams, or they are slower than over the sockets of the
-    vendor's library. So where nobody has decided (UCCH_FABRIC) and some rank cannot, vendors stay whole.
+    UCCH_FABRIC decides, else what was measured for these ranks, else the hosts' RDMA. Calls between devices of several
+    islands must be queued in streams, or they are slower than over the sockets of the vendor's library. So where
+    nobody has decided (UCCH_FABRIC) and some rank cannot, vendors stay whole.
 
     Args:
         mpi: exchange of these ranks.
         everyone: facts of all ranks.
         runtime: of this rank's device; None without one.
         library: tells whether the vendor's library of collectives is there, for the stages inside an island.
+        table: measured choices.
+
+    Raises:
+        ValueError: the table's entry for these ranks is none.
     """
-    by_fabric = _numbered([facts.joined for facts in everyone])
     whole = _numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
     spread = _spread(everyone)
-    why = "; ".join(_describe(vendor, ranks, everyone) for vendor, ranks in spread.items())
+    decided = any(f.fabric.wanted != "auto" for f in everyone)
+    tuned, note = ("", "") if decided else measured_fabric(table, layout_of(everyone))
+    if tuned:
+        by_fabric = whole if tuned == "all" else _numbered([(f.vendor, f.host.node) for f in everyone])
+        why = "; ".join(f"{vendor}: {RESULTS[tuned]} ({note})" for vendor in spread)
+    else:
+        by_fabric = _numbered([facts.joined for facts in everyone])
+        why = "; ".join(
+            [*(_describe(vendor, ranks, everyone) for vendor, ranks in spread.items()), *filter(None, [note])]
+        )
     devices = any(f.device_memory for f in everyone)
-    if by_fabric == whole or not devices or any(f.fabric.wanted != "auto" for f in everyone):
+    if by_fabric == whole or not devices or decided:
         return Split(by_fabric, why)
+    obstacle = _obstacle(mpi, everyone, runtime, by_fabric, library)
+    if not obstacle:
+        return Split(by_fabric, why)
+    return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
+
+
+def layout_of(everyone: Sequence[Facts]) -> Layout:
+    """Ranks as tables of measured choices know them."""
+    return Layout.of(*zip(*((f.vendor, f.host.node, f.fabric.kind) for f in everyone), strict=True))
+
+
+def _obstacle(
+    mpi: Any,
+    everyone: Sequence[Facts],
+    runtime: DeviceRuntime | None,
+    by_fabric: Sequence[int],
+    library: Callable[[], bool],
+) -> str:
+    """Reason why streams cannot do calls between these islands; empty if nothing is in the way. Collective."""
     hosts = _numbered([f.host.node for f in everyone])
     several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
     mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():
         mine = "no library of collectives for a host's devices"
-    obstacle = rings.by_rank(mpi.allgather(mine))
-    if not obstacle:
-        return Split(by_fabric, why)
-    return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
+    return rings.by_rank(mpi.allgather(mine))
 
 
 def few_files(far: int) -> str:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from .. import env, log
@@ -20,7 +19,7 @@ from ..machine.facts import Facts, unpacked
 from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
-from ..planner.rules import check_table
+from ..planner.rules import NO_TABLE, Table, read_table
 from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights, share_hosts
 from ..trace import flight
@@ -94,7 +93,7 @@ class Membership:
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
-        self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime)
+        self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime, self._table)
         members = [self.job.index[f.process] for f in self.facts]
         islands = [self.job.topology.island_of[member] for member in members]
         levels = levels_of([f.group for f in self.facts])
@@ -105,7 +104,7 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table, path, plain=plain)
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table.text, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
         self.board = Board(mpi, [f.host.memory for f in self.facts])
@@ -149,7 +148,7 @@ class Membership:
         try:
             place = process.place_here(world.Get_rank(), world.Get_size())
             self.place, self.runtime = place, bind(place)  # first: UCX and UCC look for a device when they begin
-            table = _measured_table() if self.rank == 0 else ""
+            table = read_table(env.get("TUNE_FILE")) if self.rank == 0 else NO_TABLE
             mine: Any = (
                 process.process().facts(place, __version__).packed(),
                 (_last[0], bytes(_ids)),
@@ -169,7 +168,7 @@ class Membership:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
         #: Of measured choices, as rank 0 found it.
-        self._table: str = everyone[0][3]
+        self._table: Table = everyone[0][3]
         self._jobs: list[tuple[str, ...]] = [e[4] for e in everyone]
         #: The ranks' numbers in the whole job.
         self.places: list[int] = [e[5] for e in everyone]
@@ -291,22 +290,6 @@ def _say_of_messages() -> None:
         "UCCH_STAGING=direct is about messages alone: collectives of several vendors' devices are queued in streams, "
         "or go by way of the host (docs/gpu.md)"
     )
-
-
-def _measured_table() -> str:
-    """The text of the file of measured choices; empty if none is wanted."""
-    path = env.get("TUNE_FILE")
-    if not path:
-        return ""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(
-            f"UCCH_TUNE_FILE={path} cannot be read ({error.strerror}); "
-            f"`mpirun -n N python -m ucc_hetero tune --file {path}` writes it"
-        ) from None
-    check_table(text)
-    return text
 
 
 #: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.

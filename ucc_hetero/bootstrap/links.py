@@ -220,6 +220,11 @@ def lost(processes: Iterable[str]) -> bool:
     return any(lib.ucch_link_lost(_links[name]) for name in processes if name in _links)
 
 
+def left(processes: Iterable[str]) -> bool:
+    """Whether one of these processes that this one is connected with has left, or was lost."""
+    return any(not lib.ucch_link_up(_links[name]) for name in processes if name in _links)
+
+
 def stop() -> None:
     """Say farewell to the others, at the end of the process."""
     if _doors and _doors[0].pid == os.getpid():

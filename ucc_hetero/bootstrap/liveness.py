@@ -105,19 +105,27 @@ class Board:
         return sorted({*here, *(int(lib.ucch_board_behind(self.native, i, seq)) for i in slots)} - {-1})
 
     def elsewhere(self, rank: int) -> str:
-        """A call of another communicator that a rank has entered and this one has not; empty for none on this host."""
+        """A call of another communicator in which a rank is known to be, and this one is not; empty for none."""
         name = self.processes[rank] if self.processes else ""
         for other in sorted(_boards, key=lambda board: board.id):
-            if other is self or not other.native or not other.shared or name not in other.processes:
+            if other is self or not other.native or name not in other.processes:
                 continue
-            there = other.processes.index(name)
-            if there in other.ranks:
-                seq = int(lib.ucch_board_seq(other.native, other.ranks.index(there)))
-                if seq >= int(lib.ucch_board_next(other.native)):
-                    waits = float(lib.ucch_board_waits(other.native, other.ranks.index(there)))
-                    since = f" since {waits:.3g} s" if waits >= 0 else ""
-                    return f"rank {rank} is in call {seq} of communicator {other.id} ({other.label(there, seq)}){since}"
+            seq, label, waits = other._under_way(other.processes.index(name))
+            if seq >= other.next:
+                since = f" since {waits:.3g} s" if waits >= 0 else ""
+                return f"rank {rank} is in call {seq} of communicator {other.id} ({label}){since}"
         return ""
+
+    def _under_way(self, rank: int) -> tuple[int, str, float]:
+        """The last call of a rank of this host, or the one in which another host's waits for long; 0 where that is not
+        known. What it is, and since how many seconds (-1: not known)."""
+        if self.shared and rank in self.ranks:
+            slot = self.ranks.index(rank)
+            seq = int(lib.ucch_board_seq(self.native, slot))
+            return seq, self.label(rank, seq), float(lib.ucch_board_waits(self.native, slot))
+        text, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *", -1.0)
+        seq = int(lib.ucch_board_waiter(self.native, rank, text, seconds))
+        return seq, str(ffi.string(text).decode(errors="replace")), float(seconds[0])
 
     def fate(self, rank: int) -> int:
         """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""

@@ -24,6 +24,7 @@ from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
+from ..planner.rules import Table
 from ..planner.topology import Island, Topology, emulated_vendors
 from ..trace import record
 from ..transport import carriers, wires
@@ -278,7 +279,9 @@ def offer() -> tuple[str, ...]:
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if not job.spoilt)
 
 
-def job_of(comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
+def job_of(
+    comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
+) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
@@ -293,7 +296,7 @@ def job_of(comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runt
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and collective_library(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
+    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
     _jobs.append(job)
     return job
 

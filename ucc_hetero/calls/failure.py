@@ -111,8 +111,10 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
         who = f"; rank(s) {missing} have not called it" if missing else ""
-        if elsewhere := [text for peer in missing[:4] if (text := board.elsewhere(peer))]:
-            who += f" (communicator {board.id}): {'; '.join(elsewhere)}; use communicators in one order on all ranks"
+        if elsewhere := [text for peer in missing if (text := board.elsewhere(peer))]:
+            who += (
+                f" (communicator {board.id}): {'; '.join(elsewhere[:4])}; use communicators in one order on all ranks"
+            )
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
         )

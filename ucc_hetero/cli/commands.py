@@ -166,6 +166,8 @@ def _tune(args: argparse.Namespace) -> int:
     low, _, high = args.sizes.rpartition(":")
     least, most = int(env.parse_size(low or "64")), int(env.parse_size(high))
     sizes = [least * 8**k for k in range(32) if least * 8**k <= most]
+    if not sizes:
+        raise ValueError(f"--sizes {args.sizes}: no size from {least} to {most} bytes")
     # The table that is about to be written may not be there yet, and must not steer what is measured.
     os.environ.pop("UCCH_TUNE_FILE", None)
     from ..api.comm import Communicator
@@ -178,8 +180,8 @@ def _tune(args: argparse.Namespace) -> int:
                 print(line, file=file, flush=True)
 
         found = tune(comm, args.collective or _TUNED, sizes, tell)
-        rules = found.save(path, comm) if path else 0
-        what = f"{rules} rules in {path} for {comm.topology.describe()}" if path else "no --file: nothing written"
+        rules = found.save(path, comm.rank) if path else 0
+        what = f"{rules} rules in {path} for {found.bare.describe()}" if path else "no --file: nothing written"
         tell(f"# {what}", sys.stderr)
         if found.doubtful:
             tell(

@@ -1,17 +1,20 @@
 """``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
 
-Measured are the algorithms of collectives, the ways of messages between devices, network threads between hosts, and
-what each host's links carry. What is clearly faster than the usual choice becomes a rule (UCCH_TUNE_FILE).
+Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, the ways of messages
+between devices, network threads between hosts, and what each host's links carry. What is clearly faster than the usual
+choice becomes a rule (UCCH_TUNE_FILE).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from math import inf
 from pathlib import Path
+from statistics import geometric_mean, median
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +22,13 @@ import numpy as np
 
 from .. import env
 from ..api.comm import Communicator
+from ..bootstrap.fabrics import layout_of
 from ..device import Vector
 from ..machine.discover import host_cores
 from ..planner.collectives import ROWS, elements, recv_length, send_length
-from ..planner.rules import Measured, PairRule, Rule, Wires, save_table
+from ..planner.rules import Layout, Measured, PairRule, Rule, Wires, save_fabric, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
-from ..planner.topology import link_weights
+from ..planner.topology import Topology, link_weights
 from ..transport.paths import MessagePaths
 from ..transport.rings import SLOT
 from ..transport.wires import wanted
@@ -124,6 +128,77 @@ def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | N
     took = [trial.sample() for _ in range(samples)]
     example.close()
     return took
+
+
+# --- islands by fabric ------------------------------------------------------------------------------------------------
+
+
+def measure_fabric(
+    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]
+) -> Finding | None:
+    """Measure which islands of a vendor's ranks are faster, each host or all hosts; the same on every rank.
+
+    Each kind has a communicator of its own (UCCH_FABRIC), which take turns at every call. A sample of the whole is the
+    geometric mean of a round's calls, so that long ones do not outweigh short ones.
+
+    Returns:
+        Seconds of ``host`` and ``all``, and of ``auto`` where that is neither. None where the user has decided, no
+        vendor has devices on several hosts, or streams cannot do calls between hosts.
+    """
+    facts = comm._run.members.facts
+    if not layout_of(facts).rdma or not all(each.device_memory for each in facts):
+        return None
+    if any(each.fabric.wanted != "auto" for each in facts):
+        tell("# fabric: not measured, as UCCH_FABRIC decides")
+        return None
+    with _with_fabric(comm, "host") as apart, _with_fabric(comm, "all") as joined:
+        if apart._run.members.channels is None:
+            tell(f"# fabric: not measured, as streams cannot do calls between hosts ({apart._run.members.lacks})")
+            return None
+        sides = {"host": apart, "all": joined}
+        if comm.topology.islands not in (apart.topology.islands, joined.topology.islands):
+            sides["auto"] = comm  # some hosts have RDMA, others not
+        found = []
+        for name in collectives:
+            for nbytes in sizes if name != "barrier" else [0]:
+                found.append(_measure_sides(sides, name, nbytes))
+                tell(without_default(found[-1], nbytes).line(f"fabric, {name}", str))
+    rounds = {side: [geometric_mean(call[side][turn] for call in found) for turn in range(_ROUNDS)] for side in sides}
+    whole = without_default(rounds, 0)
+    tell(whole.line("fabric", str))
+    return whole
+
+
+def without_default(samples: Mapping[str, Sequence[float]], nbytes: int) -> Finding:
+    """Finding whose default is the runner-up: its best is another one if that is clearly faster than all others."""
+    return Finding.of("fabric", nbytes, sorted(samples, key=lambda side: median(samples[side]))[1], samples)
+
+
+def clearly(fabric: Finding | None) -> str:
+    """Value of UCCH_FABRIC for a table; empty where none is clearly faster, or what ``auto`` does by itself."""
+    return "" if fabric is None or fabric.best in (fabric.default, "auto") else str(fabric.best)
+
+
+@contextmanager
+def _with_fabric(comm: Communicator, word: str) -> Iterator[Communicator]:
+    """Communicator of the same ranks with other islands; so are those that are made meanwhile."""
+    with env.meanwhile({"UCCH_FABRIC": word}), Communicator(comm.mpi) as one:
+        yield one
+
+
+def _measure_sides(sides: Mapping[str, Communicator], collective: str, nbytes: int) -> dict[str, list[float]]:
+    """Samples of one call in each communicator, in turns."""
+    examples = {side: _Example(one, collective, nbytes) for side, one in sides.items()}
+    trials = {side: Trial(sides[side], example.call, _WIRES_SECONDS) for side, example in examples.items()}
+    for trial in trials.values():
+        trial.warm()
+    samples: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(_ROUNDS):
+        for side in sorted(sides, reverse=bool(turn % 2)):
+            samples[side].append(trials[side].sample())
+    for example in examples.values():
+        example.close()
+    return samples
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -347,6 +422,11 @@ def _pair_speed(comm: Communicator, one: int, other: int) -> int:
 class Tuned:
     """Everything that was measured on a communicator."""
 
+    #: Ranks of the job, and the islands with which all but ``fabric`` was measured.
+    layout: Layout
+    bare: Topology
+    #: Which islands are faster; None: not measured.
+    fabric: Finding | None
     speeds: list[int]
     collectives: list[Finding]
     pairs: list[Finding]
@@ -355,29 +435,40 @@ class Tuned:
     @property
     def doubtful(self) -> int:
         """Sizes that have no rule although something was faster: by no more than noise."""
-        return sum(one.doubtful for one in (*self.collectives, *self.pairs, *([self.wires] if self.wires else ())))
+        single = (one for one in (self.fabric, self.wires) if one)
+        return sum(one.doubtful for one in (*self.collectives, *self.pairs, *single))
 
-    def save(self, path: str | Path, comm: Communicator) -> int:
+    def save(self, path: str | Path, rank: int) -> int:
         """Write the table on rank 0; returns the number of rules."""
-        rules, messages = rules_of(self.collectives), pair_rules(self.pairs)
-        bare = comm._run.members.bare
+        rules, messages, word = rules_of(self.collectives), pair_rules(self.pairs), clearly(self.fabric)
         wires = self.wires.best if self.wires and self.wires.best != self.wires.default else Wires()
-        if comm.rank == 0:
-            weights = link_weights(bare.hosts, self.speeds)
+        if rank == 0:
+            weights = link_weights(self.bare.hosts, self.speeds)
             # Measuring them makes some difference of its own.
             clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
-            save_table(path, bare, Measured(rules, clear, messages, wires))
-        return len(rules) + len(messages)
+            save_table(path, self.bare, Measured(rules, clear, messages, wires))
+            if self.fabric:
+                save_fabric(path, self.layout, word)
+        return len(rules) + len(messages) + bool(word)
 
 
 def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]) -> Tuned:
-    """Measure everything; collective, and the same on every rank. ``tell`` is given a line about each finding."""
-    speeds = link_speeds(comm)
-    for host in range(max(comm.topology.hosts) + 1) if any(speeds) else ():
-        tell(f"# host {host}'s links: {speeds[comm.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
-    return Tuned(
-        speeds,
-        measure_collectives(comm, collectives, sizes, tell),
-        measure_pairs(comm, sizes, tell),
-        measure_wires(comm, sizes[-1], tell),
-    )
+    """Measure everything; collective, and the same on every rank. ``tell`` is given a line about each finding.
+
+    Rules go by islands, so the faster islands are found first, and the rest is measured with these.
+    """
+    fabric = measure_fabric(comm, collectives, sizes, tell)
+    word = clearly(fabric)
+    with _with_fabric(comm, word) if word else nullcontext(comm) as one:
+        speeds = link_speeds(one)
+        for host in range(max(one.topology.hosts) + 1) if any(speeds) else ():
+            tell(f"# host {host}'s links: {speeds[one.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
+        return Tuned(
+            layout_of(comm._run.members.facts),
+            one._run.members.bare,
+            fabric,
+            speeds,
+            measure_collectives(one, collectives, sizes, tell),
+            measure_pairs(one, sizes, tell),
+            measure_wires(one, sizes[-1], tell),
+        )

@@ -94,7 +94,8 @@ class Endpoint:
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
             return {"put": "direct: libucp writes", "get": "direct: libucp reads", "peer": where}
-        staged = "staged: through pinned memory of both sides"
+        shared = lib.ucch_peer_shares(self.native)
+        staged = f"staged: through pinned memory {'that both processes see' if shared else 'of both sides'}"
         return {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
 
     def open(self, descriptor: bytes, timeout: float = 30.0) -> Target:

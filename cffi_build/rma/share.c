@@ -1,0 +1,71 @@
+/* Slots that processes of one host see of each other: a file of memory that both have mapped and pinned. The sender's
+ * device copies into it and the receiver's device out of it, and no processor copies in between. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "rma/rma.h"
+
+#define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_SLOT)
+
+static int see(ucch_share *s, int file) {
+    struct stat about; /* who looks beyond its end would be killed */
+    if (fstat(file, &about) || (size_t)about.st_size < BYTES) return UCCH_FAIL_MEMORY;
+    void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) return UCCH_FAIL_MEMORY;
+    s->memory = s->seen = memory;
+    return 0;
+}
+
+/* Memory of this process's: 0, or a failure. */
+int ucch_share_make(ucch_share *s) {
+    if (s->memory) return 0;
+    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
+    if (file < 0) return UCCH_FAIL_MEMORY;
+    int status = posix_fallocate(file, 0, (off_t)BYTES) ? UCCH_FAIL_MEMORY : see(s, file);
+    if (status)
+        close(file);
+    else
+        s->file = file;
+    return status;
+}
+
+/* That of a process of our host, which runs in our namespaces as our user: 0, or a failure. */
+int ucch_share_open(ucch_share *s, int pid, int file) {
+    if (s->memory) return 0;
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
+    int here = pid ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (here < 0) return UCCH_FAIL_MEMORY;
+    int status = see(s, here);
+    close(here);
+    return status;
+}
+
+/* Have the bound device see it, if there is one: 0, or a failure. */
+int ucch_share_pin(ucch_share *s) {
+    if (s->is_pinned || ucch_bound() < 0) return 0;
+    int before = ucch_device_enter();
+    const device_ops *ops = ucch_bound_ops();
+    void *seen = NULL;
+    int status = ucch_device_fail(ops->host_register(s->memory, BYTES), "pinning shared memory");
+    if (!status) s->is_pinned = 1;
+    if (!status) status = ucch_device_fail(ops->mapped(s->memory, &seen), "address of shared memory");
+    if (!status) s->seen = seen;
+    ucch_device_leave(before);
+    return status;
+}
+
+void ucch_share_free(ucch_share *s) {
+    if (s->is_pinned) {
+        int before = ucch_device_enter();
+        ucch_bound_ops()->host_unregister(s->memory);
+        ucch_device_leave(before);
+    }
+    if (s->memory) munmap(s->memory, BYTES);
+    if (s->file) close(s->file);
+    *s = (ucch_share){0};
+}
