@@ -33,6 +33,7 @@ int ucch_device_target(int runtime, int device, char *text, int room);
 int ucch_device_room(int runtime, size_t *bytes);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
+int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
 int ucch_device_bind(int runtime, int device);
 void ucch_device_reserve(void);
 void ucch_device_hold(int may);
@@ -57,9 +58,12 @@ size_t ucch_channels_pinned(void);
 
 /* ---- lane.c: messages that streams hand each other ---- */
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
+void ucch_lanes_reach(ucch_lanes *lanes, int peer, int slot, ucp_ep_h ep);
+int ucch_lanes_ready(ucch_lanes *lanes, int peer, int comes);
 void ucch_lanes_discard(ucch_lanes *lanes);
 void ucch_lanes_stop(ucch_lanes *lanes);
 int ucch_lanes_idle(ucch_lanes *lanes);
+void ucch_lanes_close(ucch_lanes *lanes);
 void ucch_lanes_free(ucch_lanes *lanes);
 ucch_letter *ucch_letter_new(void);
 void ucch_letter_free(ucch_letter *letter);

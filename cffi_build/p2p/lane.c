@@ -12,7 +12,11 @@
  * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. */
+ * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle.
+ *
+ * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
+ * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
+ * to bring. What goes to host memory the host takes out of the ring itself. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +24,7 @@
 #include "base/progress.h"
 #include "gpu/device.h"
 #include "kernels/lane.h"
+#include "p2p/lane.h"
 #include "shm/ring.h"
 
 #define DEPTH UCCH_LANE_DEPTH
@@ -35,7 +40,7 @@ typedef struct lane {
     pthread_mutex_t turn; /* whoever gives its streams work; never waited for with the engine's lock */
     ucch_channels *channels;
     ucch_channel *shorts, *longs;
-    int comes, peer;
+    int comes, peer, is_matched;
     void *stream, *kernel;
     void *entered[DEPTH], *done[DEPTH];
     ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
@@ -43,6 +48,7 @@ typedef struct lane {
     char taken[DEPTH];                  /* lines of messages whose ends nobody has seen yet */
     uint32_t posted, begun, pieces,
         refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
+    uint32_t promised;                   /* numbers that a matched lane's receiver has given */
     void *from;                          /* stream of the messages since the lane was last empty */
     int mixed;                           /* these were of several streams */
     struct ucch_letter *waiting, **last; /* that have not been given to the stream */
@@ -53,8 +59,12 @@ typedef struct lane {
 struct ucch_lanes {
     ucch_channels *channels;
     ucch_board *board;
-    int size;
-    lane *each[]; /* by rank, out and in */
+    int rank, size;
+    lane **each; /* by rank, out and in, and the same of matched messages; NULL: closed */
+    struct {
+        ucp_ep_h ep;
+        int slot; /* on the board */
+    } peers[];
 };
 
 /* A message, for use once. */
@@ -68,7 +78,7 @@ struct ucch_letter {
     char *data;
     void *copy; /* of what is sent, from the pool */
     uint64_t bytes, tag, found_bytes, found_tag;
-    int sync, ordered, queued;
+    int sync, ordered, queued, by_host;
     /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
     int headed, status;
     uint32_t base, done, pieces;
@@ -82,10 +92,17 @@ static ucch_lane_line *line_of(const lane *l, uint32_t number) { return &l->line
 
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
     size_t n = (size_t)channels->size;
-    ucch_lanes *all = calloc(1, sizeof(*all) + 2 * n * sizeof(lane *));
-    if (!all) return NULL;
+    ucch_lanes *all = calloc(1, sizeof(*all) + n * sizeof(all->peers[0]));
+    lane **each = calloc(UCCH_LANES * n, sizeof(lane *));
+    if (!all || !each) {
+        free(all);
+        free(each);
+        return NULL;
+    }
+    all->each = each;
     all->channels = channels;
     all->board = board;
+    all->rank = channels->rank;
     all->size = channels->size;
     return all;
 }
@@ -94,7 +111,7 @@ ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
  * wait for what this lane is to send. */
 static int equip(lane *l) {
     const device_ops *ops = ucch_bound_ops();
-    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, l->comes, &l->arrived);
+    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, 2 * l->is_matched + l->comes, &l->arrived);
     l->lines = (ucch_lane_line *)lines.at;
     l->lines_seen = lines.seen;
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
@@ -124,23 +141,28 @@ static void drop(lane *l) {
     let_go(l);
 }
 
-/* The lane to or from a rank, made at its first use; NULL and why not. */
-static lane *lane_with(ucch_lanes *all, int peer, int comes, int *status) {
-    lane **at = &all->each[2 * peer + comes];
+/* The lane to or from a rank, made at its first use; NULL and why not. That of matched messages with the engine's lock.
+ */
+static lane *lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status) {
+    lane **at = &all->each[UCCH_LANES * peer + 2 * is_matched + comes];
     if (*at) return *at;
-    lane *l = calloc(1, sizeof(*l));
-    *status = l ? 0 : UCCH_FAIL_MEMORY;
-    if (!l) return NULL;
+    *status = is_matched ? ucch_channels_ring_locked(all->channels, peer, comes, MATCHED_LANE_RING)
+                         : ucch_channels_ring(all->channels, peer, comes, SHORT_LANE_RING);
+    lane *l = *status ? NULL : calloc(1, sizeof(*l));
+    if (!l) {
+        *status = *status ? *status : UCCH_FAIL_MEMORY;
+        return NULL;
+    }
     pthread_mutex_init(&l->turn, NULL);
     l->channels = all->channels;
     l->peer = peer;
     l->comes = comes;
+    l->is_matched = is_matched;
     l->last = &l->waiting;
     l->refs = 1;
-    *status = ucch_channels_ring(l->channels, peer, comes, SHORT_LANE_RING);
     l->shorts = ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
-    l->longs = ucch_channels_at(l->channels, peer, comes, LONG_LANE_RING);
-    if (!*status) *status = equip(l);
+    l->longs = ucch_channels_at(l->channels, peer, comes, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
+    *status = equip(l);
     if (*status) {
         drop(l);
         return NULL;
@@ -231,6 +253,17 @@ static uint32_t pieces_ready(const lane *l, const ucch_letter *m) {
     return (int32_t)there < 0 ? 0 : there < left ? there : left;
 }
 
+/* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */
+static int queue_pieces(lane *l, ucch_letter *m) {
+    uint32_t more = pieces_ready(l, m);
+    m->done += more;
+    int status = more ? launch(l, m, 0, m->done - more, m->done, m->done == m->pieces) : 0;
+    if (more && !status) status = mark(l, m);
+    if (status || m->done < m->pieces) return status;
+    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
 /* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
  * failure.
  */
@@ -245,16 +278,40 @@ static int queue_ready(lane *l, ucch_letter *m) {
         m->headed = 1;
         status = enter(l, m);
         if (!status) status = launch(l, m, 1, 0, 0, !m->pieces);
+        if (!status) status = mark(l, m);
     }
-    uint32_t more = status ? 0 : pieces_ready(l, m);
-    if (more) {
-        m->done += more;
-        status = launch(l, m, 0, m->done - more, m->done, m->done == m->pieces);
+    return status ? status : queue_pieces(l, m);
+}
+
+/* The host's part of a message to its memory: as above. */
+static int take_pieces(lane *l, ucch_letter *m) {
+    uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
+    for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
+        uint64_t at = m->done * piece, left = m->bytes - at;
+        uint32_t k = m->base + m->done;
+        memcpy(m->data + at, l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride, left < piece ? left : piece);
+        __atomic_store_n(l->longs->consumed.at, k + 1, __ATOMIC_RELEASE);
     }
-    if (!status) status = mark(l, m);
-    if (status || m->done < m->pieces) return status;
+    if (m->done < m->pieces) return 0;
+    ucch_lane_line *line = line_of(l, m->number);
+    line->status = LANE_WELL;
+    line->bytes = m->bytes;
+    __atomic_store_n(&line->done, m->number, __ATOMIC_RELEASE);
     __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
     return 1;
+}
+
+/* As queue_ready, of a message that libucp has matched, from when its turn has come. */
+static int queue_matched(lane *l, ucch_letter *m) {
+    if (l->posted != m->number) {
+        if (l->posted + 1 != m->number || __atomic_load_n(&l->taken[m->number % DEPTH], __ATOMIC_ACQUIRE)) return 0;
+        l->posted = m->number;
+        l->taken[m->number % DEPTH] = 1;
+        m->base = l->pieces;
+        l->pieces += m->pieces;
+        if (!l->comes && l->longs->flow) ucch_flow_ring(l->longs->flow);
+    }
+    return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
 }
 
 static void fail_lane(lane *l, int status) {
@@ -267,7 +324,7 @@ static int queue_waiting(lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
         ucch_letter *m = l->waiting;
-        int status = queue_ready(l, m);
+        int status = l->is_matched ? queue_matched(l, m) : queue_ready(l, m);
         if (status < 0) fail_lane(l, status);
         if (status <= 0) break;
         l->waiting = m->behind;
@@ -324,7 +381,8 @@ static int check_locked(ucch_op *op, double now) {
         if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_PEER;
     int fate = ucch_board_fate(m->board, m->slot);
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
-    if (l->comes && ucch_reached(l->shorts->published.at, m->number)) return 0; /* it is there, and is taken in time */
+    int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
+    if (is_there) return 0; /* and is taken in time */
     if (fate == UCCH_LEFT && m->left == 0) m->left = now;
     return fate == UCCH_LEFT && now - m->left > LEFT_GRACE_S ? UCCH_FAIL_PEER : 0;
 }
@@ -356,6 +414,7 @@ ucch_op *ucch_letter_op(ucch_letter *m) { return &m->op; }
 int ucch_letter_held(const ucch_letter *m) {
     const lane *l = m->of;
     if (!l || l->closed || !(m->queued || m->headed)) return m->op.state == UCCH_ACTIVE;
+    if (l->is_matched && (m->by_host || !m->done)) return m->op.state == UCCH_ACTIVE;
     uint32_t done = __atomic_load_n(&line_of(l, m->number)->done, __ATOMIC_ACQUIRE);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     int before = ucch_device_enter(), passed = 1; /* given up when only a part of it had been given to the stream */
@@ -455,7 +514,7 @@ static int post(lane *l, ucch_letter *m, void *stream) {
 int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
                      uint64_t tag, uintptr_t stream, double timeout) {
     int before = ucch_device_enter(), status = 0, comes = !!(how & UCCH_LETTER_COMES);
-    lane *l = lane_with(all, peer, comes, &status);
+    lane *l = lane_with(all, peer, comes, 0, &status);
     if (l) {
         if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
         *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress, .of = l, .board = all->board};
@@ -485,6 +544,63 @@ int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int ho
     return status;
 }
 
+/* ---- messages that libucp has matched ---- */
+
+/* How to tell a rank of this host, or another, what a receiver has matched. */
+void ucch_lanes_reach(ucch_lanes *all, int peer, int slot, ucp_ep_h ep) {
+    ucch_lock();
+    all->peers[peer].slot = slot;
+    all->peers[peer].ep = ep;
+    ucch_unlock();
+}
+
+ucp_ep_h ucch_lanes_endpoint(const ucch_lanes *all, int peer) { return all->peers[peer].ep; }
+
+int ucch_lanes_rank(const ucch_lanes *all) { return all->rank; }
+
+/* Have the ring for such messages with a rank: 0, or a failure. */
+int ucch_lanes_ready(ucch_lanes *all, int peer, int comes) {
+    return ucch_channels_ring(all->channels, peer, comes, MATCHED_LANE_RING);
+}
+
+/* Move a message as number `*number` of its lane, which a receiver is given here and its sender has to know: 0,
+ * UCCH_LATER while there is no ring yet, or a failure. */
+int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,
+                            uint32_t *number) {
+    if (!all->each) return UCCH_FAIL_BROKEN;
+    int status = 0, comes = !!(how & UCCH_LETTER_COMES), before = ucch_device_enter();
+    lane *l = lane_with(all, peer, comes, 1, &status);
+    ucch_device_leave(before);
+    if (!l) return status;
+    if (l->failed) return UCCH_FAIL_BROKEN;
+    if (comes) *number = ++l->promised;
+    __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
+    if (m->of) let_go(m->of);
+    *m = (ucch_letter){.op.kind = &by_progress, .of = l, .board = all->board, .data = data, .bytes = bytes};
+    m->slot = all->peers[peer].slot;
+    m->number = *number;
+    m->found_bytes = bytes;
+    m->pieces = pieces_of(l, bytes);
+    m->headed = 1;
+    m->by_host = how & UCCH_LETTER_BY_HOST;
+    ucch_letter **at = &l->waiting;
+    while (*at && (int32_t)((*at)->number - m->number) < 0)
+        at = &(*at)->behind;
+    m->behind = *at;
+    *at = m;
+    if (!m->behind) l->last = &m->behind;
+    l->users++;
+    ucch_op_begin_locked(&m->op, 0);
+    return 0;
+}
+
+/* Give up one that is under way. */
+void ucch_letter_abandon_locked(ucch_letter *m, int status) {
+    if (m->op.state == UCCH_ACTIVE) abandon_locked(&m->op, status);
+}
+
+/* ---- streams that wait for messages ---- */
+
 /* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
  * The message has `timeout` seconds from now, if that is not 0. */
 int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
@@ -511,8 +627,9 @@ static int idle(const lane *l) {
 void ucch_lanes_discard(ucch_lanes *all) {
     ucch_lock();
     for (int i = 0; i < all->size; i++) {
-        lane *l = all->each[2 * i + 1];
-        for (int ring = SHORT_LANE_RING; i != all->channels->rank && !(l && l->users) && ring < UCCH_RINGS; ring++) {
+        lane *l = all->each[UCCH_LANES * i + 1];
+        int has = i != all->rank && !(l && l->users);
+        for (int ring = SHORT_LANE_RING; has && ring <= LONG_LANE_RING; ring++) {
             const ucch_channel *way = ucch_channels_at(all->channels, i, 1, ring);
             uint32_t there = __atomic_load_n(way->published.at, __ATOMIC_ACQUIRE);
             __atomic_store_n(way->consumed.at, there, __ATOMIC_RELEASE);
@@ -525,7 +642,7 @@ void ucch_lanes_discard(ucch_lanes *all) {
 /* Let streams go on that wait for what will not come, as the communicator is about to end. */
 void ucch_lanes_stop(ucch_lanes *all) {
     ucch_lock();
-    for (int i = 0; i < 2 * all->size; i++)
+    for (int i = 0; i < UCCH_LANES * all->size; i++)
         if (all->each[i]) fail_lane(all->each[i], UCCH_FAIL_BROKEN);
     ucch_unlock();
 }
@@ -534,7 +651,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
 int ucch_lanes_idle(ucch_lanes *all) {
     int quiet = 1, before = ucch_device_enter();
     ucch_lock();
-    for (int i = 0; i < 2 * all->size; i++) {
+    for (int i = 0; i < UCCH_LANES * all->size; i++) {
         const lane *l = all->each[i];
         quiet &= !l || (!l->users && idle(l));
     }
@@ -543,10 +660,18 @@ int ucch_lanes_idle(ucch_lanes *all) {
     return quiet;
 }
 
-void ucch_lanes_free(ucch_lanes *all) {
+/* Nothing goes by them any more, and nothing is under way. */
+void ucch_lanes_close(ucch_lanes *all) {
     int before = ucch_device_enter();
-    for (int i = 0; i < 2 * all->size; i++)
+    for (int i = 0; i < UCCH_LANES * all->size; i++)
         if (all->each[i]) drop(all->each[i]);
     ucch_device_leave(before);
+    free(all->each);
+    all->each = NULL;
+}
+
+/* When no message refers to them any more. */
+void ucch_lanes_free(ucch_lanes *all) {
+    if (all) free(all->each);
     free(all);
 }

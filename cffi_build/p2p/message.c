@@ -1,4 +1,4 @@
-/* Tagged point-to-point messages over UCP.
+/* Tagged point-to-point messages over UCP; the data of long ones between devices may go by lanes (offer.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
  * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/counter.c).
@@ -8,9 +8,8 @@
 
 #include "p2p/message.h"
 
-#define FLAG_NO_IMM_CMPL 0x10000
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
-#define COMMUNICATOR(tag) ((tag) >> (UCCH_OWN_BIT + 1))
+#define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
 /* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
 #define LEFT_GRACE_S 5
@@ -18,7 +17,9 @@
 /* What has been lost may have been another message, and this one too long. */
 static void arrived_locked(ucch_message *m, int status) {
     int lost = status != UCS_CANCELED && m->board && ucch_board_lossy(m->board);
-    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : status);
+    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
+    if (by_lane == 0 || by_lane == 1) return;
+    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
 }
 
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
@@ -56,6 +57,7 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
+    if (s->what == START_OFFER) return ucch_offer_send_locked(m);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         return ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
@@ -119,16 +121,21 @@ static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint
     m->op.late = m->waits;
 }
 
+/* Whether libucp or a lane has something of it. */
+static int is_under_way(const ucch_message *m) {
+    return m->request != NULL || (m->letter && ucch_letter_held(m->letter));
+}
+
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
-    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
     ucch_lock();
     m->worker = worker;
     m->start = *start;
     if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
-    m->delivered = 0;
+    m->delivered = m->by_lane = m->matched = m->moving = 0;
     m->waits = m->gate.closed || has_elders(m);
     int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
     describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
@@ -176,9 +183,17 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive what a matching probe has taken out of libucp's queue. */
+/* Send device memory by lanes, to rank `dest` of their communicator: ucch_message_lanes has said from where. */
+int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+                    int dest, double timeout) {
+    ucch_start start = start_of(START_OFFER, ep, data, bytes, tag);
+    start.dest = dest;
+    return begin(m, worker, &start, timeout);
+}
+
+/* Receive what a matching probe has found and taken out of libucp's queue. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
-                      int mem_type, double timeout) {
+                      const ucch_offer *found, int mem_type, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucp_request_param_t p = receive_params(m, mem_type);
     m->worker = worker;
@@ -188,7 +203,13 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     m->waits = 0;
     describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
     ucch_op_begin_locked(&m->op, timeout);
-    int status = ucch_message_begun_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
+    int status;
+    if (found->serial) {
+        ucch_discard_locked(worker, matched);
+        status = ucch_offer_taken_locked(m, found);
+        if (status < 0) ucch_message_end_locked(m, status);
+    } else
+        status = ucch_message_begun_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
     ucch_unlock();
     return status;
 }
@@ -218,8 +239,8 @@ int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     return found && !status;
 }
 
-/* Whether a stream brings what was received to its place. */
-int ucch_message_delivered(ucch_message *m) { return m->delivered; }
+/* Whether a stream brings what was received to its place, or a lane has done so. */
+int ucch_message_delivered(ucch_message *m) { return m->delivered || m->by_lane; }
 
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
@@ -237,7 +258,7 @@ void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) 
 /* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
-    int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
+    int held = m->op.state == UCCH_ACTIVE || is_under_way(m);
     if (!held) {
         int before = ucch_device_enter();
         held = ucch_gate_due(&m->gate) || ucch_gate_due(&m->landed);
@@ -251,7 +272,7 @@ int ucch_message_held(ucch_message *m) {
 
 static int advance_locked(ucch_op *op) {
     ucch_message *m = (ucch_message *)op;
-    return m->waits ? try_locked(m) : 0;
+    return m->waits ? try_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
 }
 
 /* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
@@ -271,10 +292,13 @@ static int check_locked(ucch_op *op, double now) {
     return 0;
 }
 
-/* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
- * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
+/* A receive is taken out of the matching queue, or its lane given up; a send stays libucp's until its endpoint closes,
+ * and the callback then finds the message no longer active. The owner keeps message and buffer alive (Python never
+ * frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
     forget_locked(m);
+    if (m->start.what == START_OFFER) return;
+    if (m->lanes) ucch_offer_abandon_locked(m, m->op.error.status);
     if (m->request) ucp_request_cancel(m->worker, m->request);
 }
 
@@ -297,6 +321,7 @@ ucch_message *ucch_message_new(void) {
 void ucch_message_free(ucch_message *m) {
     ucch_gate_free(&m->gate);
     ucch_gate_free(&m->landed);
+    if (m->letter) ucch_letter_free(m->letter);
     free(m);
 }
 

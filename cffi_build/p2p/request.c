@@ -1,4 +1,4 @@
-/* Messages as libucp's requests: parameters, callbacks and what a request has come to; probes; and endpoints. */
+/* Messages as libucp's requests: parameters, callbacks and what a request has come to; and endpoints. */
 #include <sched.h>
 
 #include "base/flight.h"
@@ -48,48 +48,6 @@ ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem
         .memory_type = mem_type,
     };
     return p;
-}
-
-/* ---- probing ---- */
-
-/* Whether a message is there; `remove` takes it out of libucp's queue. */
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, uint64_t *sender_tag, size_t *bytes,
-               ucp_tag_message_h *matched) {
-    ucp_tag_recv_info_t info = {0, 0};
-    ucch_lock();
-    ucp_worker_progress(worker);
-    *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
-    ucch_unlock();
-    *sender_tag = info.sender_tag;
-    *bytes = info.length;
-    return *matched != NULL;
-}
-
-/* Receive a message into nothing: its sender must not wait for ever. */
-static void discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
-    void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
-    if (request && !IS_STATUS(request)) ucp_request_free(request);
-}
-
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucch_lock();
-    discard_locked(worker, matched);
-    ucch_unlock();
-}
-
-/* Throw away what has arrived under such tags of ours and was never received; returns how many messages that were. */
-int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
-    ucp_tag_recv_info_t info;
-    ucp_tag_message_h matched;
-    int n = 0;
-    ucch_lock();
-    ucp_worker_progress(worker);
-    for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
-        discard_locked(worker, matched);
-    ucp_worker_progress(worker); /* what tells the senders so */
-    ucch_unlock();
-    return n;
 }
 
 /* ---- endpoints ---- */

@@ -37,7 +37,7 @@ typedef struct counts {
 #define MEETINGS 16
 
 static size_t counts_of(int size) {
-    return sizeof(counts) + 2 * (UCCH_RINGS + MEETINGS) * (size_t)size * sizeof(uint32_t);
+    return sizeof(counts) + (2 * UCCH_RINGS + UCCH_LANES * MEETINGS) * (size_t)size * sizeof(uint32_t);
 }
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
@@ -51,7 +51,7 @@ static size_t line_of(int what, int size) {
                       [ENDS] = MOST_CALLS,
                       [TAINTED] = 1 + n,
                       [REPLAYS] = sizeof(ucch_replays) / LINE,
-                      [LANES] = 2 * n * (1 + UCCH_LANE_DEPTH),
+                      [LANES] = UCCH_LANES * n * (1 + UCCH_LANE_DEPTH),
                       [ZEROS] = counts_of(size) / LINE + 1,
                       [HEADER_END] = 0};
     size_t first = 0;
@@ -69,7 +69,7 @@ static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
     size_t most[] = {
         [SHORT_RING] = SHORT_SLOT,       [MIDDLE_RING] = SHORTEST,     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
         [SHORT_GRAPH_RING] = SHORT_SLOT, [LONG_GRAPH_RING] = SHORTEST, [SHORT_LANE_RING] = SHORT_SLOT,
-        [LONG_LANE_RING] = c->slot};
+        [LONG_LANE_RING] = c->slot,      [MATCHED_LANE_RING] = c->slot};
     return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
 }
 
@@ -255,16 +255,26 @@ static int furnish(ucch_channels *c, int peer, int comes, int ring) {
 }
 
 /* Lines of a lane, in which its kernels say how messages have ended, and where their blocks meet. */
-ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int comes, unsigned **arrived) {
-    size_t nth = 2 * (size_t)peer + (size_t)comes;
+ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived) {
+    size_t nth = UCCH_LANES * (size_t)peer + (size_t)which;
     *arrived = c->meetings + nth * MEETINGS;
     return counter_at(c->parts[c->rank], line_of(LANES, c->size) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
+/* Taken before the engine's lock. */
+static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
+
 /* Have a ring at its first use: 0, or a failure. No peer has a part in that. */
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
-    static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&one_by_one);
+    int status = furnish(c, peer, comes, ring);
+    pthread_mutex_unlock(&one_by_one);
+    return status;
+}
+
+/* The same for those that have the engine's lock; UCCH_LATER while another thread makes one. */
+int ucch_channels_ring_locked(ucch_channels *c, int peer, int comes, int ring) {
+    if (pthread_mutex_trylock(&one_by_one)) return UCCH_LATER;
     int status = furnish(c, peer, comes, ring);
     pthread_mutex_unlock(&one_by_one);
     return status;

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lane_scripts
+import message_scripts
 import pytest
 import torch_scripts
 from channel_jobs import JOBS, USUAL, judge, judge_death
@@ -124,9 +125,15 @@ def test_streams_hand_each_other_messages(run: Callable[..., Any], script: str) 
     assert run(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
 
 
-def test_messages_of_several_ranks_a_host(run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.RANDOM])
+def test_messages_of_several_ranks_a_host(run: Callable[..., Any], script: str) -> None:
     where = MIXED
-    assert run(lane_scripts.RANDOM, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+    assert run(script, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+
+
+@pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}])
+def test_messages_by_rules_of_mpi(run: Callable[..., Any], env: dict[str, str]) -> None:
+    assert run(message_scripts.RANDOM, *PAIR, **env).stdout.count("right") == 2
 
 
 @pytest.mark.usefixtures("with_torch")

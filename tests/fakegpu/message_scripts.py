@@ -165,13 +165,14 @@ with Communicator() as comm:
             with pytest.raises(CollectiveTimeout):
                 comm.Recv(y, 1, k)
             comm._messages.timeout = 200.0
-            x.set(-5)  # no more the message's
         gone = comm.mpi.Ibarrier()
         while not gone.Test():  # in MPI's Barrier the other would take a core for that second
             time.sleep(0.01)
         if r == 1:
             comm.Recv(y, 0, k)
             assert (y.peek == 10 + k).all()
+        while p2p._held:  # until then its memory is the message's
+            comm.Iprobe(1 - r, 11)
     comm.Sendrecv(x.set(r), 1 - r, 0, y.set(-1), 1 - r, 0)
     assert (y.peek == 1 - r).all()
     while p2p._held:
@@ -283,5 +284,149 @@ with Communicator() as comm:
         raise AssertionError("what is not there yet was copied")
     except Exception as error:
         assert "contiguous" in str(error), error
+print("right")
+"""
+
+#: Messages of random lengths and tags between all ranks, of devices and the host, received in any order of tags
+#: and by probes; beside them messages in streams between the same ranks, and collectives.
+RANDOM = COMMON
+RANDOM += """
+import os
+import time
+from arrays import runtime
+
+seed = int(os.environ.get("DICE") or time.time_ns() % 2**31)
+with Communicator() as comm:
+    p, r, status = comm.size, comm.rank, MPI.Status()
+    mine, same = np.random.default_rng(seed + r), np.random.default_rng(comm.mpi.bcast(seed))
+    print("seed", seed)
+    lengths = [0, 1, 16384, 16385, 70_000, LONG, 6_000_000]
+    stream = runtime().stream()
+
+    def memory(n, fill):
+        data = np.full(n, fill, np.float32)
+        return data if mine.integers(4) == 0 else Array(n).set(data)
+
+    def found(memory):
+        return memory if isinstance(memory, np.ndarray) else memory.peek
+
+    for turn in range(4):
+        plan = {(s, d): [(int(same.choice(lengths)), int(same.integers(3)), int(same.integers(2**31)))
+                         for _ in range(int(same.integers(1, 9)))] for s in range(p) for d in range(p)}
+        data = lambda n, dice: np.random.default_rng(dice).integers(-99, 99, n).astype("f4")
+        sends, others = [], []
+        for (s, d), messages in plan.items():
+            for n, tag, dice in messages if s == r else ():
+                x = memory(n, 0)
+                found(x)[:] = data(n, dice)
+                form = comm.Issend if mine.integers(4) == 0 else comm.Isend
+                sends.append((form(x, d, tag), x))
+            if s == r != d:
+                others.append(comm.Isend(Array(LONG).set(100 * r + d), d, 9, stream=stream))
+        a, b = Array(LONG).set(r), Array(LONG)
+        call = comm.Iallreduce(a, b)
+        # In any order, but of one tag in the order of sending.
+        left = [(s, k) for (s, d), messages in plan.items() if d == r for k in range(len(messages))]
+        receives = []
+        while left:
+            s, k = left[int(mine.integers(len(left)))]
+            k = min(each for source, each in left if source == s and plan[s, r][each][1] == plan[s, r][k][1])
+            left.remove((s, k))
+            n, tag, dice = plan[s, r][k]
+            y = memory(n + int(mine.integers(2)) * 5, -1000)
+            how = int(mine.integers(3))
+            if how == 0 and not receives:
+                message = comm.Mprobe(s, tag, status)
+                assert status.Get_count(MPI.FLOAT) == n, (seed, turn, s, k)
+                receives.append((message.Irecv(y), y, s, k))
+            elif how == 1 and not receives:
+                comm.Recv(y, s, tag, status)
+                receives.append((None, y, s, k))
+            else:
+                receives.append((comm.Irecv(y, s, tag), y, s, k))
+            if mine.integers(3) == 0 or not left:
+                for request, y, s, k in receives:
+                    n, tag, dice = plan[s, r][k]
+                    request and request.Wait(status)
+                    there = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
+                    assert there == (s, tag, n), (seed, turn, there, s, tag, n)
+                    assert (found(y)[:n] == data(n, dice)).all() and (found(y)[n:] == -1000).all(), (seed, turn, s, k)
+                receives = []
+        for s in range(p):
+            if s != r:
+                y = Array(LONG)
+                comm.Irecv(y, s, 9, stream=stream).Wait()
+                assert (y.peek == 100 * s + r).all(), (seed, turn, s)
+        [request.Wait() for request in others + [call] + [request for request, _ in sends]]
+        assert (b.peek == p * (p - 1) / 2).all()
+    # From any rank, what each sends: with persistent requests, whose memory is filled anew.
+    x, y = Array(LONG), Array(LONG)
+    starts = [comm.Send_init(x, d, 4) for d in range(p) if d != r]
+    for turn in range(3):
+        x.set(10 * turn + r)
+        for each in starts:
+            each.Start()
+        seen = set()
+        for _ in starts:
+            comm.Recv(y, MPI.ANY_SOURCE, 4, status)
+            seen.add(status.Get_source())
+            assert (y.peek == 10 * turn + status.Get_source()).all()
+        assert len(seen) == p - 1
+        [each.Wait() for each in starts]
+        comm.Barrier()
+    # What is too long, or taken back, or never received leaves the rest as it is.
+    other, before = (r + 1) % p, (r - 1) % p
+    for turn in range(2):
+        send = comm.Isend(x.set(r), other, 6)
+        with pytest.raises(TruncationError, match=str(4 * LONG)):
+            comm.Recv((Array(70_000), np.empty(70_000, np.float32))[turn], before, 6)
+        send.Wait()
+    comm.Isend(x, other, 7).Free()
+    dropped = comm.Mprobe(before, 7)
+    del dropped
+    comm.Sendrecv(x, other, 5, y.set(-1), before, 5)
+    assert (y.peek == before).all()
+    comm.Isend(x, other, 8).Free()  # nobody receives it
+print("right")
+"""
+
+#: A receiver whose time is over while the data comes: nothing more is written to its memory, and both sides learn that
+#: no such message can follow; shorter ones, and those of other communicators, go on.
+ON_ITS_WAY = COMMON
+ON_ITS_WAY += """
+from ucc_hetero.calls import p2p
+from ucc_hetero.errors import CollectiveError, CollectiveTimeout
+with Communicator() as comm:
+    r = comm.rank
+    x, y = Array(12_000_000).set(5), Array(12_000_000).set(-1)  # more than a ring holds
+    short = Array(3)
+    comm.Sendrecv(short.set(r), 1 - r, 0, short, 1 - r, 0)
+    if r == 0:
+        comm._messages.timeout = 1.0
+        send = comm.Isend(x, 1, 1)
+        comm.mpi.recv(source=1)
+        with pytest.raises(CollectiveTimeout):
+            send.Wait()
+    else:
+        comm.Probe(0, 1)
+        comm._messages.timeout = 0.05
+        with pytest.raises(CollectiveTimeout):
+            comm.Recv(y, 0, 1)
+        comm._messages.timeout = 60.0
+        while p2p._held:  # what its stream has been given
+            comm.Iprobe(0, 11)
+        there = y.peek.copy()
+        assert there[-1] == -1
+        comm.mpi.send(None, 0)
+    comm._messages.timeout = 60.0
+    comm.mpi.Barrier()
+    if r == 1:
+        assert (y.peek == there).all()
+    with pytest.raises(CollectiveError, match="make a new communicator"):
+        comm.Send(x, 1, 2) if r == 0 else comm.Recv(y, 0, 2)
+    comm.Sendrecv(short.set(r), 1 - r, 0, short, 1 - r, 0)
+    with Communicator(comm) as other:
+        other.Send(x, 1, 2) if r == 0 else other.Recv(y, 0, 2)
+        assert r == 0 or (y.peek == 5).all()
 print("right")
 """

@@ -22,6 +22,10 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     ("begun in streams", _S.STREAMS, "nvidia:1,amd:1", {"UCCH_STAGING": "auto", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
     ("begun in streams", _S.STREAMS, "nvidia:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
     ("begun in streams", _S.STREAMS, "amd:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
+    *[("random", _S.RANDOM, each, queues | {"FAKEGPU_DELAY_US": "10"})
+      for each in ("nvidia:1,amd:1", "nvidia:2,amd:2") for queues in (OWN_QUEUES, FEW_QUEUES)],
+    ("random", _S.RANDOM, "nvidia:1,amd:1", {"UCCH_CHANNELS": "n", "FAKEGPU_DELAY_US": "10"}),
+    ("on its way", _S.ON_ITS_WAY, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "10000"}),
     *[("given up", _S.GIVEN_UP, each, {}) for each in ("nvidia:1,amd:1", "nvidia:2")],
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -12,7 +13,7 @@ from .. import env, log
 from .._version import __version__
 from ..bindings import quarantine
 from ..device import bind
-from ..errors import AgreementError, CollectiveError, UCCHError
+from ..errors import AgreementError, CollectiveError, PeerError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
@@ -256,9 +257,12 @@ class Membership:
 
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
-        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
-        if self.channels is not None:
-            self.channels.discard()
+        here = self.job.process
+        users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51
+        with suppress(PeerError):  # it has died, and waits for nobody
+            while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
+                self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
+        lib.ucch_discard_all(*users)
 
     def close(self) -> None:
         """Release teams and board; collective."""

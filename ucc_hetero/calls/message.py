@@ -9,8 +9,8 @@ from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), message of the caller's or of the
-#: package's own calls (1; ``UCCH_OWN_BIT``), source rank (19), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), offer or data (1), message of the
+#: caller's or of the package's own calls (1; ``UCCH_OWN_BIT``), answer or not (1), source rank (17), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
 OWN = 1 << lib.UCCH_OWN_BIT
@@ -37,6 +37,8 @@ class Transfer:
         "buffer",
         "by_stream",
         "handle",
+        "lanes",
+        "offered",
         "op",
         "original",
         "peer",
@@ -68,6 +70,8 @@ class Transfer:
         #: How it is begun, of that buffer, once it was.
         self.ways: Ways | None = None
         self.sync = False
+        #: A send by a lane, which libucp only matches; and the lanes of its communicator, which it may keep.
+        self.offered, self.lanes = False, None
         #: A receive that a stream copies to its place, if one waits for it.
         self.by_stream = False
 

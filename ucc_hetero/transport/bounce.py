@@ -67,7 +67,5 @@ class Bounce:
 
     def _copy(self, dst: int, src: int, nbytes: int, stream: int | None) -> None:
         if nbytes:
-            with own_device():
-                self._runtime.copy(dst, src, nbytes, self._stream.handle if stream is None else stream)
-                if stream is None:
-                    self._stream.synchronize()
+            to, of, at = (ffi.cast("void *", a) for a in (dst, src, self._stream.handle if stream is None else stream))
+            self._runtime.check("copy", lib.ucch_device_move(to, of, nbytes, at, stream is None))

@@ -47,7 +47,7 @@ class Channels:
     def lanes(self, board: Any) -> Any:
         """The lanes of messages in streams, of a communicator with this arrival board."""
         if self._lanes == ffi.NULL:
-            self._lanes = lib.ucch_lanes_new(self.handle, board)
+            self._lanes = ffi.gc(lib.ucch_lanes_new(self.handle, board), lib.ucch_lanes_free)
         return self._lanes
 
     def describe(self) -> str:
@@ -60,10 +60,17 @@ class Channels:
         each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
-    def discard(self) -> None:
-        """Throw away messages in streams that have come, as nobody will receive them."""
-        if self._lanes != ffi.NULL:
-            lib.ucch_lanes_discard(self._lanes)
+    def discard(self, worker: Any, tag: int, mask: int) -> int:
+        """Throw away messages by lanes that have come, as nobody will receive them; those without a stream under such
+        tags. A rank to which :meth:`reach` is needed first, or -1."""
+        if self._lanes == ffi.NULL:
+            return -1
+        lib.ucch_lanes_discard(self._lanes)
+        return int(lib.ucch_offers_discard(worker, self._lanes, tag, mask))
+
+    def reach(self, rank: int, endpoint: Any) -> None:
+        """Have what tells a rank of this communicator that nobody receives its message."""
+        lib.ucch_lanes_reach(self._lanes, rank, len(self.carriers) + 1, endpoint)
 
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
@@ -75,7 +82,7 @@ class Channels:
                 return
             time.sleep(0)
         if self._lanes != ffi.NULL:
-            lib.ucch_lanes_free(self._lanes)
+            lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
 
