@@ -12,6 +12,7 @@ from ..stdio import CLOSED, ends_with_its_reader, reader_gone
 from .option_table import Options
 from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
 from .table import BENCHES, VERSION, Bench
+from .validate import WrongResult
 from .world import NotOffered, open_world, prepare
 
 # Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
@@ -66,7 +67,7 @@ def _guarded(work: Callable[[], int]) -> int:
         return work()
     except HelpWanted:  # which has been given
         return 0
-    except (BadUsage, NotOffered) as why:  # raised on every rank
+    except (BadUsage, NotOffered, WrongResult) as why:  # raised on every rank
         return _refuse(why)
     except BaseException as why:
         if isinstance(why, SystemExit):

@@ -27,7 +27,7 @@ class Case:
 
     @property
     def sends_in_place(self) -> bool:
-        """Whether MPI.IN_PLACE stands for the send buffer (for scatter: the receive buffer) on this rank."""
+        """True if MPI.IN_PLACE stands for the send buffer (for scatter: the receive buffer) on this rank."""
         if self.row.kind in ("bcast", "barrier"):
             return False
         return self.in_place and (not self.row.rooted or self.rank == self.root)
@@ -72,7 +72,7 @@ def longest(row: Collective, count: int, ranks: int) -> int:
 
 
 def in_place_only(peer: Peer, row: Collective) -> bool:
-    """Whether a peer has no other form: torch.distributed's allreduce, so that is how it is measured."""
+    """True if the peer has no other form, as torch.distributed's allreduce: that is measured then."""
     return peer.name in ("gloo", "nccl") and row.kind == "reduce_all"
 
 

@@ -7,7 +7,6 @@ mean over iterations, a row is mean, least and most of these over the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -17,73 +16,76 @@ import numpy.typing as npt
 from .cases import Buffers, Call, Case, Pool, bind, in_place_only, longest, roots
 from .output import Row
 from .session import Session
-from .stats import Overlap, overlap, ratio
+from .stats import Overlap, overlap
 from .validate import Checker
 from .world import Peer
 
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(slots=True)
-class Bound:
-    """One peer's calls of one size: one per root, each with the buffers and the checker that belong to it."""
+class Latency:
+    """One peer's blocking or persistent calls of one size: one per root, each with its own buffers and checker."""
 
-    calls: list[Call]
-    buffers: list[Buffers]
-    warm: list[Call]
-    checkers: list[Checker]
+    def __init__(self, session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> None:
+        row, world, options = session.bench.collective, session.world, session.options
+        assert row is not None
+        self.session, self.size, self.wrong = session, size, 0
+        in_place, count = options.in_place or in_place_only(peer, row), size // dtype.itemsize
+        cases = [Case(row, world.rank, world.size, count, r, in_place) for r in roots(row, options.root, world.size)]
+        elements = max(longest(row, count, world.size), 1)
 
+        def bound() -> tuple[list[Buffers], list[Call]]:
+            pool = Pool(session.memory, dtype, elements)
+            buffers = [pool.take(case) for case in cases]
+            calls = [bind(peer, case, each, session.bench.family) for case, each in zip(cases, buffers, strict=True)]
+            return buffers, calls
 
-def _cases(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> list[Case]:
-    row, world, options = session.bench.collective, session.world, session.options
-    assert row is not None
-    in_place = options.in_place or in_place_only(peer, row)
-    count = size // dtype.itemsize
-    return [Case(row, world.rank, world.size, count, root, in_place) for root in roots(row, options.root, world.size)]
+        self.buffers, self.calls = bound()
+        self.warm: list[Call] = []
+        self.checkers: list[Checker] = []
+        if options.validate and row.kind != "barrier":
+            _, self.warm = bound()
+            self.checkers = [Checker(case, dtype, log=session.log) for case in cases]
 
+    def run(self, iterations: int, warmup: int) -> Floats:
+        """Seconds of each iteration on this rank."""
+        return np.asarray(self.timed(iterations, warmup, _blocking))
 
-def _bind(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> Bound:
-    """Allocate and bind everything before the clock runs."""
-    cases, family = _cases(session, peer, dtype, size), session.bench.family
-    elements = max(longest(cases[0].row, cases[0].count, session.world.size), 1)
-
-    def bound(pool: Pool) -> tuple[list[Buffers], list[Call]]:
-        buffers = [pool.take(case) for case in cases]
-        return buffers, [bind(peer, case, block, family) for case, block in zip(cases, buffers, strict=True)]
-
-    buffers, calls = bound(Pool(session.memory, dtype, elements))
-    if not session.options.validate or cases[0].row.kind == "barrier":
-        return Bound(calls, buffers, [], [])
-    _, warm = bound(Pool(session.memory, dtype, elements))
-    return Bound(calls, buffers, warm, [Checker(case, dtype, log=session.log) for case in cases])
-
-
-def _timed(
-    session: Session, bound: Bound, iterations: int, warmup: int, once: Callable[[Callable[[], Any]], Any]
-) -> tuple[list[Any], int]:
-    """(what ``once`` returned in each iteration after the warm-up, wrong elements on this rank)."""
-    barrier, checkers, n = session.world.barrier, bound.checkers, len(bound.calls)
-    samples: list[Any] = []
-    wrong = 0
-    # OSU's barrier benchmark has no barrier of its own between the timed ones.
-    apart = session.bench.sized or session.bench.family == "nonblocking"
-    for i in range(warmup + iterations):
-        k = i % n
-        call = bound.calls[k].run
-        if checkers:
-            checkers[k].load(bound.buffers[k], i)
-            for _ in range(session.options.validation_warmup):
+    def timed(self, iterations: int, warmup: int, once: Callable[[Callable[[], Any]], Any]) -> list[Any]:
+        """What ``once`` returned in each iteration after the warm-up."""
+        session, checkers = self.session, self.checkers
+        barrier, samples = session.world.barrier, []
+        # OSU's barrier benchmark has no barrier of its own between the timed ones.
+        apart = session.bench.sized or session.bench.family == "nonblocking"
+        for i in range(warmup + iterations):
+            k = i % len(self.calls)
+            call = self.calls[k].run
+            if checkers:
+                checkers[k].load(self.buffers[k], i)
+                for _ in range(session.options.validation_warmup):
+                    barrier()
+                    _finish(self.warm[k].run())
                 barrier()
-                _finish(bound.warm[k].run())
-            barrier()
-        sample = once(call)
-        if apart:
-            barrier()
-        if i >= warmup:
-            samples.append(sample)
-        if checkers:
-            wrong += checkers[k].wrong(bound.buffers[k], i)
-    return samples, wrong
+            sample = once(call)
+            if apart:
+                barrier()
+            if i >= warmup:
+                samples.append(sample)
+            if checkers:
+                self.wrong += checkers[k].wrong(self.buffers[k], i)
+        return samples
+
+    def row(self, samples: Floats) -> Row:
+        """Mean, least and most of the ranks' means, in µs."""
+        session, mine = self.session, samples * 1e6
+        mean, least, most = session.world.spread(float(mine.mean()))
+        session.samples[self.size] = mine
+        return Row(self.size, mean, least, most, mine.size, percentiles=session.percentiles(mine))
+
+    def free(self) -> None:
+        """Release the requests of persistent calls."""
+        for call in (*self.calls, *self.warm):
+            call.free()
 
 
 def _finish(request: Any) -> None:
@@ -96,44 +98,6 @@ def _blocking(call: Callable[[], Any]) -> float:
     start = perf_counter()
     call()
     return perf_counter() - start
-
-
-def measure_latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-    """One row of a blocking or persistent benchmark; with ``--peer`` all peers in turn, round by round."""
-    iterations, warmup = session.options.loops(session.bench, size)
-    bounds = [_bind(session, peer, dtype, size) for peer in session.peers.values()]
-    rounds = min(session.options.rounds, iterations) if len(bounds) > 1 else 1
-    share = [iterations // rounds + (r < iterations % rounds) for r in range(rounds)]
-    times: list[list[float]] = [[] for _ in bounds]
-    by_round: list[list[float]] = [[] for _ in bounds]
-    wrong = 0
-    session.world.barrier()
-    for r in range(rounds):
-        # Another peer begins each round, so that none always runs in the other's wake.
-        for k in ((r + j) % len(bounds) for j in range(len(bounds))):
-            samples, bad = _timed(session, bounds[k], share[r], warmup if r == 0 else min(warmup, 1), _blocking)
-            times[k] += samples
-            by_round[k].append(sum(samples) / len(samples) * 1e6)
-            wrong += bad
-    for call in (call for bound in bounds for call in (*bound.calls, *bound.warm)):
-        call.free()
-    return _latency_row(session, size, times, by_round, wrong)
-
-
-def _latency_row(session: Session, size: int, times: list[list[float]], by_round: list[list[float]], wrong: int) -> Row:
-    options, world = session.options, session.world
-    names = list(session.peers)
-    mine = np.asarray(times[0]) * 1e6
-    mean, least, most = world.spread(float(mine.mean()))
-    ratios = {}
-    if len(names) > 1:
-        means = [world.gather(values).mean(axis=0) for values in by_round]
-        for k, name in enumerate(names[1:], 1):
-            if len(means[0]) > 1:
-                ratios[name] = (float(np.mean(means[k])), ratio(means[k], means[0]))
-    session.samples[size] = mine
-    wrong = world.total(wrong) if options.validate else 0
-    return Row(size, mean, least, most, mine.size, wrong, session.percentiles(mine), ratios=ratios)
 
 
 # --- non-blocking: how much of the communication does computation hide? -----------------------------------------------
@@ -187,23 +151,24 @@ def _pure(call: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
-def measure_overlap(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-    """One row of a non-blocking benchmark: first the communication alone, then with as much computation."""
-    options, world = session.options, session.world
-    iterations, warmup = options.loops(session.bench, size)
-    bound = _bind(session, session.peer, dtype, size)
-    world.barrier()
-    alone, wrong = _timed(session, bound, iterations, warmup, _pure)
-    pure = float(np.mean(alone))
-    world.barrier()
-    once = _overlapped(Compute(), pure, options.test_calls)
-    samples, more_wrong = _timed(session, bound, iterations, warmup, once)
-    times = np.asarray(samples)
-    overall, computing, init, test, wait = world.gather(times.mean(axis=0)).mean(axis=0) * 1e6
-    mean, least, most = world.spread(pure * 1e6)
-    percent = overlap(overall, computing, test, mean)
-    session.samples[size] = times[:, 0] * 1e6
-    wrong = world.total(wrong + more_wrong) if options.validate else 0
-    percentiles = session.percentiles(times[:, 0] * 1e6)
-    hidden = Overlap(overall, computing - test, init, test, wait, mean, least, most, percent)
-    return Row(size, float(overall), iterations=iterations, wrong=wrong, percentiles=percentiles, overlap=hidden)
+class Overlapped(Latency):
+    """Non-blocking calls: first the communication alone, then with as much computation."""
+
+    def run(self, iterations: int, warmup: int) -> Floats:
+        """Seconds of each iteration: alone, and then overall, computing, starting, testing and waiting."""
+        alone = self.timed(iterations, warmup, _pure)
+        self.session.world.barrier()
+        once = _overlapped(Compute(), float(np.mean(alone)), self.session.options.test_calls)
+        return np.column_stack((alone, self.timed(iterations, warmup, once)))
+
+    def row(self, samples: Floats) -> Row:
+        """Means over the ranks, in µs, and the share of the communication that computation hid."""
+        session, world = self.session, self.session.world
+        mine = samples * 1e6
+        _, overall, computing, init, test, wait = world.gather(mine.mean(axis=0)).mean(axis=0)
+        pure, least, most = world.spread(float(mine[:, 0].mean()))
+        hidden = overlap(overall, computing, test, pure)
+        times = Overlap(overall, computing - test, init, test, wait, pure, least, most, hidden)
+        session.samples[self.size] = mine[:, 1]
+        percentiles = session.percentiles(mine[:, 1])
+        return Row(self.size, float(overall), iterations=len(mine), percentiles=percentiles, overlap=times)

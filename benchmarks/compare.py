@@ -13,14 +13,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..machine.launchers import PREFIXES
-from .cases import Call, Case, Pool, bind, in_place_only, longest
+from .cases import Call, Case, Pool, in_place_only, longest
+from .interleave import turns
 from .memory import dtype_of, open_memory
 from .option_table import PEERS, number
 from .options import BadUsage, ProgramParser
@@ -29,8 +30,8 @@ from .result_file import write_job
 from .session import Progress
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
-from .validate import Checker
-from .world import NotOffered, Peer, World, open_world, prepare
+from .validate import proven_call
+from .world import Peer, World, open_world, prepare
 
 #: Length of one sample, in seconds, and the most calls in it.
 _SAMPLE_SECONDS, _MOST_CALLS = 1e-3, 2000
@@ -39,7 +40,7 @@ _STARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of the comparison: whose call, in which form."""
+    """One column of the comparison: a peer's call in one form."""
 
     peer: Peer
     form: str  # "blocking" or "persistent"
@@ -83,7 +84,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _series(peers: Sequence[Peer]) -> list[Series]:
-    """Blocking and persistent calls of everybody, but raw UCC's persistent calls only."""
+    """Blocking and persistent calls of each peer, but raw UCC's persistent calls only."""
     found = []
     for peer in peers:
         if peer.name != "ucc" or len(peers) == 1:
@@ -91,21 +92,6 @@ def _series(peers: Sequence[Peer]) -> list[Series]:
         if peer.name not in ("gloo", "nccl", "mpi4py"):
             found.append(Series(peer, "persistent"))
     return found
-
-
-def _ready(series: Series, case: Case, pool: Pool, dtype: np.dtype[Any], world: World) -> Bound:
-    """Bind a call and prove once that it gives the right answer."""
-    case = replace(case, in_place=in_place_only(series.peer, case.row))
-    buffers = pool.take(case)
-    bound = Bound(bind(series.peer, case, buffers, series.form))
-    checker = Checker(case, dtype)
-    checker.load(buffers, 0)
-    world.barrier()
-    bound.call.run()
-    wrong = world.total(checker.wrong(buffers, 0))
-    if wrong:
-        raise NotOffered(f"{series.label}: {wrong} wrong elements in {case.row.name} of {case.count} {dtype.name}")
-    return bound
 
 
 def _sample(bound: Bound, world: World) -> float:
@@ -132,13 +118,15 @@ def measure(
     series: Sequence[Series], case: Case, dtype: np.dtype[Any], pools: Sequence[Pool], rounds: int, world: World
 ) -> list[npt.NDArray[np.float64]]:
     """Per series the µs of each round, means over ranks; equal on every rank."""
-    bounds = [_ready(s, case, pool, dtype, world) for s, pool in zip(series, pools, strict=True)]
+    bounds = []
+    for one, pool in zip(series, pools, strict=True):
+        own = replace(case, in_place=in_place_only(one.peer, case.row))
+        bounds.append(Bound(proven_call(one.peer, own, dtype, pool, world, one.form)))
     for bound in bounds:
         _calibrate(bound, world)
     mine = np.empty((len(bounds), rounds))
-    for r in range(rounds):
-        for k in ((r + j) % len(bounds) for j in range(len(bounds))):
-            mine[k, r] = _sample(bounds[k], world)
+    for r, k in turns(len(bounds), rounds):
+        mine[k, r] = _sample(bounds[k], world)
     for bound in bounds:
         bound.call.free()
     means = world.gather(mine.ravel()).mean(axis=0).reshape(mine.shape) * 1e6
@@ -187,10 +175,7 @@ def _import_ms(world: World) -> list[float] | None:
             )
             if child.returncode == 0:
                 times.append(float(child.stdout) * 1e3)
-    # The other ranks must not keep the cores busy meanwhile.
-    done = world.comm.Ibarrier()
-    while not done.Test():
-        sleep(1e-3)
+    world.idle_barrier()  # the other ranks leave the cores to the children
     found: list[float] = world.comm.bcast(times)
     return found or None
 

@@ -53,6 +53,22 @@ class Curve:
         return self.unit != "us"
 
 
+class _Points:
+    """Points of one file, collected by the curves that they belong to."""
+
+    def __init__(self, source: str, facts: Data | None = None) -> None:
+        self._source, self._facts = source, facts or {}
+        self._found: dict[tuple[str, str, str, str], list[Point]] = {}
+
+    def add(self, key: tuple[str, str, str, str], size: int, value: float, rounds: Sequence[float] = ()) -> None:
+        """Add a point to the curve of this benchmark, label, unit and dtype."""
+        self._found.setdefault(key, []).append(Point(size, value, tuple(rounds)))
+
+    def curves(self) -> list[Curve]:
+        """The curves, in the order of their first points."""
+        return [Curve(*key, self._source, tuple(points), self._facts) for key, points in self._found.items()]
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -129,60 +145,54 @@ def _read_json(path: Path, data: Data) -> list[Curve]:
 
 
 def _compare_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
-    found: dict[str, list[Point]] = {}
+    found = _Points(path.name, facts)
     for row in data["rows"]:
         for series in row["series"]:
             label = series["peer"] + ("*" if series["form"] == "persistent" else "")
-            found.setdefault(label, []).append(Point(row["size"], series["us"], tuple(series["rounds"])))
-    return [
-        Curve(data["collective"], label, "us", data["dtype"], path.name, tuple(points), facts)
-        for label, points in found.items()
-    ]
+            key = data["collective"], label, "us", data["dtype"]
+            found.add(key, row["size"], series["us"], series["rounds"])
+    return found.curves()
 
 
 def _benchmark_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
-    found: dict[tuple[str, str, str], list[Point]] = {}
+    found, name, unit = _Points(path.name, facts), data["benchmark"].removeprefix("osu_"), data["unit"]
     for row in data["rows"]:
         if "size" not in row or "dtype" not in row:
             continue
+        size, dtype = row["size"], row["dtype"]
         label = data["backend"] + (" in place" if row.get("in_place") else "")
         label += f" window {row['window']}" if "window" in row else ""
-        found.setdefault((label, data["unit"], row["dtype"]), []).append(Point(row["size"], row["value"]))
+        found.add((name, label, unit, dtype), size, row["value"])
         if "overlap" in row:
-            overlap = row["overlap"]
-            found.setdefault((f"{label} overlap", "%", row["dtype"]), []).append(Point(row["size"], overlap["percent"]))
+            found.add((name, f"{label} overlap", "%", dtype), size, row["overlap"]["percent"])
         for peer, entry in row.get("peers", {}).items():
-            found.setdefault((peer, data["unit"], row["dtype"]), []).append(Point(row["size"], entry["value"]))
+            found.add((name, peer, unit, dtype), size, entry["value"])
         if row.get("limit"):
-            found.setdefault((LIMIT, data["unit"], row["dtype"]), []).append(Point(row["size"], row["limit"]))
-    return [
-        Curve(data["benchmark"].removeprefix("osu_"), label, unit, dtype, path.name, tuple(points), facts)
-        for (label, unit, dtype), points in found.items()
-    ]
+            found.add((name, LIMIT, unit, dtype), size, row["limit"])
+    return found.curves()
 
 
 def _cluster_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
     """Of tools/bench_cluster.py: medians of each case, and the limit of its links."""
-    found: dict[tuple[str, str], list[Point]] = {}
+    found = _Points(path.name, facts)
     for case in data["cases"]:
         for row in case["rows"]:
             for label, seconds in {**row["median"], LIMIT: row["limit"]}.items():
-                benchmark = f"{row['collective']} on cluster {case['case']}"
-                found.setdefault((benchmark, label), []).append(Point(row["nbytes"], seconds * 1e6))
-    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
+                key = f"{row['collective']} on cluster {case['case']}", label, "us", "float32"
+                found.add(key, row["nbytes"], seconds * 1e6)
+    return found.curves()
 
 
 def _gpu_curves(path: Path, data: Data) -> list[Curve]:
     """Of tools/gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
-    found: dict[tuple[str, str], list[Point]] = {}
+    found = _Points(path.name, {"date": data.get("date", "")})
     for row in data["rows"]:
         for name in ("blocking", "stream", "nccl", "gloo"):
             if name in row:
                 label = name if name in ("nccl", "gloo") else f"{data.get('topology', '')} {name}".strip()
                 benchmark = f"{row.get('collective', 'allreduce')} on {data.get('ranks', '?')} {data['gpu']}"
-                found.setdefault((benchmark, label), []).append(Point(row["bytes"], row[name]))
-    facts: Data = {"date": data.get("date", "")}
-    return [Curve(name, label, "us", "float32", path.name, tuple(p), facts) for (name, label), p in found.items()]
+                found.add((benchmark, label, "us", "float32"), row["bytes"], row[name])
+    return found.curves()
 
 
 # --- OSU's C programs -------------------------------------------------------------------------------------------------
@@ -198,31 +208,20 @@ def _osu_name(title: str) -> str:
 
 
 def _read_osu(path: Path, text: str) -> list[Curve]:
-    curves: list[Curve] = []
-    name, label, dtype, columns = "", "OSU", "int8", []  # type: str, str, str, list[str]
-    points: list[Point] = []
-
-    def flush() -> None:
-        if points:
-            unit = "MB/s" if columns and "MB/s" in columns[0] else "us"
-            curves.append(Curve(name, label, unit, dtype, path.name, tuple(points)))
-            points.clear()
-
+    found, name, label, dtype, unit = _Points(path.name), "", "OSU", "int8", "us"
     for line in text.splitlines():
         if title := re.match(r"# (OSU MPI.*?)(?: v([\d.]+))?\s*$", line):
-            flush()
             name, label = _osu_name(title[1]), f"OSU {title[2] or ''}".strip()
             label += next((f" {kind.lower()}" for kind in ("CUDA", "ROCM") if f"-{kind} " in title[1]), "")
         elif kind := re.match(r"# Datatype: (\w+)\.", line):
-            flush()
             dtype = _TYPES.get(kind[1], kind[1])
         elif line.startswith("# Size"):
-            columns = re.split(r"\s{2,}", line.removeprefix("# Size").strip())
+            first = re.split(r"\s{2,}", line.removeprefix("# Size").strip())[0]
+            unit = "MB/s" if "MB/s" in first else "us"
         elif re.match(r"\d+\s", line):
             size, value, *_ = line.split()
-            points.append(Point(int(size), float(value)))
-    flush()
-    return curves
+            found.add((name, label, unit, dtype), int(size), float(value))
+    return found.curves()
 
 
 # --- nccl-tests -------------------------------------------------------------------------------------------------------
@@ -241,7 +240,7 @@ def _nccl_name(text: str, path: Path) -> str:
 
 
 def _read_nccl(path: Path, text: str) -> list[Curve]:
-    sides: dict[tuple[str, str, str], list[Point]] = {}
+    found, name = _Points(path.name), _nccl_name(text, path)
     for line in text.splitlines():
         words = line.split()
         if line.startswith("#") or len(words) < 13 or not words[0].isdigit():
@@ -249,7 +248,6 @@ def _read_nccl(path: Path, text: str) -> list[Curve]:
         dtype = _NCCL_TYPES.get(words[2], words[2])
         for label, at in (("nccl-tests", 5), ("nccl-tests in place", 9)):
             if words[at] != "N/A":
-                sides.setdefault((label, "us", dtype), []).append(Point(int(words[0]), float(words[at])))
-                sides.setdefault((label, "GB/s", dtype), []).append(Point(int(words[0]), float(words[at + 2])))
-    name = _nccl_name(text, path)
-    return [Curve(name, label, unit, dtype, path.name, tuple(points)) for (label, unit, dtype), points in sides.items()]
+                found.add((name, label, "us", dtype), int(words[0]), float(words[at]))
+                found.add((name, label, "GB/s", dtype), int(words[0]), float(words[at + 2]))
+    return found.curves()

@@ -1,71 +1,74 @@
-"""``--peer`` for benchmarks whose loops measure one library: the loop runs for each of them in turn, round by round."""
+"""Rounds: one size of a benchmark for all peers of a session, in turns, so that what disturbs one disturbs all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from .output import Row
 from .session import Session
-from .stats import Overlap, ratio
+from .stats import ratio
+from .world import Peer
 
-Measure = Callable[[Session, np.dtype[Any], int], Row]
-
-
-def together(rows: Sequence[Row], *, rates: bool) -> Row:
-    """One row from those of all rounds, which had about equally many iterations. ``rates``: values are per time."""
-
-    def mean(values: Sequence[float]) -> float:
-        if rates:  # what was moved in all rounds over the time of all rounds
-            return len(values) / sum(1 / value for value in values) if all(values) else 0.0
-        return float(np.mean(values))
-
-    overlap = None
-    if rows[0].overlap is not None:
-        times = [row.overlap for row in rows if row.overlap is not None]
-        overlap = Overlap(*(float(np.mean([getattr(t, field.name) for t in times])) for field in fields(Overlap)))
-    return replace(
-        rows[0],
-        value=mean([row.value for row in rows]),
-        least=min(row.least for row in rows),
-        most=max(row.most for row in rows),
-        iterations=sum(row.iterations for row in rows),
-        wrong=sum(row.wrong for row in rows),
-        rate=mean([row.rate for row in rows]),
-        overlap=overlap,
-    )
+Floats = npt.NDArray[np.float64]
 
 
-def interleaved(measure: Measure) -> Measure:
-    """``measure`` for all peers of the session. The ratios say how many times faster the first one is."""
+class Series(Protocol):
+    """Calls of one peer at one size, bound before the clock runs. All methods are collective."""
 
-    def measure_all(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-        options, names = session.options, list(session.peers)
-        iterations, warmup = options.loops(session.bench, size)
-        rounds = min(options.rounds, iterations)
-        rows: dict[str, list[Row]] = {name: [] for name in names}
-        for r in range(rounds):
-            share = iterations // rounds + (r < iterations % rounds)
-            for k in range(len(names)):
-                name = names[(r + k) % len(names)]
-                session.options = replace(
-                    options, backend=name, iterations=share, warmup=warmup if r == 0 else min(warmup, 1)
-                )
-                rows[name].append(measure(session, dtype, size))
-        session.options = options
-        rates = session.bench.unit == "bandwidth"
-        ratios = {}
-        ours = np.array([row.compared for row in rows[names[0]]])
-        for name in names[1:]:
-            theirs = np.array([row.compared for row in rows[name]])
-            value = together(rows[name], rates=rates)
-            if rounds > 1:
-                ratios[name] = value.compared, ratio(ours, theirs) if rates else ratio(theirs, ours)
-        wrong = sum(row.wrong for name in names[1:] for row in rows[name])
-        first = together(rows[names[0]], rates=rates)
-        return replace(first, ratios=ratios, wrong=first.wrong + wrong)
+    #: Elements that validation has found wrong on this rank.
+    wrong: int
 
-    return measure_all
+    def run(self, iterations: int, warmup: int) -> Floats:
+        """This rank's samples, one per iteration."""
+
+    def row(self, samples: Floats) -> Row:
+        """One line of the table from the samples of one round or of several."""
+
+    def free(self) -> None:
+        """Release the calls."""
+
+
+Open = Callable[[Session, Peer, np.dtype[Any], int], Series]
+
+
+def turns(count: int, rounds: int) -> Iterator[tuple[int, int]]:
+    """(round, series): each round begins with another series, so that none always runs in another one's wake."""
+    return ((r, (r + k) % count) for r in range(rounds) for k in range(count))
+
+
+def measure(session: Session, opened: Open, dtype: np.dtype[Any], size: int) -> Row:
+    """Measure one line of a benchmark with all peers of the session. Collective.
+
+    Args:
+        session: the benchmark, its options and its peers.
+        opened: binds the calls of one peer.
+        dtype: type of the elements.
+        size: bytes of a message.
+
+    Returns:
+        The first peer's line; its ratios say how many times faster that is than each of the others.
+    """
+    options, world, rates = session.options, session.world, session.bench.unit == "bandwidth"
+    iterations, warmup = options.loops(session.bench, size)
+    names = list(session.peers)
+    series = [opened(session, peer, dtype, size) for peer in session.peers.values()]
+    rounds = min(options.rounds, iterations) if len(series) > 1 else 1
+    samples: list[list[Floats]] = [[] for _ in series]
+    world.barrier()
+    for r, k in turns(len(series), rounds):
+        share = iterations // rounds + (r < iterations % rounds)
+        samples[k].append(series[k].run(share, warmup if r == 0 else min(warmup, 1)))
+    for each in series:
+        each.free()
+    ratios = {}
+    if rounds > 1:
+        ours, *others = [np.array([s.row(one).compared for one in x]) for s, x in zip(series, samples, strict=True)]
+        for name, one, x, theirs in zip(names[1:], series[1:], samples[1:], others, strict=True):
+            ratios[name] = one.row(np.concatenate(x)).compared, ratio(ours, theirs) if rates else ratio(theirs, ours)
+    wrong = world.total(sum(each.wrong for each in series)) if options.validate else 0
+    return replace(series[0].row(np.concatenate(samples[0])), wrong=wrong, ratios=ratios)

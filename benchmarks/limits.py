@@ -60,7 +60,7 @@ def _islands(peers: Sequence[Peer], session: Session) -> list[list[int]]:
 
 
 def open_limit(session: Session) -> Limit:
-    """Measure the links that the session's benchmark uses. Collective; raises NotOffered where nobody can."""
+    """Measure the links that the session's benchmark uses. Collective; raises NotOffered where no peer can."""
     peers, opened = _carriers(session)
     try:
         row = session.bench.collective
@@ -118,7 +118,7 @@ def _collective(session: Session, peers: Sequence[Peer]) -> Limit:
 
 
 def _traffic(session: Session) -> Traffic:
-    """Who sends to whom at once."""
+    """Messages that are under way at once."""
     pairs = session.options.pairs or session.world.size // 2
     forth = {rank: rank + pairs for rank in range(pairs)}
     both = session.bench.name.endswith("_bibw")

@@ -1,12 +1,11 @@
 """Links between ranks: latency and bandwidth of pairs, one at a time and all at once.
 
-Messages of whoever can send them, the best of all counts: these figures are limits that a benchmark is held against,
-and so the fastest that was seen, not the usual.
+Messages of every peer that can send them; the best of all counts: these figures are limits that a benchmark is held
+against, and so the fastest that was seen, not the usual.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -27,7 +26,7 @@ _SAMPLE, _MOST, _SAMPLES, _PINGS = 4 << 20, 32, 4, 200
 _PAIRS = 4
 _TAG = 77
 
-#: Who sends to whom at the same time: sender -> receiver.
+#: Messages that are under way at the same time: sender -> receiver.
 Traffic = dict[int, int]
 
 
@@ -58,14 +57,6 @@ def lengths(world: World, memory: Memory) -> tuple[int, ...]:
     return _BYTES if "host" in world.comm.allgather(memory.accelerator) else _DEVICE_BYTES
 
 
-def quiet(world: World) -> None:
-    """A barrier that leaves the cores to those that are not there yet."""
-    done, pause = world.comm.Ibarrier(), 0.0
-    while not done.Test():
-        time.sleep(pause)
-        pause = min(pause + 1e-5, 1e-3)
-
-
 def _blocks(memory: Memory, nbytes: int) -> tuple[Block, Block]:
     one, two = (memory.block(np.dtype(np.uint8), nbytes).head(nbytes) for _ in range(2))
     return one, two
@@ -86,7 +77,7 @@ def latency(peer: Peer, world: World, memory: Memory, a: int, b: int) -> float:
                 comm.Recv(recv.array, other, _TAG)
                 comm.Send(send.array, other, _TAG)
             best = min(best, perf_counter() - start)
-    quiet(world)
+    world.idle_barrier()
     return float(world.comm.bcast(best / 2, a))
 
 
@@ -107,7 +98,7 @@ def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes
             spent = perf_counter() - start
         else:
             spent = 0.0
-        quiet(world)
+        world.idle_barrier()
         slowest = world.spread(spent)[2]
         if sample:  # the first one makes connections
             best = min(best, slowest)
@@ -115,7 +106,7 @@ def bandwidth(peer: Peer, world: World, memory: Memory, traffic: Traffic, nbytes
 
 
 def best_bandwidth(peers: Sequence[Peer], world: World, memory: Memory, traffic: Traffic) -> float:
-    """Bytes per second of every sender, by whoever carries them fastest, in the size in which that is; 0 for none."""
+    """Bytes per second of every sender, by the fastest peer at its fastest size; 0 without senders."""
     if not traffic:
         return 0.0
     sizes = lengths(world, memory)
@@ -138,16 +129,16 @@ def _between(islands: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _cut(island: Sequence[int], ranks: int) -> Traffic:
-    """Everybody in an island with somebody outside, both ways, as far as there are enough."""
+    """Each rank of an island with one outside, both ways, as long as there are any left outside."""
     outside = [rank for rank in range(ranks) if rank not in set(island)]
     pairs = list(zip(island, outside, strict=False))
     return dict(pairs) | {b: a for a, b in pairs}
 
 
 def _rings(islands: Sequence[Sequence[int]]) -> Traffic:
-    """Everybody in every island to the next one in it."""
+    """Each rank of every island to the next one in it."""
     return {
-        rank: island[(i + 1) % len(island)] for island in islands if len(island) > 1 for i, rank in enumerate(island)
+        a: b for island in islands if len(island) > 1 for a, b in zip(island, [*island[1:], island[0]], strict=True)
     }
 
 

@@ -1,7 +1,7 @@
 """Memory of a benchmark's messages: of the host in several wrappings, or of a GPU through torch.
 
 A ``Memory`` hands out blocks: ``block.array`` is what the peer gets, ``block.put`` and ``block.get`` move numpy data in
-and out, ``block.overrun`` tells whether anything was written behind the end.
+and out, ``block.overrun`` is true after a write behind the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ucc_hetero.types import DTYPES
 
 Host = npt.NDArray[Any]
-#: Elements behind each block that nobody may write, and the byte they hold.
+#: Elements behind each block that no call may write, and the byte they hold.
 _GUARD, _GUARD_BYTE = 64, 0x5A
 
 _OSU_NAMES = {"mpi_char": "int8", "mpi_int": "int32", "mpi_float": "float32"}
@@ -67,7 +67,7 @@ class Block:
         return self._host()[: self.count]
 
     def overrun(self) -> bool:
-        """Whether the guard was written."""
+        """True if the guard was written."""
         return bool((self._host()[self.count :].view(np.uint8) != _GUARD_BYTE).any())
 
     def head(self, count: int) -> Block:

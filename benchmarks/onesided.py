@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .memory import Memory
 from .option_table import Options
@@ -21,6 +22,8 @@ from .options import BadUsage
 from .output import Row
 from .session import Session
 from .world import NotOffered, Peer
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -119,16 +122,10 @@ def registered(comm: Any, memory: Memory, nbytes: int) -> Iterator[Registered]:
         yield Registered(there, _address(blocks[1]), kind, meet)
 
 
-def _open(session: Session, nbytes: int, stack: ExitStack) -> Any:
-    if session.peer.name == "ours":
-        return stack.enter_context(registered(session.world.comm, session.memory, nbytes))
-    return _mpi_window(session, nbytes, stack)
-
-
-def _mpi_window(session: Session, nbytes: int, stack: ExitStack) -> Window:
+def _mpi_window(session: Session, comm: Any, nbytes: int, stack: ExitStack) -> Window:
     from mpi4py import MPI
 
-    comm, kind = session.peer.comm, session.options.win
+    kind = session.options.win
     base = 0
     if kind == "allocate":
         win = MPI.Win.Allocate(nbytes, 1, MPI.INFO_NULL, comm)
@@ -202,7 +199,7 @@ def _active(session: Session, window: Window, work: Callable[[], None]) -> Calla
 
 
 def _both(session: Session) -> bool:
-    """Whether both ranks transfer at once."""
+    """True if both ranks transfer at once."""
     return session.bench.name.endswith("_bibw")
 
 
@@ -229,77 +226,65 @@ def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callabl
     return once
 
 
-def _run(
-    once: Callable[[], None] | None, loops: tuple[int, int], meet: Callable[[], None]
-) -> tuple[float, list[float]]:
-    """(seconds of the whole loop after the warm-up, of each iteration)."""
-    iterations, warmup = loops
-    times: list[float] = []
-    meet()
-    begin = end = perf_counter()
-    if once is not None:
-        for i in range(warmup + iterations):
-            start = perf_counter()
-            if i == warmup:
-                begin = start
-            once()
-            end = perf_counter()
-            if i >= warmup:
-                times.append(end - start)
-    total = end - begin
-    meet()
-    return total, times
+class Transfers:
+    """One peer's transfers of one size: an iteration is one of them, or a window of them in bandwidth tests."""
 
-
-def _measure(session: Session, size: int, messages: int) -> tuple[float, list[float], int]:
-    """(seconds for all iterations, those of rank 0 for each, iterations)."""
-    what = WHAT[session.bench.name]
-    loops = session.options.loops(session.bench, size)
-    with ExitStack() as stack:
-        window = _open(session, max(size * messages, 1), stack)
+    def __init__(self, session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> None:
+        self.session, self.size, self.wrong = session, size, 0
+        self.messages = session.options.window if session.bench.unit == "bandwidth" else 1
+        self.stack = ExitStack()
+        nbytes, sync = max(size * self.messages, 1), session.options.sync
+        window: Any
+        if peer.name == "ours":
+            window = self.stack.enter_context(registered(session.world.comm, session.memory, nbytes))
+        else:
+            window = _mpi_window(session, peer.comm, nbytes, self.stack)
+        what, self.meet = WHAT[session.bench.name], window.meet
 
         def work() -> None:
-            for j in range(messages):
+            for j in range(self.messages):
                 window.transfer(what, j * size, size)
 
-        if session.options.sync in _PASSIVE:
-            once = _passive(session, window, work)
-            if isinstance(window, Window) and session.options.sync.startswith("flush") and once is not None:
-                window.win.Lock(window.partner, _shared())
-                stack.callback(window.win.Unlock, window.partner)
-        else:
-            once = _active(session, window, work)
-        total, times = _run(once, loops, window.meet)
-    times = session.world.comm.bcast(times)
-    return (
-        max(session.world.comm.allgather(total)) if _both(session) else session.world.comm.bcast(total),
-        times,
-        loops[0],
-    )
+        self.once = (_passive if sync in _PASSIVE else _active)(session, window, work)
+        if isinstance(window, Window) and sync.startswith("flush") and self.once is not None:
+            window.win.Lock(window.partner, _shared())
+            self.stack.callback(window.win.Unlock, window.partner)
 
+    def run(self, iterations: int, warmup: int) -> Floats:
+        """Seconds of each iteration, without a gap between them; none on a rank that takes no part."""
+        self.meet()
+        stamps = []
+        if self.once is not None:
+            for _ in range(warmup):
+                self.once()
+            stamps.append(perf_counter())
+            for _ in range(iterations):
+                self.once()
+                stamps.append(perf_counter())
+        self.meet()
+        return np.diff(stamps)
 
-def _latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-    total, times, iterations = _measure(session, size, 1)
-    # With both ranks taking part, an iteration goes there and back.
-    ways = 1 if session.options.sync in _PASSIVE else 2
-    each = np.asarray(times) * 1e6 / ways
-    return _row(session, size, total * 1e6 / iterations / ways, iterations, each, each)
+    def row(self, samples: Floats) -> Row:
+        """The mean time in µs, or MB/s; of both directions together where both ranks transfer."""
+        session, both = self.session, _both(self.session)
+        total = session.world.comm.allgather(float(samples.sum()))
+        times = session.world.comm.bcast(samples)
+        seconds = max(total) if both else total[0]
+        if session.bench.unit == "bandwidth":
+            megabytes = self.size / 1e6 * self.messages * (2 if both else 1)
+            value, values, shown = megabytes * times.size / seconds, megabytes / times, times * 1e6
+        else:  # with both ranks taking part, an iteration goes there and back
+            ways = 1 if session.options.sync in _PASSIVE else 2
+            value, shown = seconds * 1e6 / times.size / ways, times * 1e6 / ways
+            values = shown
+        session.samples[self.size] = shown
+        return Row(self.size, float(value), iterations=times.size, percentiles=session.percentiles_of(values))
 
-
-def _bandwidth(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-    window = session.options.window
-    total, times, iterations = _measure(session, size, window)
-    megabytes, each = size / 1e6 * window * (2 if _both(session) else 1), np.asarray(times)
-    return _row(session, size, megabytes * iterations / total, iterations, each * 1e6, megabytes / each)
-
-
-def _row(session: Session, size: int, value: float, iterations: int, times: Any, values: Any) -> Row:
-    """``times`` are the µs of each iteration, ``values`` what percentiles are of."""
-    session.samples[size] = times
-    return Row(size=size, value=value, iterations=iterations, percentiles=session.percentiles_of(values))
+    def free(self) -> None:
+        """Free the window, or deregister the memory."""
+        self.stack.close()
 
 
 #: Benchmark -> what it does.
 WHAT = {f"osu_{what}_latency": what for what in ("put", "get", "acc", "get_acc", "fop", "cas")}
 WHAT |= {"osu_put_bw": "put", "osu_get_bw": "get", "osu_put_bibw": "put"}
-MEASURES = {name: _latency if name.endswith("_latency") else _bandwidth for name in WHAT}

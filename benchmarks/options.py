@@ -156,8 +156,6 @@ def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
         )
     if (options.peers or options.limit) and (bench.family == "startup" or options.vary_window):
         raise BadUsage(f"options --peer and --limit: {bench.name} has no times of single calls; use --backend")
-    if options.peers and options.percentiles and bench.family not in ("blocking", "persistent"):
-        raise BadUsage(f"option -z: {bench.name} runs in rounds with --peer, which have no percentiles; leave one out")
     if options.accelerator != "host" and options.buffer not in ("numpy", "torch"):
         raise BadUsage(
             f"option --buffer {options.buffer!r}: that is host memory, but -d {options.accelerator} was given"

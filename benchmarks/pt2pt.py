@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -11,176 +10,161 @@ import numpy as np
 import numpy.typing as npt
 
 from . import output
+from .interleave import Open, measure
 from .memory import Block, label_of
 from .output import WINDOWS, Row
 from .session import Session
 from .stats import sizes
 from .validate import complement, differences, draw
+from .world import Peer
+
+Floats = npt.NDArray[np.float64]
 
 # OSU's tags: ping-pong, the two directions of a window, its answer.
 _PING, _DATA, _BACK, _ANSWER = 1, 100, 10, 101
 
 
-@dataclass(slots=True)
-class Side:
-    """This rank's part: its partner (None for a rank left over), whether it begins, and its buffers."""
+class Pairs:
+    """One peer's messages of one size between all pairs: an iteration is one ping-pong, or one window of messages."""
 
-    partner: int | None
-    first: bool
-    pairs: int
-    send: list[Block]
-    recv: list[Block]
-    answer: Block
+    def __init__(
+        self,
+        session: Session,
+        peer: Peer,
+        dtype: np.dtype[Any],
+        size: int,
+        once: Once,
+        window: int,
+        directions: int = 0,
+    ) -> None:
+        world, options = session.world, session.options
+        self.session, self.peer, self.dtype, self.size = session, peer, dtype, size
+        self.once, self.window, self.directions, self.wrong = once, max(window, 1), directions, 0
+        self.pairs = options.pairs or world.size // 2
+        self.first = world.rank < self.pairs
+        partner = world.rank + (self.pairs if self.first else -self.pairs)
+        #: None for a rank that is left over.
+        self.partner = partner if world.rank < 2 * self.pairs else None
+        count, buffers = size // dtype.itemsize, self.window if options.many_buffers else 1
+        self.send, self.recv = (
+            [session.memory.block(dtype, count).head(count) for _ in range(buffers)] for _ in range(2)
+        )
+        self.reply = session.memory.block(np.dtype(np.int8), 1).head(1)
 
-
-def _side(session: Session, dtype: np.dtype[Any], size: int, window: int) -> Side:
-    world, options = session.world, session.options
-    pairs = options.pairs or world.size // 2
-    partner = world.rank + pairs if world.rank < pairs else world.rank - pairs
-    count = size // dtype.itemsize
-    buffers = window if options.many_buffers else 1
-    return Side(
-        partner=partner if world.rank < 2 * pairs else None,
-        first=world.rank < pairs,
-        pairs=pairs,
-        send=[session.memory.block(dtype, count).head(count) for _ in range(buffers)],
-        recv=[session.memory.block(dtype, count).head(count) for _ in range(buffers)],
-        answer=session.memory.block(np.dtype(np.int8), 1).head(1),
-    )
-
-
-@dataclass(slots=True)
-class Check:
-    """Fresh data before each iteration, every element compared after it."""
-
-    session: Session
-    side: Side
-    dtype: np.dtype[Any]
-    both_ways: bool
+    def run(self, iterations: int, warmup: int) -> Floats:
+        """Seconds of each iteration on this rank."""
+        session, times = self.session, []
+        barrier, validate = session.world.barrier, session.options.validate
+        repeats = 1 + (session.options.validation_warmup if validate else 0)
+        apart = session.bench.name in ("osu_mbw_mr", "osu_multi_lat")
+        barrier()
+        for i in range(warmup + iterations):
+            if validate:
+                self._load(i)
+                barrier()
+            spent = 0.0
+            for _ in range(repeats):
+                if apart:
+                    barrier()
+                if self.partner is not None:
+                    start = perf_counter()
+                    self.once(self)
+                    spent = perf_counter() - start
+            if i >= warmup:
+                times.append(spent)
+            if validate:
+                self._compare(i)
+        return np.asarray(times)
 
     def _data(self, rank: int, iteration: int, index: int) -> npt.NDArray[Any]:
-        return draw(self.dtype, self.side.send[0].count, 2 + index, rank, iteration)
+        return draw(self.dtype, self.send[0].count, 2 + index, rank, iteration)
 
-    def load(self, iteration: int) -> None:
-        side, rank = self.side, self.session.world.rank
-        if side.partner is None:
+    def _load(self, iteration: int) -> None:
+        """Fresh data to send, and its complement where it is to arrive."""
+        if self.partner is None:
             return
-        for k, block in enumerate(side.send):
-            block.put(self._data(rank, iteration, k))
-        for k, block in enumerate(side.recv):
-            block.put(complement(self._data(side.partner, iteration, k)))
+        for k, (send, recv) in enumerate(zip(self.send, self.recv, strict=True)):
+            send.put(self._data(self.session.world.rank, iteration, k))
+            recv.put(complement(self._data(self.partner, iteration, k)))
 
-    def wrong(self, iteration: int) -> int:
-        side = self.side
-        if side.partner is None or (side.first and not self.both_ways):
-            return 0
-        errors = 0
-        for k, block in enumerate(side.recv):
-            want, got = self._data(side.partner, iteration, k), block.get()
+    def _compare(self, iteration: int) -> None:
+        """Compare every element that has come; in a one-way window the first rank receives none."""
+        if self.partner is None or (self.first and self.once is _one_way):
+            return
+        for k, block in enumerate(self.recv):
+            want, got = self._data(self.partner, iteration, k), block.get()
             bad = differences(got, want)
             if bad.size and self.session.log is not None:
-                size = want.size * want.itemsize
-                self.session.log.write(size, iteration, f"message from rank {side.partner}", bad, got, want)
-            errors += int(bad.size) + block.overrun()
-        return errors
+                what = f"message from rank {self.partner}"
+                self.session.log.write(want.size * want.itemsize, iteration, what, bad, got, want)
+            self.wrong += int(bad.size) + block.overrun()
+
+    def row(self, samples: Floats) -> Row:
+        """The mean time one way in µs, or what all pairs move in MB/s."""
+        session, size = self.session, self.size
+        table = session.world.gather(samples)[: self.pairs]
+        session.samples[size] = table.mean(axis=0) * 1e6
+        if not self.directions:
+            # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
+            one_way = table / 2 * 1e6
+            percentiles = session.percentiles_of(one_way.mean(axis=0))
+            return Row(size, float(one_way.mean()), iterations=table.shape[1], percentiles=percentiles)
+        megabytes = size / 1e6 * self.window * self.pairs * self.directions  # of all pairs in one iteration
+        value = megabytes / float(table.mean())
+        percentiles = session.percentiles_of(megabytes / table.mean(axis=0))
+        return Row(size, value, iterations=table.shape[1], percentiles=percentiles, rate=1e6 * value / size)
+
+    def free(self) -> None:
+        """Nothing: messages leave nothing behind."""
 
 
-Once = Callable[[Session, Side, int], None]
+Once = Callable[[Pairs], None]
 
 
-def _ping_pong(session: Session, side: Side, window: int) -> None:
+def _ping_pong(pair: Pairs) -> None:
     """There and back, blocking."""
-    comm, partner = session.peer.comm, side.partner
-    if side.first:
-        comm.Send(side.send[0].array, partner, _PING)
-        comm.Recv(side.recv[0].array, partner, _PING)
+    send, recv = pair.peer.comm.Send, pair.peer.comm.Recv
+    if pair.first:
+        send(pair.send[0].array, pair.partner, _PING)
+        recv(pair.recv[0].array, pair.partner, _PING)
     else:
-        comm.Recv(side.recv[0].array, partner, _PING)
-        comm.Send(side.send[0].array, partner, _PING)
+        recv(pair.recv[0].array, pair.partner, _PING)
+        send(pair.send[0].array, pair.partner, _PING)
 
 
-def _one_way(session: Session, side: Side, window: int) -> None:
+def _begun(call: Callable[..., Any], blocks: list[Block], pair: Pairs, tag: int) -> list[Any]:
+    """Requests of a window of messages."""
+    return [call(blocks[j % len(blocks)].array, pair.partner, tag) for j in range(pair.window)]
+
+
+def _one_way(pair: Pairs) -> None:
     """A window of messages to the second rank, and its answer."""
-    peer, partner = session.peer, side.partner
-    comm = peer.comm
-    if side.first:
-        peer.waitall([comm.Isend(side.send[j % len(side.send)].array, partner, _DATA) for j in range(window)])
-        comm.Recv(side.answer.array, partner, _ANSWER)
+    comm = pair.peer.comm
+    if pair.first:
+        pair.peer.waitall(_begun(comm.Isend, pair.send, pair, _DATA))
+        comm.Recv(pair.reply.array, pair.partner, _ANSWER)
     else:
-        peer.waitall([comm.Irecv(side.recv[j % len(side.recv)].array, partner, _DATA) for j in range(window)])
-        comm.Send(side.answer.array, partner, _ANSWER)
+        pair.peer.waitall(_begun(comm.Irecv, pair.recv, pair, _DATA))
+        comm.Send(pair.reply.array, pair.partner, _ANSWER)
 
 
-def _both_ways(session: Session, side: Side, window: int) -> None:
+def _both_ways(pair: Pairs) -> None:
     """A window of messages in each direction at once."""
-    peer, partner = session.peer, side.partner
-    comm = peer.comm
-    out, back = (_DATA, _BACK) if side.first else (_BACK, _DATA)
-    receives = [comm.Irecv(side.recv[j % len(side.recv)].array, partner, back) for j in range(window)]
-    sends = [comm.Isend(side.send[j % len(side.send)].array, partner, out) for j in range(window)]
-    peer.waitall(sends)
-    peer.waitall(receives)
+    comm, (out, back) = pair.peer.comm, (_DATA, _BACK) if pair.first else (_BACK, _DATA)
+    receives = _begun(comm.Irecv, pair.recv, pair, back)
+    sends = _begun(comm.Isend, pair.send, pair, out)
+    pair.peer.waitall(sends)
+    pair.peer.waitall(receives)
 
 
-def _timed(
-    session: Session, side: Side, once: Once, check: Check | None, loops: tuple[int, int], window: int, apart: bool
-) -> tuple[npt.NDArray[np.float64], int]:
-    """(seconds of each iteration after the warm-up, wrong elements on this rank). ``apart``: a barrier before each."""
-    iterations, warmup = loops
-    barrier, times, wrong = session.world.barrier, [], 0
-    repeats = session.options.validation_warmup if check else 0
-    barrier()
-    for i in range(warmup + iterations):
-        if check:
-            check.load(i)
-            barrier()
-        spent = 0.0
-        for _ in range(repeats + 1):
-            if apart:
-                barrier()
-            if side.partner is not None:
-                start = perf_counter()
-                once(session, side, window)
-                spent = perf_counter() - start
-        if i >= warmup:
-            times.append(spent)
-        if check:
-            wrong += check.wrong(i)
-    return np.asarray(times), wrong
+def _latency(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> Pairs:
+    return Pairs(session, peer, dtype, size, _ping_pong, 1)
 
 
-def _measure(
-    session: Session, dtype: np.dtype[Any], size: int, once: Once, window: int
-) -> tuple[npt.NDArray[np.float64], Side, int]:
-    """(one row of seconds per pair and one column per iteration, this rank's side, wrong elements of all ranks)."""
-    window = max(window, 1)
-    side = _side(session, dtype, size, window)
-    check = Check(session, side, dtype, both_ways=once is not _one_way) if session.options.validate else None
-    apart = session.bench.name in ("osu_mbw_mr", "osu_multi_lat")
-    times, wrong = _timed(session, side, once, check, session.options.loops(session.bench, size), window, apart)
-    table = session.world.gather(times)[: side.pairs]
-    session.samples[size] = table.mean(axis=0) * 1e6
-    return table, side, session.world.total(wrong) if check else 0
-
-
-def _latency(session: Session, dtype: np.dtype[Any], size: int) -> Row:
-    table, _, wrong = _measure(session, dtype, size, _ping_pong, 1)
-    one_way = table / 2 * 1e6
-    # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
-    percentiles = session.percentiles_of(one_way.mean(axis=0))
-    return Row(size, float(one_way.mean()), iterations=table.shape[1], wrong=wrong, percentiles=percentiles)
-
-
-def _windowed(once: Once, directions: int) -> Callable[[Session, np.dtype[Any], int], Row]:
-    return lambda session, dtype, size: _bandwidth(session, dtype, size, once, directions, session.options.window)
-
-
-def _bandwidth(session: Session, dtype: np.dtype[Any], size: int, once: Once, directions: int, window: int) -> Row:
-    table, side, wrong = _measure(session, dtype, size, once, window)
-    megabytes = size / 1e6 * window * side.pairs * directions  # of all pairs in one iteration
-    value = megabytes / float(table.mean())
-    percentiles, rate = session.percentiles_of(megabytes / table.mean(axis=0)), 1e6 * value / size
-    return Row(size, value, iterations=table.shape[1], wrong=wrong, percentiles=percentiles, rate=rate)
+def _windowed(once: Once, directions: int, window: int = 0) -> Open:
+    return lambda session, peer, dtype, size: Pairs(
+        session, peer, dtype, size, once, window or session.options.window, directions
+    )
 
 
 def varied_windows(session: Session, dtypes: list[np.dtype[Any]]) -> int:
@@ -191,7 +175,7 @@ def varied_windows(session: Session, dtypes: list[np.dtype[Any]]) -> int:
         session.print(output.window_header())
         rates: list[tuple[int, list[float]]] = []
         for size in sizes(options.min_size, options.max_size, dtype.itemsize):
-            rows = [_bandwidth(session, dtype, size, _one_way, 1, window) for window in WINDOWS]
+            rows = [measure(session, _windowed(_one_way, 1, window), dtype, size) for window in WINDOWS]
             for window, row in zip(WINDOWS, rows, strict=True):
                 session.results.add(dtype.name, row, window=window)
             session.print(output.window_row(size, [row.value for row in rows]))
@@ -205,7 +189,7 @@ def varied_windows(session: Session, dtypes: list[np.dtype[Any]]) -> int:
     return 0
 
 
-MEASURES: dict[str, Callable[[Session, np.dtype[Any], int], Row]] = {
+SERIES: dict[str, Open] = {
     "osu_latency": _latency,
     "osu_multi_lat": _latency,
     "osu_bw": _windowed(_one_way, 1),

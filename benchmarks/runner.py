@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import collective, graph, onesided, output, pt2pt
-from .interleave import Measure, interleaved
+from .interleave import Open, measure
 from .limits import open_limit
 from .memory import Memory, dtype_of, label_of, open_memory
 from .option_table import Options
@@ -25,15 +25,13 @@ from .validate import Log
 from .world import Peer, World
 
 
-def _measure(session: Session) -> Measure:
-    bench = session.bench
-    if bench.family in ("blocking", "persistent"):
-        return collective.measure_latency  # which takes turns by itself, with everything bound once
-    if bench.family == "nonblocking":
-        measure: Measure = collective.measure_overlap
-    else:
-        measure = onesided.MEASURES[bench.name] if bench.family == "onesided" else pt2pt.MEASURES[bench.name]
-    return interleaved(measure) if len(session.peers) > 1 else measure
+def _series(bench: Bench) -> Open:
+    """What binds the calls of a benchmark for one peer and size."""
+    if bench.family == "onesided":
+        return onesided.Transfers
+    if bench.collective is None:
+        return pt2pt.SERIES[bench.name]
+    return collective.Overlapped if bench.family == "nonblocking" else collective.Latency
 
 
 def _check_offered(bench: Bench, peer: Peer, options: Options) -> None:
@@ -124,15 +122,12 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
 
 
 def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
-    measure = _measure(session)
-    options = session.options
-    if not session.bench.sized:
-        yield _with_limit(session, measure(session, dtype, 0))
-        return
-    wanted = list(sizes(options.min_size, options.max_size, dtype.itemsize))
+    bench, options = session.bench, session.options
+    wanted = list(sizes(options.min_size, options.max_size, dtype.itemsize)) if bench.sized else [0]
     for done, size in enumerate(wanted):
-        session.progress.show(f"{session.bench.name} {dtype.name}, {size} bytes", done, len(wanted))
-        yield _with_limit(session, measure(session, dtype, size))
+        if bench.sized:
+            session.progress.show(f"{bench.name} {dtype.name}, {size} bytes", done, len(wanted))
+        yield _with_limit(session, measure(session, _series(bench), dtype, size))
 
 
 def _with_limit(session: Session, row: Row) -> Row:
@@ -191,7 +186,7 @@ def _nccl(session: Session, dtypes: list[np.dtype[Any]]) -> int:
                     sides.append(sides[0])
                     continue
                 session.options = replace(options, in_place=in_place)
-                got = _with_limit(session, collective.measure_latency(session, dtype, each))
+                got = _with_limit(session, measure(session, collective.Latency, dtype, each))
                 algbw = total / 1e3 / got.value
                 sides.append((got.value, algbw, algbw * row.busbw(world.size), got.wrong if options.validate else None))
                 bandwidths.append(algbw * row.busbw(world.size))

@@ -64,7 +64,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def commit() -> dict[str, Any] | None:
-    """The commit of the source tree and whether it was changed since; None where this is not one.
+    """The commit of the source tree, and if it was changed since; None where this is not one.
 
     Files with results do not count as changes.
     """

@@ -17,7 +17,7 @@ VERSION = "7.4"
 LARGE = 8192
 
 Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided", "startup"]
-#: How data moves; two collectives of one kind differ only in whether counts are given per rank (``vector``).
+#: How data moves; two collectives of one kind differ only in counts per rank (``vector``).
 Kind = Literal[
     "reduce_all", "reduce_root", "reduce_scatter", "gather_all", "gather_root", "scatter_root", "exchange", "bcast",
     "barrier",
@@ -36,7 +36,7 @@ class Loops:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: mpi4py's method, OSU's words for it, how data moves, whether counts are given per rank."""
+    """One collective: mpi4py's method, OSU's words for it, how data moves; ``vector``: counts are given per rank."""
 
     name: str
     method: str
@@ -54,7 +54,7 @@ class Collective:
 
     @property
     def whole(self) -> bool:
-        """Whether sizes are those of the whole vector, and not of a rank's part of it."""
+        """True if sizes are those of the whole vector, and not of a rank's part of it."""
         return self.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
 
     def busbw(self, ranks: int) -> float:
@@ -87,7 +87,7 @@ class Bench:
 
     @property
     def sized(self) -> bool:
-        """Whether there is one row per message size."""
+        """True if there is one row per message size."""
         return self.family != "startup" and not (self.collective and self.collective.kind == "barrier")
 
 

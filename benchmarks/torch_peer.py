@@ -188,7 +188,7 @@ def open_torch(backend: str, world: World) -> TorchComm:
 
     torch, dist = world.agreed(modules, NotOffered)
     if dist.is_initialized() and not _open:
-        raise NotOffered(f"peer {backend!r}: torch.distributed is in use already, by somebody else in this process")
+        raise NotOffered(f"peer {backend!r}: torch.distributed is in use already in this process")
     if not _open:
         _meet(world, dist, backend)
     group = dist.new_group(backend=backend) if _open else dist.group.WORLD

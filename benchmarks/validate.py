@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .cases import Buffers, Case, shares
+from .cases import Buffers, Call, Case, Pool, bind, shares
 from .memory import Block
+from .world import Peer, World
 
 Host = npt.NDArray[Any]
 Source = Callable[[int], Host]
+
+
+class WrongResult(RuntimeError):
+    """A call gave another result than numpy."""
+
 
 #: Mismatches written to the log for each failed call.
 _SHOWN = 20
@@ -180,3 +186,33 @@ class Checker:
         if wrong.size and self.log is not None:
             self.log.write(self.case.count * self.dtype.itemsize, iteration, what, wrong, got, want)
         return int(wrong.size)
+
+
+def proven_call(
+    peer: Peer, case: Case, dtype: np.dtype[Any], pool: Pool, world: World, family: str = "blocking"
+) -> Call:
+    """Bind a call, and compare its result with numpy's once, before it is timed. Collective.
+
+    Args:
+        peer: the library that is called.
+        case: the collective, its size, and this rank's place in it.
+        dtype: type of the elements.
+        pool: memory of the buffers.
+        world: the job.
+        family: ``blocking`` or ``persistent``.
+
+    Returns:
+        The call.
+
+    Raises:
+        WrongResult: on every rank, where an element is wrong on any.
+    """
+    buffers, checker = pool.take(case), Checker(case, dtype)
+    call = bind(peer, case, buffers, family)
+    checker.load(buffers, 0)
+    world.barrier()
+    call.run()
+    wrong = world.total(checker.wrong(buffers, 0))
+    if wrong:
+        raise WrongResult(f"{peer.name}: {wrong} wrong elements in {case.row.name} of {case.count} {dtype.name}")
+    return call

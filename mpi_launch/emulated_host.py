@@ -95,7 +95,7 @@ def _mpi_env(layout: HostLayout, directory: Path, agent: str) -> dict[str, str]:
 
 
 def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) -> dict[str, str]:
-    """Return the environment that a remote command starts with, which is not that of whoever sent it."""
+    """Return the environment that a remote command starts with, which is not that of the process that sent it."""
     kept = {name: os.environ[name] for name in _LOGIN if name in os.environ}
     path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     if launch_agent is None:

@@ -5,7 +5,7 @@ library, because one such process starts for every host and for every remote com
 
 ``init CONFIG``
     process 1 of a host. It finishes the host's private mounts, then starts commands on request. When its standard
-    input ends, which is when whoever owns the cluster closes it or dies in any way, it exits and the kernel kills
+    input ends, which is when the cluster's owner closes it or dies in any way, it exits and the kernel kills
     every process of the host with it.
 ``exec DIR HOST PROGRAM …``
     run a program on a host with this process's environment, directory and standard streams.

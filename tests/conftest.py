@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import RANK, CaseFailed, Crew  # noqa: E402
+from crews import NOT_STARTED, RANK, CaseFailed, Crew  # noqa: E402
 
 # A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
 # wait for ever. A handler, unlike SIG_IGN, is not inherited.
@@ -170,10 +170,6 @@ def run_limited(command: Sequence[str], env: Mapping[str, str], cwd: Path, timeo
     return MPIResult(job.returncode, *texts), late
 
 
-#: Error of Open MPI 5's mpirun, once in thousands of starts, before any rank exists: nothing of ours has failed.
-NOT_STARTED = "The PMIx server's listener thread failed to start"
-
-
 def write_script(folder: Path, script: str | Path) -> Path:
     """The path of a script given as such or as source text."""
     if isinstance(script, Path):
@@ -243,18 +239,17 @@ MOST_HOOKED = 2
 
 
 class Crews:
-    """Crews by number of ranks and environment; one of the largest makes room for another."""
+    """Crews by what they are made of; one of the largest makes room for another."""
 
     def __init__(self) -> None:
-        self._crews: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Crew, list[str]]] = {}
+        self._crews: dict[Hashable, tuple[Crew, list[str]]] = {}
 
     def run(
-        self, path: Path, case: str, ranks: int, args: Sequence[object], env: Mapping[str, str],
-        job: Mapping[str, str], limit: float,
+        self, key: Hashable, start: Callable[[], Crew], path: Path, case: str, args: Sequence[object],
+        env: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
-        """Run a case on a crew whose processes have ``job`` in their environment from the beginning."""
-        key = ranks, tuple(sorted(job.items()))
-        crew, cases = self._crews.pop(key, None) or self._start(ranks, job)
+        """Run a case on the crew of this key, which is started where there is none."""
+        crew, cases = self._crews.pop(key, None) or self._start(start)
         cases.append(case)
         try:
             texts = crew.run(path, case, args, env, limit)
@@ -264,23 +259,17 @@ class Crews:
             crew.kill()
             raise
         self._crews[key] = crew, cases
-        return MPIResult(0, *texts, ranks)
+        return MPIResult(0, *texts, len(crew.ranks))
 
-    def _start(self, ranks: int, job: Mapping[str, str]) -> tuple[Crew, list[str]]:
-        program = find_mpirun()
-        if program is None:
-            pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+    def _start(self, start: Callable[[], Crew]) -> tuple[Crew, list[str]]:
         if len(self._crews) == CREWS:
-            self.end(max(self._crews, key=lambda key: key[0]))
-        env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
-        if ranks <= MOST_HOOKED:
-            env.pop("UCX_MEM_MMAP_HOOK_MODE", None)
+            self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
         try:
-            return Crew([*mpi_command(program, ranks), sys.executable], ranks, env, 60 * ROOM, kill_session), []
+            return start(), []
         except CaseFailed as error:
             pytest.fail(str(error), pytrace=False)
 
-    def end(self, key: tuple[int, tuple[tuple[str, str], ...]]) -> None:
+    def end(self, key: Hashable) -> None:
         """End a crew as a program ends."""
         crew, cases = self._crews.pop(key)
         try:
@@ -296,6 +285,18 @@ class Crews:
         finally:
             for crew, _ in self._crews.values():
                 crew.kill()
+
+
+def local_crew(ranks: int, job: Mapping[str, str]) -> Crew:
+    """A crew on this machine whose processes have ``job`` in their environment from the beginning."""
+    program = find_mpirun()
+    if program is None:
+        pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+    env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
+    if ranks <= MOST_HOOKED:
+        env.pop("UCX_MEM_MMAP_HOOK_MODE", None)
+    command = [*mpi_command(program, ranks), sys.executable]
+    return Crew(subprocess.Popen, command, ranks, env, 60 * ROOM, kill_session)
 
 
 @pytest.fixture(scope="session")
@@ -332,7 +333,8 @@ def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
         else:
             path = request.path.with_name(f"{module}.py")
         whole = {"UCCH_EMULATE": layout} | dict(job or {})
-        return crews.run(path, name, n, args, dict(env or {}), whole, timeout * ROOM)
+        key = n, *sorted(whole.items())
+        return crews.run(key, lambda: local_crew(n, whole), path, name, args, dict(env or {}), timeout * ROOM)
 
     return run
 

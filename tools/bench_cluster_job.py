@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.bench.cases import Case, Pool, bind, in_place_only, longest
+from ucc_hetero.bench.cases import Case, Pool, in_place_only, longest
 from ucc_hetero.bench.memory import open_memory
 from ucc_hetero.bench.peers import open_peer
 from ucc_hetero.bench.table import COLLECTIVES
-from ucc_hetero.bench.validate import Checker
+from ucc_hetero.bench.validate import proven_call
 from ucc_hetero.bench.world import NotOffered, Peer, World, open_world, prepare
 from ucc_hetero.cli.tune import measure
 
 #: Length of one sample, in seconds, and the most calls in it; of calls below the limit, in seconds, at least a few: one
-#: that follows a barrier also waits for whoever leaves the barrier last.
+#: that follows a barrier also waits for the rank that leaves the barrier last.
 _SAMPLE_SECONDS, _MOST_CALLS = 5e-3, 200
 _SHORT_CALL, _FEW_CALLS = 10e-3, 8
 #: Untimed samples before the first one, at least and at most, each as long as the one before asks for: connections are
@@ -64,15 +64,7 @@ class _Runner:
 
 def _ready(peer: Peer, case: Case, pool: Pool, world: World) -> _Runner:
     """Bind a call, prove once that it gives the right answer, warm up and choose how many calls make a sample."""
-    buffers = pool.take(case)
-    runner = _Runner(peer, bind(peer, case, buffers, "blocking").run)
-    checker = Checker(case, np.dtype(np.float32))
-    checker.load(buffers, 0)
-    world.barrier()
-    runner.call()
-    wrong = world.total(checker.wrong(buffers, 0))
-    if wrong:
-        raise RuntimeError(f"{peer.name}: {wrong} wrong elements in {case.row.name} of {case.count} float32")
+    runner = _Runner(peer, proven_call(peer, case, np.dtype(np.float32), pool, world).run)
     for turn in range(_WARMEST):
         before, runner.calls = runner.calls, calls_of(runner.sample(world))
         if turn >= _WARM - 1 and runner.calls <= 2 * before:

@@ -20,27 +20,31 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch_job import RANK, about, write
+from torch_calls import KINDS, call_of, exchange
+from torch_job import about, begin, parser, write
+
+#: Collective -> (ours, torch's).
+CASES = {
+    "allreduce": ("allreduce", "all_reduce"), "allgather": ("allgather", "all_gather_into_tensor"),
+    "reduce_scatter": ("reduce_scatter_block", "reduce_scatter_tensor"), "alltoall": ("alltoall", "all_to_all_single"),
+    "bcast": ("bcast", "broadcast"), "sendrecv": ("", ""),
+}  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--amd", default="", help="ranks that use the HIP runtime, such as 2,3")
-    parser.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
-    parser.add_argument("--sizes", default="8,65536,1048576,16777216,268435456", help="bytes")
-    parser.add_argument("--collectives", default="allreduce", help=f"of {','.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", default="", help="write the results here")
-    parser.add_argument("--no-nccl", action="store_true")
-    parser.add_argument("--gloo", action="store_true")
-    parser.add_argument("--no-stream", action="store_true")
-    parser.add_argument("--no-check", action="store_true")
-    return parser.parse_args()
+    found = parser(__doc__, 0, 3600)
+    found.add_argument("--sizes", default="8,65536,1048576,16777216,268435456", help="bytes")
+    found.add_argument("--collectives", default="allreduce", help=f"of {','.join(CASES)}")
+    found.add_argument("--rounds", type=int, default=10)
+    found.add_argument("--no-nccl", action="store_true")
+    found.add_argument("--gloo", action="store_true")
+    found.add_argument("--no-stream", action="store_true")
+    found.add_argument("--no-check", action="store_true")
+    return found.parse_args()
 
 
 def say(comm: Any, text: str) -> None:
@@ -152,46 +156,14 @@ class Timer:
         return begin.elapsed_time(end) * 1e-3 / calls, host / calls
 
 
-@dataclass(frozen=True)
-class Case:
-    """Calls of a collective: ours on arrays x and y, torch's on the same."""
-
-    ours: str
-    theirs: Callable[[Any, Any, Any, Any], Any]
-    #: Which part of the longer array each of the two is: of 1 or of the ranks.
-    send_part: bool = False
-    recv_part: bool = False
-
-
-CASES = {
-    "allreduce": Case("allreduce", lambda d, g, x, y: d.all_reduce(y, group=g)),
-    "allgather": Case("allgather", lambda d, g, x, y: d.all_gather_into_tensor(y, x, group=g), send_part=True),
-    "reduce_scatter": Case(
-        "reduce_scatter_block", lambda d, g, x, y: d.reduce_scatter_tensor(y, x, group=g), recv_part=True
-    ),
-    "alltoall": Case("alltoall", lambda d, g, x, y: d.all_to_all_single(y, x, group=g)),
-    "bcast": Case("bcast", lambda d, g, x, y: d.broadcast(y, 0, group=g)),
-    "sendrecv": Case("", lambda d, g, x, y: ring(d, g, x, y)),
-}
-
-
-def ring(dist: Any, group: Any, x: Any, y: Any) -> None:
-    """To the next rank and from the last one."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    send = dist.P2POp(dist.isend, x, (rank + 1) % size, group)
-    receive = dist.P2POp(dist.irecv, y, (rank - 1) % size, group)
-    for work in dist.batch_isend_irecv([send, receive]):
-        work.wait()
-
-
 def our_calls(
     comm: Any, torch: Any, group: Any, name: str, x: Any, y: Any
 ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     """The blocking call, and the one in a stream where there is one; messages by ``group`` of torch's."""
     if name == "sendrecv":
         blocking = partial(comm.Sendrecv, x, (comm.rank + 1) % comm.size, 0, y, (comm.rank - 1) % comm.size)
-        return blocking, partial(ring, torch.distributed, group, x, y) if group else None
-    ours = CASES[name].ours
+        return blocking, partial(exchange, torch.distributed, group, x, y) if group else None
+    ours, _ = CASES[name]
     args = (y,) if name == "bcast" else (x, y)
     stream = torch.cuda.current_stream()
     return partial(getattr(comm, ours.capitalize()), *args), partial(getattr(comm, f"I{ours}"), *args, stream=stream)
@@ -239,9 +211,11 @@ def row_of(
     """One collective at one size, ours and the peers' in turn."""
     from ucc_hetero.planner.collectives import ROWS  # after the settings, as importing loads libraries
 
-    case, n = CASES[name], max(size // 4, comm.size)
-    x = torch.ones(n // comm.size if case.send_part else n, device="cuda")
-    y = torch.empty(n // comm.size if case.recv_part else n, device="cuda")
+    ours, kind = CASES[name]
+    sends, receives = KINDS.get(kind, (False, False))
+    part = max(size // 4 // (comm.size if sends or receives else 1), 1)
+    x = torch.ones(part * (comm.size if sends else 1), device="cuda")
+    y = torch.empty(part * (comm.size if receives else 1), device="cuda")
     calls = 50 if size <= 1 << 20 else 5
     row: dict[str, Any] = {"collective": name, "bytes": size}
     groups = dict(groups)
@@ -256,37 +230,28 @@ def row_of(
     for peer, group in groups.items():
         if peer == "gloo" and name in ("reduce_scatter", "alltoall", "sendrecv"):
             continue  # it has none on GPU tensors
-        theirs = partial(case.theirs, torch.distributed, group, x, y)
+        dist = torch.distributed
+        theirs = call_of(dist, kind, x, y, group=group) if kind else partial(exchange, dist, group, x, y)
         theirs()
         torch.cuda.synchronize()
         row[peer], row[f"{peer} issue"] = timer(theirs, calls if peer == "nccl" else 2)
     best = min(row[k] for k in ("blocking", "stream") if k in row)
-    row["busbw GB/s"] = (ROWS[case.ours].busbw(comm.size) if case.ours else 1.0) * size / best * 1e-3
+    row["busbw GB/s"] = (ROWS[ours].busbw(comm.size) if ours else 1.0) * size / best * 1e-3
     return row | {f"of {peer}": row[peer] / best for peer in groups if peer in row}
 
 
 def main() -> int:
     """Run; the status is 1 when any rank had a wrong result."""
     options = arguments()
-    amd = {int(rank) for rank in options.amd.split(",") if rank}
-    os.environ["UCCH_CUDA_LIB"] = "none" if RANK in amd else os.environ.get("UCCH_CUDA_LIB", "")
-    os.environ["UCCH_HIP_LIB"] = options.hip if RANK in amd else "none"
-    # torch starts CUDA before we could; and NCCL, which knows no vendors here, wants all ranks alike (docs/gpu.md).
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
-    # A HIP over CUDA sees several devices, and its streams are CUDA's.
-    os.environ.setdefault("HIP_ENABLE_DEFERRED_LOADING", "0")
-    os.environ.setdefault("UCCH_HOLD", "y")
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # NCCL, which knows no vendors here, wants all ranks alike
+    torch = begin(options.amd, options.hip, options.limit)
+    from mpi4py import MPI
+
     import ucc_hetero
     from ucc_hetero.native.libraries import load
 
-    libraries = load()
-    import torch
-    from mpi4py import MPI
-
-    torch.cuda.set_device(RANK % torch.cuda.device_count())
     torch.zeros(1, device="cuda")
-    world = MPI.COMM_WORLD
+    world, libraries = MPI.COMM_WORLD, load()
     comm = ucc_hetero.Communicator()
     groups = peers(torch, world, options)
     wrong = [] if options.no_check else check(comm, torch)

@@ -13,15 +13,13 @@ of rounds in turns, of the slowest rank; data is compared first. On two hosts st
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch_job import RANK, about, begin, job, parser, ratio, words_of, write
+from torch_calls import exchange, turns
+from torch_job import RANK, about, join, one_job, parser, ratio, write
 
 
 def arguments() -> argparse.Namespace:
@@ -31,16 +29,6 @@ def arguments() -> argparse.Namespace:
     found.add_argument("--rounds", type=int, default=11, help="of each (default: 11)")
     found.add_argument("--inside", type=int, nargs="?", const=1, default=0, help="only among ranks that are not AMD's")
     return found.parse_args()
-
-
-def exchange(dist: Any, group: Any, ring: Sequence[int], send: Any, recv: Any) -> None:
-    """A message to the next rank of the ring and one from the last."""
-    if dist.get_rank() not in ring:
-        return
-    at = ring.index(dist.get_rank())
-    pair = (dist.isend, send, ring[(at + 1) % len(ring)]), (dist.irecv, recv, ring[at - 1])
-    for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
-        work.wait()
 
 
 def check(torch: Any, call: Callable[[Any, Any], None], ring: Sequence[int], nbytes: int, what: str) -> None:
@@ -57,45 +45,13 @@ def check(torch: Any, call: Callable[[Any, Any], None], ring: Sequence[int], nby
         raise AssertionError(f"{what}, {nbytes} bytes, on rank {rank}: not what was sent")
 
 
-def once(torch: Any, world: Any, call: Callable[[], None], many: int) -> tuple[float, float]:
-    """(issue, time) of one of so many pairs in a row, in seconds."""
-    torch.cuda.synchronize()
-    world.Barrier()
-    start = time.perf_counter()
-    for _ in range(many):
-        call()
-    issued = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return issued / many, (time.perf_counter() - start) / many
-
-
-def turns(torch: Any, world: Any, calls: Mapping[str, Callable[[], None]], many: int, rounds: int) -> dict[str, Any]:
-    """Medians of rounds in turns, of the slowest rank, in microseconds."""
-    for call in calls.values():
-        once(torch, world, call, many)
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            seen[name].append(once(torch, world, call, many))
-    found = {}
-    for name, all_rounds in seen.items():
-        issue, whole = (1e6 * statistics.median(each) for each in zip(*all_rounds, strict=True))
-        found[name] = {"issue": max(world.allgather(issue)), "time": max(world.allgather(whole))}
-    return found
-
-
 def child(options: argparse.Namespace) -> int:
     """All figures, in one job."""
-    torch = begin(options.amd, options.hip, options.limit - 5)
-    if torch.cuda.device_count() < options.ranks:
-        os.environ.setdefault("NCCL_HOSTID", f"rank-{RANK}")
-    from mpi4py import MPI
+    torch = join(options, 60)
+    import ucc_hetero
 
-    import ucc_hetero.torch
-
-    dist, world = torch.distributed, MPI.COMM_WORLD
-    dist.init_process_group("ucch")
-    comm, rank, size, rows = ucc_hetero.Communicator(), world.rank, world.size, []
+    dist, comm, rows = torch.distributed, ucc_hetero.Communicator(), []
+    rank, size = comm.rank, comm.size
     apart = options.amd.split(",") if options.inside else []
     ring, whole = [each for each in range(size) if str(each) not in apart], list(range(size))
     groups = {"ours": dist.group.WORLD, "nccl": dist.new_group(ring, backend="nccl")}
@@ -105,13 +61,14 @@ def child(options: argparse.Namespace) -> int:
 
     for nbytes in map(int, options.sizes.split(",")):
         for name, group in groups.items():
-            check(torch, partial(exchange, dist, group, ring), ring, nbytes, name)
+            check(torch, partial(exchange, dist, group, ring=ring), ring, nbytes, name)
         check(torch, sendrecv, whole, nbytes, "Sendrecv")
         x, y = (torch.zeros(max(nbytes // 4, 1), device="cuda") for _ in range(2))
-        calls: dict[str, Callable[[], None]] = {n: partial(exchange, dist, g, ring, x, y) for n, g in groups.items()}
+        calls: dict[str, Callable[[], None]] = {n: partial(exchange, dist, g, x, y, ring) for n, g in groups.items()}
         calls["Sendrecv"] = partial(sendrecv, x, y)
         many = 100 if nbytes <= 1 << 20 else max(2, (256 << 20) // nbytes)
-        rows.append({"bytes": nbytes, **turns(torch, world, calls, many, options.rounds)})
+        costs = turns(torch, calls, many, options.rounds)
+        rows.append({"bytes": nbytes, **{name: cost._asdict() for name, cost in costs.items()}})
     if RANK == 0:
         write(options.child, {"about": about(torch, size), "rows": rows})
     comm.Free()
@@ -119,27 +76,22 @@ def child(options: argparse.Namespace) -> int:
     return 0
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The figures as text."""
+    titles, widths = "bytes issue NCCL ratio time NCCL GB/s NCCL Sendrecv".split(), (10, 9, 9, 9, 11, 11, 8, 8, 11)
+    lines = ["".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))]
+    for row in rows:
+        ours, nccl, n = row["ours"], row["nccl"], row["bytes"]
+        issue = f"{ours['issue']:9.1f}{nccl['issue']:9.1f}{ratio(ours['issue'], nccl['issue']):>9}"
+        rates = "".join(f"{n / each['time'] / 1e3:8.2f}" for each in (ours, nccl))
+        lines.append(f"{n:10}{issue}{ours['time']:11.1f}{nccl['time']:11.1f}{rates}{row['Sendrecv']['time']:11.1f}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run the job and print its table; the status is 1 when it failed."""
     options = arguments()
-    if options.child:
-        return child(options)
-    found = job(
-        __file__, options.ranks, words_of(options, "ranks amd hip sizes rounds limit inside"), {}, options.limit
-    )
-    print(
-        f"{'bytes':>10}{'issue':>9}{'NCCL':>9}{'ratio':>9}{'time':>11}{'NCCL':>11}{'GB/s':>8}{'NCCL':>8}{'Sendrecv':>11}"
-    )
-    for row in found.get("rows", []):
-        ours, nccl, n = row["ours"], row["nccl"], row["bytes"]
-        words = [f"{n:10}{ours['issue']:9.1f}{nccl['issue']:9.1f}{ratio(ours['issue'], nccl['issue']):>9}"]
-        words += [f"{ours['time']:11.1f}{nccl['time']:11.1f}"]
-        words += [f"{n / each['time'] / 1e3:8.2f}" for each in (ours, nccl)]
-        print("".join(words) + f"{row['Sendrecv']['time']:11.1f}")
-    print(found.get("error", ""))
-    if options.json:
-        write(options.json, {"command": sys.argv, **found})
-    return int("error" in found)
+    return child(options) if options.child else one_job(__file__, options, "sizes rounds inside", table)
 
 
 if __name__ == "__main__":

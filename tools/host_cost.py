@@ -12,26 +12,13 @@ is the cheaper one. Ranks that share a GPU (MPS) get host names of their own, wi
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch_job import RANK, about, begin, job, parser, ratio, words_of, write
-
-#: (name, what of the longer tensor is sent, and received: all or a rank's part).
-TORCH = {
-    "all_reduce": (1, 1), "broadcast": (1, 1), "all_gather_into_tensor": (0, 1), "reduce_scatter_tensor": (1, 0),
-}  # fmt: skip
-
-
-class Cost(NamedTuple):
-    """Cost of one call: microseconds that the caller is kept, and calls a second."""
-
-    issue: float
-    rate: float
+from torch_calls import KINDS, call_of, exchange, turns
+from torch_job import RANK, about, join, one_job, parser, ratio, write
 
 
 def arguments() -> argparse.Namespace:
@@ -41,48 +28,6 @@ def arguments() -> argparse.Namespace:
     found.add_argument("--calls", type=int, default=100, help="calls in a row (default: 100)")
     found.add_argument("--rounds", type=int, default=15, help="of each (default: 15)")
     return found.parse_args()
-
-
-class Timer:
-    """Costs of calls that are made in turns, so that whatever disturbs one disturbs all."""
-
-    def __init__(self, world: Any, torch: Any, options: argparse.Namespace) -> None:
-        self.world, self.torch, self.options = world, torch, options
-
-    def __call__(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Cost]:
-        """The least of all rounds, of the slowest rank."""
-        for call in calls.values():
-            self._round(call)
-        rounds = [{name: self._round(call) for name, call in calls.items()} for _ in range(self.options.rounds)]
-        found = {}
-        for name in calls:
-            issue, total = (min(r[name][i] for r in rounds) / self.options.calls for i in range(2))
-            found[name] = Cost(1e6 * max(self.world.allgather(issue)), 1 / max(self.world.allgather(total)))
-        return found
-
-    def _finish(self) -> None:
-        if self.torch.cuda.is_available():
-            self.torch.cuda.synchronize()
-
-    def _round(self, call: Callable[[], Any]) -> tuple[float, float]:
-        self._finish()
-        self.world.Barrier()
-        start = time.perf_counter()
-        works = [call() for _ in range(self.options.calls)]
-        issued = time.perf_counter() - start
-        for work in works:
-            if work is not None:
-                work.wait()
-        self._finish()
-        return issued, time.perf_counter() - start
-
-
-def exchange(dist: Any, group: Any, send: Any, recv: Any) -> Any:
-    """A message to the next rank and one from the last."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
-    for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
-        work.wait()
 
 
 def coalesced(dist: Any, group: Any, tensors: list[Any], device: Any) -> None:
@@ -96,17 +41,11 @@ def of_torch(dist: Any, torch: Any, size: int, groups: Mapping[str, Any]) -> Ite
     """(what is called, the call of each backend) of one size."""
     n, ranks, device = max(size // 4, 2), dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
     whole, other, part = (torch.zeros(k, device=device) for k in (n // ranks * ranks, n, n // ranks))
-    for name, sides in TORCH.items():
-        memory = [whole] if sides == (1, 1) else [whole, part] if sides == (0, 1) else [part, whole]
-        more = (0,) if name == "broadcast" else ()
+    for name in [name for name in KINDS if name != "all_to_all_single"]:
+        x, y = (whole if spread or not any(KINDS[name]) else part for spread in KINDS[name])
         for form in ("", ", async"):
-            yield (
-                f"{name}{form}",
-                {
-                    each: partial(getattr(dist, name), *memory, *more, group=group, async_op=bool(form))
-                    for each, group in groups.items()
-                },
-            )
+            more = {"async_op": bool(form)}
+            yield f"{name}{form}", {e: call_of(dist, name, x, y, group=g, **more) for e, g in groups.items()}
     yield "batch_isend_irecv", {each: partial(exchange, dist, group, whole, other) for each, group in groups.items()}
     if device == "cuda":
         four = [torch.zeros(n, device=device) for _ in range(4)]
@@ -142,23 +81,21 @@ def of_ours(comm: Any, world: Any, torch: Any, size: int, nccl: Any) -> Iterator
 
 def child(options: argparse.Namespace) -> int:
     """All costs, in one job."""
-    torch = begin(options.amd, options.hip, options.limit - 5)
-    if torch.cuda.is_available() and torch.cuda.device_count() < options.ranks:
-        os.environ.setdefault("NCCL_HOSTID", f"rank-{RANK}")
+    torch = join(options, 60)
     from mpi4py import MPI
 
-    import ucc_hetero.torch
+    import ucc_hetero
 
     dist, world, peer = torch.distributed, MPI.COMM_WORLD, "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group("ucch")
     groups = {"ours": dist.group.WORLD, "peer": dist.new_group(backend=peer)}
-    timer, comm, rows = Timer(world, torch, options), ucc_hetero.Communicator(), []
+    comm, rows = ucc_hetero.Communicator(), []
     for size in map(int, options.sizes.split(",")):
         kinds = (of_torch(dist, torch, size, groups), of_ours(comm, world, torch, size, groups["peer"]))
         for by, kind in zip((f"torch, {peer}", "mpi4py" if peer == "gloo" else peer), kinds, strict=True):
             for name, calls in kind:
-                found = timer(calls)
-                rows.append({"call": name, "bytes": size, "beside": by, **{k: c._asdict() for k, c in found.items()}})
+                found = turns(torch, calls, options.calls, options.rounds, min)
+                costs = {side: {"issue": cost.issue, "rate": 1e6 / cost.time} for side, cost in found.items()}
+                rows.append({"call": name, "bytes": size, "beside": by, **costs})
     if RANK == 0:
         write(options.child, {"about": about(torch, dist.get_world_size()), "rows": rows})
     comm.Free()
@@ -166,23 +103,21 @@ def child(options: argparse.Namespace) -> int:
     return 0
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The costs as text."""
+    lines = [f"{'call':30}{'bytes':>8}  {'beside':16}{'issue':>9}{'peer':>9}{'ratio':>9}{'calls/s':>12}{'peer':>12}"]
+    for row in rows:
+        ours, peer = row["ours"], row["peer"]
+        issue = f"{ours['issue']:9.2f}{peer['issue']:9.2f}{ratio(ours['issue'], peer['issue']):>9}"
+        rates = f"{ours['rate']:12.0f}{peer['rate']:12.0f}"
+        lines.append(f"{row['call']:30}{row['bytes']:8}  {row['beside']:16}{issue}{rates}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Run the job and print its table; the status is 1 when it failed."""
     options = arguments()
-    if options.child:
-        return child(options)
-    found = job(__file__, options.ranks, words_of(options, "ranks amd hip sizes calls rounds limit"), {}, options.limit)
-    print(f"{'call':30}{'bytes':>8}  {'beside':16}{'issue':>9}{'peer':>9}{'ratio':>9}{'calls/s':>12}{'peer':>12}")
-    for row in found.get("rows", []):
-        ours, peer = (Cost(**row[name]) for name in ("ours", "peer"))
-        print(
-            f"{row['call']:30}{row['bytes']:8}  {row['beside']:16}{ours.issue:9.2f}{peer.issue:9.2f}"
-            f"{ratio(ours.issue, peer.issue):>9}{ours.rate:12.0f}{peer.rate:12.0f}"
-        )
-    print(found.get("error", ""))
-    if options.json:
-        write(options.json, {"command": sys.argv, **found})
-    return int("error" in found)
+    return child(options) if options.child else one_job(__file__, options, "sizes calls rounds", table)
 
 
 if __name__ == "__main__":

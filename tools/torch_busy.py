@@ -15,13 +15,12 @@ import argparse
 import random
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
+from torch_calls import KINDS, call_of, of_all, settle
 from torch_job import about, every_backend, join, parser, ratio, status, write
 
-KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
 BATCH = 16
 
 
@@ -49,32 +48,13 @@ class Bench:
         self.square = torch.randn(self.order, self.order, dtype=kind, device=self.device)
         self.bad = torch.zeros((), dtype=torch.int64, device=self.device)
 
-    def settle(self) -> None:
-        """Wait for all that the device was given."""
-        if self.gpu:
-            self.torch.cuda.synchronize()
-
-    def slowest(self, value: float, worst: Any) -> float:
-        """``worst`` (min or max) of all ranks' values."""
-        everyone: list[Any] = [None] * self.n
-        self.dist.all_gather_object(everyone, value)
-        return float(worst(everyone))
-
     def call(self, kind: str, count: int, group: Any, value: int) -> tuple[Any, Any, int]:
         """One asynchronous collective of ``count`` elements a rank: its work, its output, and what that is to hold."""
-        new, dist = self.torch.full, self.dist
-        mine = new((count,), float(value), device=self.device)
-        whole = new((count * self.n,), float(value), device=self.device)
-        if kind == "all_reduce":
-            return dist.all_reduce(mine, group=group, async_op=True), mine, value * self.n
-        if kind == "broadcast":
-            return dist.broadcast(mine, 0, group=group, async_op=True), mine, value
-        if kind == "reduce_scatter_tensor":
-            return dist.reduce_scatter_tensor(mine, whole, group=group, async_op=True), mine, value * self.n
-        out = self.torch.full_like(whole, -1.0)
-        if kind == "all_gather_into_tensor":
-            return dist.all_gather_into_tensor(out, mine, group=group, async_op=True), out, value
-        return dist.all_to_all_single(out, whole, group=group, async_op=True), out, value
+        sends, receives = (count * (self.n if spread else 1) for spread in KINDS[kind])
+        x = self.torch.full((sends,), float(value), device=self.device)
+        y = x if kind in ("all_reduce", "broadcast") else self.torch.full((receives,), -1.0, device=self.device)
+        work = call_of(self.dist, kind, x, y, group=group, async_op=True)()
+        return work, y, value * self.n if "reduce" in kind else value
 
     def calls(self, seconds: float) -> float:
         """Calls a second, all compared with what they are to give."""
@@ -84,7 +64,7 @@ class Bench:
         while True:
             flying = []
             for _ in range(BATCH):
-                kind, size = draw.choice(KINDS), 2 ** draw.randint(1, 22)
+                kind, size = draw.choice(list(KINDS)), 2 ** draw.randint(1, 22)
                 flying.append(self.call(kind, size, draw.choice(self.groups), draw.randint(1, 9)))
                 if draw.random() < 0.5:
                     self.square @ self.square
@@ -92,20 +72,20 @@ class Bench:
                 work.wait()
                 self.bad += (out != value).sum()
             done += BATCH
-            if done % (8 * BATCH) == 0 and not self.slowest(time.perf_counter() < end, min):
+            if done % (8 * BATCH) == 0 and not all(of_all(self.dist, time.perf_counter() < end)):
                 break  # all ranks after the same batch
-        self.settle()
+        settle(self.torch)
         rate = done / (time.perf_counter() - start)
         if int(self.bad):
             raise AssertionError(f"rank {self.rank}: {int(self.bad)} elements are wrong")
-        return self.slowest(rate, min)
+        return float(min(of_all(self.dist, rate)))
 
     def products(self, beside: bool) -> float:
         """TFLOP/s of a rank's products, alone or beside a row of long all_reduces."""
         long = self.torch.zeros((32 if self.gpu else 1) << 20, device=self.device)
         rates = []
         for _ in range(5):
-            self.settle()
+            settle(self.torch)
             self.dist.barrier()
             works = [self.dist.all_reduce(long, async_op=True) for _ in range(8 * beside)]
             start = time.perf_counter()
@@ -116,7 +96,7 @@ class Bench:
             rates.append(200 * 2 * self.order**3 / (time.perf_counter() - start) * 1e-12)
             for work in works:
                 work.wait()
-        return self.slowest(sorted(rates)[2], min)
+        return float(min(of_all(self.dist, sorted(rates)[2])))
 
 
 def child(options: argparse.Namespace) -> int:
@@ -130,14 +110,9 @@ def child(options: argparse.Namespace) -> int:
         "TFLOP/s beside": lambda: bench.products(True),
     }
     for name, part in parts.items():
-        try:
-            found[name] = part()
-        except Exception:
-            found["error"] = traceback.format_exc()[-2000:]
-            raise  # which ends the job: the other ranks may be anywhere
-        finally:
-            if bench.rank == 0:
-                write(options.child, found)
+        found[name] = part()
+        if bench.rank == 0:
+            write(options.child, found)
     torch.distributed.destroy_process_group()
     return 0
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-import traceback
-from collections.abc import Callable
+from itertools import product
 from typing import Any
 
+from torch_calls import KINDS, call_of, turns
 from torch_job import about, every_backend, join, parser, status, write
 
-KINDS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
 #: Calls of a graph that is timed, and of one that is compared.
 MANY, FEW = 20, 3
 
@@ -37,13 +35,9 @@ class Case:
     def __init__(self, torch: Any, kind: str, nbytes: int) -> None:
         self.torch, self.dist, self.kind = torch, torch.distributed, kind
         self.n, self.rank = self.dist.get_world_size(), self.dist.get_rank()
-        spread = kind not in ("all_reduce", "broadcast")
-        self.part = max(1, nbytes // 4 // (self.n if spread else 1))
-        self.whole = self.part * (self.n if spread else 1)
-        self.sent = self.part if kind == "all_gather_into_tensor" else self.whole
-        new = torch.empty
-        self.x = new(self.sent, device="cuda")
-        self.y = new(self.part if kind == "reduce_scatter_tensor" else self.whole, device="cuda")
+        self.part = max(1, nbytes // 4 // (self.n if any(KINDS[kind]) else 1))
+        self.sent, received = (self.part * (self.n if spread else 1) for spread in KINDS[kind])
+        self.x, self.y = torch.empty(self.sent, device="cuda"), torch.empty(received, device="cuda")
 
     def data(self, seed: int, rank: int) -> Any:
         """Data of a rank: whole numbers, whose sums are exact."""
@@ -57,17 +51,9 @@ class Case:
 
     def call(self, asynchronous: bool = False) -> None:
         """The collective, from x to y."""
-        dist, x, y = self.dist, self.x, self.y
         if self.kind in ("all_reduce", "broadcast"):
-            y.copy_(x)
-        calls: dict[str, Callable[[], Any]] = {
-            "all_reduce": lambda: dist.all_reduce(y, async_op=asynchronous),
-            "broadcast": lambda: dist.broadcast(y, 1 % self.n, async_op=asynchronous),
-            "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(y, x, async_op=asynchronous),
-            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(y, x, async_op=asynchronous),
-            "all_to_all_single": lambda: dist.all_to_all_single(y, x, async_op=asynchronous),
-        }
-        work = calls[self.kind]()
+            self.y.copy_(self.x)
+        work = call_of(self.dist, self.kind, self.x, self.y, 1 % self.n, async_op=asynchronous)()
         if asynchronous:
             work.wait()
 
@@ -110,18 +96,16 @@ class Case:
             wrong += int((self.y.cpu() != self.wanted(seed)).sum())
         return wrong
 
-    def time(self, run: Callable[[], None], rounds: int) -> tuple[float, float]:
-        """Microseconds of a call of those that ``run`` makes: until they have ended, and until the host goes on."""
-        ended, issued = [], []
-        for _ in range(rounds):
-            self.dist.barrier()
-            self.torch.cuda.synchronize()
-            start = time.perf_counter()
-            run()
-            issued.append(time.perf_counter() - start)
-            self.torch.cuda.synchronize()
-            ended.append(time.perf_counter() - start)
-        return sorted(ended)[rounds // 2] / MANY * 1e6, sorted(issued)[rounds // 2] / MANY * 1e6
+
+def measured(torch: Any, kind: str, nbytes: int, rounds: int) -> list[float]:
+    """Microseconds of a call: replayed, to its end and to issue; called, likewise. NCCL has graphs end first."""
+    case = Case(torch, kind, nbytes)
+    wrong = case.check()
+    if wrong:
+        raise AssertionError(f"rank {case.rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
+    graph = case.captured(MANY)
+    costs = turns(torch, {"replay": graph.replay, "call": case.calls}, 1, rounds)
+    return [round(us / MANY, 1) for cost in costs.values() for us in (cost.time, cost.issue)]
 
 
 def child(options: argparse.Namespace) -> int:
@@ -129,24 +113,10 @@ def child(options: argparse.Namespace) -> int:
     torch = join(options)
     rank = torch.distributed.get_rank()
     found: dict[str, Any] = {"about": about(torch, options.ranks), "us": {}}
-    try:
-        for kind in KINDS:
-            for nbytes in map(int, options.sizes.split(",")):
-                case = Case(torch, kind, nbytes)
-                wrong = case.check()
-                if wrong:
-                    raise AssertionError(f"rank {rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
-                graph = case.captured(MANY)
-                times = [*case.time(graph.replay, options.rounds), *case.time(case.calls, options.rounds)]
-                everyone: list[Any] = [None] * options.ranks
-                torch.distributed.all_gather_object(everyone, times)
-                found["us"][f"{kind} {nbytes}"] = [round(max(each), 1) for each in zip(*everyone, strict=True)]
-                if rank == 0:
-                    write(options.child, found)
-    except Exception:
+    for kind, nbytes in product(KINDS, map(int, options.sizes.split(","))):
+        found["us"][f"{kind} {nbytes}"] = measured(torch, kind, nbytes, options.rounds)
         if rank == 0:
-            write(options.child, found | {"error": traceback.format_exc()[-2000:]})
-        raise
+            write(options.child, found)
     torch.distributed.destroy_process_group()
     return 0
 

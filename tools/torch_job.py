@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -76,18 +76,37 @@ def job(
 
 
 def parser(about: str | None, ranks: int, limit: int, backends: str = "") -> argparse.ArgumentParser:
-    """The command line that these programs share; with ``backends`` each of them is a job of its own."""
+    """The command line that these programs share; ``ranks`` is 0 where mpirun starts them, ``backends`` are jobs."""
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--ranks", type=int, default=ranks, help=f"(default: {ranks})")
+    if ranks:
+        found.add_argument("--ranks", type=int, default=ranks, help=f"(default: {ranks})")
     found.add_argument("--amd", default="", help="ranks that use the HIP runtime, in the mixed job, such as 2,3")
     found.add_argument("--hip", default="", help="the HIP runtime library of those ranks")
     found.add_argument("--limit", type=float, default=limit, help=f"seconds that a job may take (default: {limit})")
     found.add_argument("--json", default="", help="write the results here")
     found.add_argument("--child", default="", help=argparse.SUPPRESS)
+    found.set_defaults(backend="mixed")
     if backends:
         found.add_argument("--backends", default="", help=f"some of {backends} (default: all that can run)")
         found.add_argument("--backend", default="", help=argparse.SUPPRESS)
     return found
+
+
+def one_job(script: str, options: argparse.Namespace, names: str, table: Callable[[list[dict[str, Any]]], str]) -> int:
+    """Run a script as one job, print ``table`` of its rows, and write ``--json``; 1 where it failed.
+
+    Args:
+        script: the file.
+        options: the command line.
+        names: options that the job gets beside the shared ones.
+        table: makes text of the rows that the job left.
+    """
+    words = words_of(options, f"ranks amd hip limit {names}")
+    found = job(script, options.ranks, words, {}, options.limit)
+    print(table(found.get("rows", [])), found.get("error", ""), sep="\n")
+    if options.json:
+        write(options.json, {"command": sys.argv, **found})
+    return int("error" in found)
 
 
 def every_backend(script: str, options: argparse.Namespace, usual: Sequence[str], names: str) -> dict[str, Any]:

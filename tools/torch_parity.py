@@ -85,7 +85,7 @@ def distance(one: list[float], two: list[float], tail: int = 20) -> Distance:
 
 
 def holds(found: Distance, rule: Rule) -> bool:
-    """Whether two curves count as the same."""
+    """True if two curves count as the same."""
     return found.first <= rule.first and found.worst <= rule.every and found.tail <= rule.tail
 
 
@@ -138,7 +138,7 @@ def child(options: argparse.Namespace) -> int:
 
 
 def judge(losses: dict[str, dict[str, list[float]]], dtype: str) -> tuple[list[str], dict[str, Any], bool]:
-    """Report on the losses of the jobs, the distances, and whether the rule holds everywhere."""
+    """Lines of a report on the jobs' losses, the distances, and True if the rule holds everywhere."""
     rule, good = RULES[dtype], True
     lines: list[str] = []
     table: dict[str, Any] = {}

@@ -18,9 +18,9 @@ import gc
 import statistics
 import sys
 import time
-import traceback
 from typing import Any
 
+from torch_calls import of_all, settle
 from torch_job import RANK, about, every_backend, join, parser, ratio, status, write
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
@@ -71,27 +71,20 @@ def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]
     )
     draw = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 256, (options.batch, options.length + 1), generator=draw)
-
-    def settled() -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-
     losses, seconds = [], []
     steps, rounds, warm = (options.gloo_steps, 1, 1) if gloo and on_gpu else (options.steps, options.rounds, 3)
     for _ in range(warm):
         losses.append(run.step(tokens).item())
     for _ in range(rounds):
-        settled()
+        settle(torch)
         dist.barrier()
         start = time.perf_counter()
         for _ in range(steps):
             loss = run.step(tokens)
-        settled()
+        settle(torch)
         seconds.append((time.perf_counter() - start) / steps)
         losses.append(loss.item())
-    everyone: list[Any] = [None] * run.size
-    dist.all_gather_object(everyone, statistics.median(seconds))
-    step = max(everyone)
+    step = max(of_all(dist, statistics.median(seconds)))
     return {
         "seconds": step, "tokens/s": options.batch * options.length / step, "losses": losses,
         "TFLOP/s per rank": run.flops() / step / run.size * 1e-12, "rounds": seconds,
@@ -105,13 +98,7 @@ def child(options: argparse.Namespace) -> int:
     for way in options.ways.split(","):
         if options.backend == "gloo" and WAYS[way][0]["parallel"] == "pp" and torch.cuda.is_available():
             continue  # Gloo's messages read device memory as if it were the host's, and die
-        try:
-            found["ways"][way] = measure(torch, way, options)
-        except Exception:
-            found["ways"][way] = {"error": traceback.format_exc()[-2000:]}
-            if RANK == 0:
-                write(options.child, found)
-            raise  # which ends the job: the other ranks may be anywhere
+        found["ways"][way] = measure(torch, way, options)
         if RANK == 0:
             if ours:
                 import ucc_hetero.torch

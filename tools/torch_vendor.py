@@ -20,16 +20,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch_calls import exchange, of_all, settle, turns
 from torch_job import RANK, about, begin, job, mpirun, parser, ratio, words_of
 
 from ucc_hetero.launch.emulate import unavailable
@@ -71,12 +70,6 @@ def device_of(torch: Any) -> Any:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def settle(torch: Any) -> None:
-    """Wait for the device."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 class Figures:
     """The file of figures; rank 0 writes a line for each at once, and the others none."""
 
@@ -91,14 +84,6 @@ class Figures:
 
 
 # --- steps: each in a job of its own ----------------------------------------------------------------------------------
-
-
-def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
-    """A message to the next rank and one from the last."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
-    for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
-        work.wait()
 
 
 def eight_bytes(torch: Any, group: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -142,33 +127,9 @@ def issue(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
     peer = dist.new_group(backend="nccl" if torch.cuda.is_available() else "gloo")
     sides = {"ours": dict(eight_bytes(torch, dist.group.WORLD)), "peer": dict(eight_bytes(torch, peer))}
     for name in sides["ours"]:
-        rounds: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(options.rounds + 3):
-            for side in sorted(sides, reverse=bool(turn % 2)):
-                spent = one_round(torch, sides[side][name], options.calls)
-                if turn >= 3:
-                    rounds[side].append(spent)
-        ours, nccl = (slowest(dist, statistics.median(rounds[side])) for side in ("ours", "peer"))
+        costs = turns(torch, {side: calls[name] for side, calls in sides.items()}, options.calls, options.rounds)
+        ours, nccl = costs["ours"].issue, costs["peer"].issue
         figures.add(name, us=round(ours, 2), nccl_us=round(nccl, 2), ratio=round(ours / nccl, 3), most=MOST)
-
-
-def one_round(torch: Any, call: Callable[[], Any], calls: int) -> float:
-    """Microseconds that a call keeps its caller."""
-    settle(torch)
-    torch.distributed.barrier()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    spent = time.perf_counter() - start
-    settle(torch)
-    return 1e6 * spent / calls
-
-
-def slowest(dist: Any, number: float) -> float:
-    """The largest of all ranks' numbers."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, number)
-    return float(max(everyone))
 
 
 def capture(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
@@ -208,7 +169,7 @@ def memory(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
         dist.all_reduce(x.fill_(1), group=group)
         expect("all_reduce", x, [float(dist.get_world_size())] * 2)
     settle(torch)
-    used = slowest(dist, before - torch.cuda.mem_get_info()[0])
+    used = max(of_all(dist, before - torch.cuda.mem_get_info()[0]))
     figures.add(f"MiB of {GROUPS} groups", mib=round(used / 2**20, 1), backend=kind)
 
 
@@ -219,8 +180,8 @@ def host(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
         x = torch.ones(nbytes // 4)
         dist.all_reduce(x)
         expect("all_reduce of host memory", x[:2], [float(size)] * 2)
-        rounds = [one_round(torch, partial(dist.all_reduce, x.zero_()), 50) for _ in range(7)]
-        figures.add(f"all_reduce of {nbytes} B of the host", us=round(slowest(dist, statistics.median(rounds)), 1))
+        cost = turns(torch, {"ours": partial(dist.all_reduce, x.zero_())}, 50, 7)["ours"]
+        figures.add(f"all_reduce of {nbytes} B of the host", us=round(cost.issue, 1))
 
 
 def works(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
@@ -239,9 +200,7 @@ def works(torch: Any, options: argparse.Namespace, figures: Figures) -> None:
         figures.add("high priority", kept=bool(made and made.is_high_priority_stream))
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
     list(eight_bytes(torch, mesh.get_group()))
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, RANK)
-    expect("all_gather_object", torch.tensor(gathered), list(range(dist.get_world_size())))
+    expect("all_gather_object", torch.tensor(of_all(dist, RANK)), list(range(dist.get_world_size())))
     if world.bound_device_id is not None:
         split = dist.split_group(split_ranks=[list(range(dist.get_world_size()))])
         list(eight_bytes(torch, split))

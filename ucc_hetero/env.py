@@ -285,8 +285,8 @@ _VARIABLES = (
         "WIRE_SLOT",
         _slot,
         "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M); twice as "
-        "many on one host.",
+        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M, or a little "
+        "more that all wires carry as much of); twice as many on one host.",
         "auto|bytes",
     ),
     Variable(
@@ -327,8 +327,8 @@ TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES
 #: Variables that there were, and what to do instead.
 GONE = {
     "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp; unset it",
-    "WINDOW": f"messages on device memory go by libucp on one host, too, from pinned memory of their own length; unset "
-    f"it, and instead of 0 set {PREFIX}CHANNELS=n",
+    "WINDOW": f"messages between devices of one host go by rings, which are pinned as they are needed; unset it, and "
+    f"instead of 0 set {PREFIX}CHANNELS=n",
     "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
 }
 

@@ -204,6 +204,7 @@ typedef struct ucch_await ucch_await;
 typedef struct ucch_rows ucch_rows;
 
 ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *status);
+int ucch_rma_reach(ucch_rma *at, int wires, const void *addresses, size_t bytes);
 void ucch_rma_stop(ucch_rma *at);
 void ucch_rma_free(ucch_rma *at);
 uint64_t ucch_rma_counter(ucch_rma *at, int counter);
@@ -217,6 +218,7 @@ void ucch_await_cancel(ucch_await *wait);
 void ucch_await_free(ucch_await *wait);
 
 int ucch_peer_shares(const ucch_peer *peer);
+int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);

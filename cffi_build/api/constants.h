@@ -89,6 +89,8 @@
 #define UCCH_RMA_COUNTERS 1024
 #define UCCH_RMA_ENTRIES 1048576
 #define UCCH_RMA_NOTICE 65536
+/* Bytes that the addresses of a process's wires take at most. */
+#define UCCH_RMA_REACH 65536
 
 /* Calls in graphs: the kernel was not loaded before the capture; two ran at a time. */
 #define UCCH_FAIL_COLD -1018

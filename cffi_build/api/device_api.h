@@ -59,7 +59,7 @@ size_t ucch_channels_pinned(void);
 /* ---- lane.c: messages that streams hand each other ---- */
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
 void ucch_lanes_reach(ucch_lanes *lanes, int peer, int slot, ucp_ep_h ep);
-int ucch_lanes_ready(ucch_lanes *lanes, int peer, int comes);
+int ucch_lanes_ready(ucch_lanes *lanes, int peer);
 void ucch_lanes_discard(ucch_lanes *lanes);
 void ucch_lanes_stop(ucch_lanes *lanes);
 int ucch_lanes_idle(ucch_lanes *lanes);

@@ -25,9 +25,15 @@ static void arrived_locked(ucch_message *m, int status) {
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
+    m->came = 1;
     ucp_request_free(request);
     m->request = NULL;
     if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
+}
+
+/* As above, of a receive: it may have come before libucp's call has returned. */
+static int posted_locked(ucch_message *m, void *p) {
+    return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
 }
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
@@ -42,6 +48,7 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
     ucp_request_param_t p = ucch_message_params(m, received, mem_type);
     p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    m->came = 0;
     return p;
 }
 
@@ -51,7 +58,7 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     m->worker = worker;
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
-    return ucch_message_begun_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
+    return posted_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
@@ -60,7 +67,7 @@ static int issue_locked(ucch_message *m) {
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
-        return ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+        return posted_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
     }
     ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
@@ -209,7 +216,7 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
         status = ucch_offer_taken_locked(m, found);
         if (status < 0) ucch_message_end_locked(m, status);
     } else
-        status = ucch_message_begun_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
+        status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
     ucch_unlock();
     return status;
 }
@@ -292,13 +299,13 @@ static int check_locked(ucch_op *op, double now) {
     return 0;
 }
 
-/* A receive is taken out of the matching queue, or its lane given up; a send stays libucp's until its endpoint closes,
- * and the callback then finds the message no longer active. The owner keeps message and buffer alive (Python never
- * frees abandoned ones). */
+/* A receive is taken out of the matching queue, or what comes for it is passed over; a send stays libucp's until its
+ * endpoint closes, and the callback then finds the message no longer active. The owner keeps message and buffer alive
+ * (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
     forget_locked(m);
     if (m->start.what == START_OFFER) return;
-    if (m->lanes) ucch_offer_abandon_locked(m, m->op.error.status);
+    if (m->lanes) ucch_offer_abandon_locked(m);
     if (m->request) ucp_request_cancel(m->worker, m->request);
 }
 

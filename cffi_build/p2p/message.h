@@ -38,6 +38,7 @@ struct ucch_message {
     ucp_worker_h worker;
     void *request;
     ucp_tag_recv_info_t info;
+    int came;          /* a receive has been called back, maybe before libucp's call has returned */
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
     ucch_record about; /* whom it is from or to, with which tag */
@@ -73,7 +74,7 @@ int ucch_offer_send_locked(ucch_message *m);
 int ucch_offer_taken_locked(ucch_message *m, const ucch_offer *offer);
 int ucch_offer_arrived_locked(ucch_message *m);
 int ucch_offer_advance_locked(ucch_message *m);
-void ucch_offer_abandon_locked(ucch_message *m, int status);
+void ucch_offer_abandon_locked(ucch_message *m);
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
 
 /* For those that have the lock. */

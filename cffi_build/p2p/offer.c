@@ -99,19 +99,25 @@ int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t by
     return 0;
 }
 
+/* Failure of a sender whose receiver does not want its data: none where that has lost its interest, or has too little
+ * room, which is its own affair; what the receiver's device lacks has a text there. */
+static int failure_of(int answer) {
+    if (!answer || answer == UCCH_FAIL_TRUNCATED || answer == UCCH_FAIL_CANCELLED) return 0;
+    return answer == UCCH_FAIL_BROKEN ? answer : UCCH_FAIL_REFUSED;
+}
+
 /* The receiver has answered. A sender whose time is over goes on, too: its message has been received. */
 static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     (void)info;
     ucp_request_free(request);
     m->request = NULL;
-    int failure = status ? status : m->answer.status;
-    int is_over = !status && (failure == UCCH_FAIL_TRUNCATED || failure == UCCH_FAIL_CANCELLED);
+    int failure = status ? status : failure_of(m->answer.status);
     uint32_t number = m->answer.number;
-    if (!failure)
+    if (!status && !m->answer.status)
         failure = ucch_letter_move_locked(m->lanes, m->letter, m->start.dest, 0, m->data, m->start.bytes, &number);
-    m->moving = !failure;
-    if (failure) ucch_message_end_locked(m, is_over ? 0 : failure);
+    m->moving = !status && !m->answer.status && !failure;
+    if (!m->moving) ucch_message_end_locked(m, failure);
 }
 
 /* Offer a message that has begun: 0, or a failure, which has ended it. */
@@ -132,7 +138,7 @@ int ucch_offer_send_locked(ucch_message *m) {
     return status;
 }
 
-/* Answer an offer, once there is a ring: 1 when its data comes, 0 while there is none, or a failure. */
+/* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
 static int accept_locked(ucch_message *m) {
     int source = source_of(m->offer.code), how = UCCH_LETTER_COMES | (m->by_host ? UCCH_LETTER_BY_HOST : 0);
     ucch_answer answer = {0, 0};
@@ -176,9 +182,9 @@ int ucch_offer_advance_locked(ucch_message *m) {
     return 1;
 }
 
-/* Give up a receive: its data, if that comes, and with it the lane; or what has still to be answered. */
-void ucch_offer_abandon_locked(ucch_message *m, int status) {
-    if (m->moving) ucch_letter_abandon_locked(m->letter, status);
+/* Give up a receive: its data is passed over, if that comes already; its sender is told, if it has no answer yet. */
+void ucch_offer_abandon_locked(ucch_message *m) {
+    if (m->moving) ucch_letter_pass_locked(m->letter);
     if (m->matched) refuse_locked(m->lanes, &m->offer);
     m->moving = m->matched = 0;
 }

@@ -4,8 +4,10 @@
 
 #include "rma/rma.h"
 
-/* So many in a slot are copied by one kernel, and not by a copy each, which takes the host some microseconds. */
+/* So many in a slot are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
+ * those that are so long on average that the device takes as long for each. */
 #define MANY 8
+#define LONG ((uint64_t)32 << 10)
 /* UCC's number of it. */
 #define UINT64 64
 
@@ -38,6 +40,21 @@ static ucch_rows plain_units(const ucch_piece *pieces, uint64_t n) {
     return (ucch_rows){all % 8 ? 0 : UCCH_RMA_SLOT, 1, .from = UINT64, .to = UINT64, .from_bytes = 8, .to_bytes = 8};
 }
 
+/* Make one of pieces that follow each other on both sides: how many are left, and their bytes. */
+static uint64_t join(ucch_piece *pieces, uint64_t n, uint64_t *all) {
+    uint64_t last = 0;
+    *all = n ? pieces[0].count : 0;
+    for (uint64_t i = 1; i < n; i++) {
+        ucch_piece *p = &pieces[last];
+        *all += pieces[i].count;
+        if (pieces[i].src == p->src + p->count && pieces[i].dst == p->dst + p->count)
+            p->count += pieces[i].count;
+        else
+            pieces[++last] = pieces[i];
+    }
+    return n ? last + 1 : 0;
+}
+
 static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
     int status = 0;
     for (uint64_t i = 0; i < n && !status; i++)
@@ -68,14 +85,17 @@ static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_
 /* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
  * What a device does is complete when its event is. */
 int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n) {
+    uint64_t all = 0;
     for (uint64_t i = 0; i < n && !rows; i++) {
         pieces[i].src += pieces[i].first;
         pieces[i].first = 0;
     }
+    if (!rows) n = join(pieces, n, &all);
     ucch_rows units = rows ? *rows : region->on_device ? plain_units(pieces, n) : bytes;
     if (!region->on_device) return move_by_host(&units, pieces, n);
     ucch_task task = {.kind = UCCH_PIECES, .dtype = units.from, .to = units.to};
-    void *function = rows || (n >= MANY && units.row) ? ucch_kernel_of(&task) : NULL;
+    int many = n >= MANY && units.row && all / n < LONG;
+    void *function = rows || many ? ucch_kernel_of(&task) : NULL;
     if (function) return by_kernel(way, &units, pieces, n, function);
     return rows ? UCCH_FAIL_DEVICE : copy_each(way, pieces, n);
 }

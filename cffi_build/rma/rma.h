@@ -6,30 +6,34 @@
 
 #include "base/op.h"
 #include "gpu/device.h"
+#include "net/flow.h"
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
-#define UCCH_RMA_VERSION 4
-/* Pinned memory by which data of devices travels, each way, and the share of one turn of progress. */
-#define UCCH_RMA_SLOTS 8
+#define UCCH_RMA_VERSION 5
+/* Pinned memory by which data of devices travels, each way: slots, bytes of one, and from one to the next. */
+#define UCCH_RMA_SLOTS 16
 #define UCCH_RMA_SLOT ((size_t)1 << 20)
+#define UCCH_RMA_STRIDE (UCCH_RMA_SLOT + UCCH_FLOW_HEADER)
 /* Pieces in a slot at most. */
 #define UCCH_RMA_PIECES 4096
 
 /* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; CARRY has data for places of a
- * region, HERE says in which slot that both see there is some, PULL asks the owner to send such; NOTIFY comes after
- * data, and LEAVE last. The others answer. */
+ * region, HERE says in which slot that both see there is some, PULL asks the owner to send such, MEET has the addresses
+ * of wires that are to carry slots; NOTIFY comes after data, and LEAVE last. The others answer. */
 enum {
     UCCH_OPEN,
     UCCH_REVOKE,
     UCCH_CARRY,
     UCCH_HERE,
     UCCH_PULL,
+    UCCH_MEET,
     UCCH_NOTIFY,
     UCCH_LEAVE,
     UCCH_OPENED,
     UCCH_REVOKED,
     UCCH_TAKEN,
+    UCCH_MET,
     UCCH_PULLED
 };
 
@@ -40,7 +44,7 @@ typedef struct ucch_header {
     uint64_t serial;        /* of the transfer, where it was begun */
     uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, CARRY, HERE: the counter
                              * and 1; TAKEN: 1 where the receiver does not see the slot */
-    uint32_t count, slot;
+    uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */
 } ucch_header;
 
 /* What HERE has: the file of its sender's slots, and the bytes in one. */
@@ -49,13 +53,15 @@ typedef struct ucch_here {
     uint32_t bytes;
 } ucch_here;
 
+typedef struct ucch_carrier ucch_carrier;
+
 /* Slots of a process as another one sees them, and its device (share.c); pinned: where there is one. */
 typedef struct ucch_share {
-    int file, is_pinned; /* 0: of another process */
+    int file, is_pinned; /* 0: none, or another process's */
     char *memory, *seen;
 } ucch_share;
 
-/* Entry of a chunk's table: the data of all follow behind it. */
+/* Entry of a chunk's table: the data of all follow behind it, from the next whole line on. */
 typedef struct ucch_place {
     uint64_t offset, bytes;
 } ucch_place;
@@ -79,6 +85,11 @@ struct ucch_peer {
     int process, pid;      /* a file of it, and its number, where it is on this host */
     int is_apart;          /* one of us does not see the other's slots */
     ucch_share share;
+    /* On another host: the slots that wires carry there, and from there; the number under which we have asked for the
+     * former, and why there are none. */
+    ucch_carrier *out, *in;
+    uint32_t number;
+    int lack;
     int revoking; /* answers that it still owes */
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
@@ -119,7 +130,8 @@ struct ucch_transfer {
 };
 
 /* Pinned memory that data passes, outward or inward. `held` is allocated, and has the list of pieces, with the memory
- * in front of it if that is not shared. What comes in may lie in a slot of its sender's. */
+ * in front of it if that is not shared. What comes in may lie in a slot of its sender's, or in the `piece`th one that
+ * wires carry. */
 typedef struct ucch_slot {
     enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_LANDING } state;
     ucch_rma *at;
@@ -131,16 +143,31 @@ typedef struct ucch_slot {
     int on_device, is_pinned, is_shared;
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it, or 0 */
+    uint64_t piece;
     ucch_peer *peer;
     ucch_region *region;
     ucch_header header;
 } ucch_slot;
+
+/* Slots that wires carry one way. The words count those handed over by the sender, and taken out by the receiver. */
+struct ucch_carrier {
+    ucch_share share;
+    ucch_flow *flow;
+    int wires;
+    size_t room; /* for a chunk */
+    uint32_t published, consumed;
+    uint64_t tainted, tainted_there; /* stay 0: a flow is for calls, too */
+    uint64_t next;                   /* slots that have been filled, or that the peer has told of */
+    uint32_t taken;                  /* by slot, those that are out behind one that is not */
+    ucch_slot slots[UCCH_RMA_SLOTS]; /* the sender's */
+};
 
 /* A chunk for which there is no slot yet. */
 typedef struct ucch_arrival {
     ucch_header header;
     void *data;
     size_t bytes;
+    uint64_t piece;
     struct ucch_arrival *next;
 } ucch_arrival;
 
@@ -155,6 +182,9 @@ struct ucch_rma {
     ucp_worker_h worker;
     uint64_t uid, serials;
     int by_hardware; /* between hosts, puts are not done by the receiver's libucp */
+    int wires;       /* that peers may reach, and their addresses */
+    char *reach;
+    size_t reach_bytes;
     ucch_region *regions;
     ucch_peer *peers;
     ucch_transfer *transfers;
@@ -205,11 +235,25 @@ int ucch_staged_poll_locked(ucch_rma *at);
 ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *header, void *data, size_t bytes);
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const ucch_here *here);
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
-int ucch_staged_reads(const ucch_peer *peer);
-void ucch_slots_free_locked(ucch_rma *at);
+int ucch_staged_busy(ucch_peer *peer);
+void ucch_staged_free_locked(ucch_rma *at);
+
+/* carry.c */
+int ucch_carries_locked(ucch_peer *peer);
+void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
+void ucch_met_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
+int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s);
+int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s);
+int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece);
+int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
+void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
+void ucch_carriers_free(ucch_peer *peer);
 
 /* share.c */
-int ucch_share_make(ucch_share *s);
+int ucch_share_make(ucch_share *s, int is_open);
+size_t ucch_share_place(uint64_t slot);
+int ucch_slot_memory_locked(ucch_slot *s, const ucch_share *share, size_t at);
+void ucch_slots_free_locked(ucch_slot *slots);
 int ucch_share_open(ucch_share *s, int pid, int file);
 int ucch_share_pin(ucch_share *s);
 void ucch_share_free(ucch_share *s);

@@ -3,13 +3,14 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
 
-#define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_SLOT)
+#define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_STRIDE)
 
 static int see(ucch_share *s, int file) {
     struct stat about; /* who looks beyond its end would be killed */
@@ -20,16 +21,19 @@ static int see(ucch_share *s, int file) {
     return 0;
 }
 
-/* Memory of this process's: 0, or a failure. */
-int ucch_share_make(ucch_share *s) {
+/* Where the data of a slot lies: behind what network threads say of it. */
+size_t ucch_share_place(uint64_t slot) { return slot % UCCH_RMA_SLOTS * UCCH_RMA_STRIDE + UCCH_FLOW_HEADER; }
+
+/* Memory of this process's; whether others are to open it: 0, or a failure. */
+int ucch_share_make(ucch_share *s, int is_open) {
     if (s->memory) return 0;
     int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
     if (file < 0) return UCCH_FAIL_MEMORY;
     int status = posix_fallocate(file, 0, (off_t)BYTES) ? UCCH_FAIL_MEMORY : see(s, file);
-    if (status)
-        close(file);
-    else
+    if (!status && is_open)
         s->file = file;
+    else
+        close(file);
     return status;
 }
 
@@ -68,4 +72,37 @@ void ucch_share_free(ucch_share *s) {
     if (s->memory) munmap(s->memory, BYTES);
     if (s->file) close(s->file);
     *s = (ucch_share){0};
+}
+
+/* ---- slots ---- */
+
+static void free_memory(ucch_slot *s) {
+    if (s->held && s->is_pinned)
+        ucch_pool_give(s->held);
+    else
+        free(s->held);
+    s->held = s->memory = NULL;
+}
+
+/* Memory of a free slot, pinned since there is a device, and from `at` in what is shared. */
+int ucch_slot_memory_locked(ucch_slot *s, const ucch_share *share, size_t at) {
+    int pinned = ucch_bound() >= 0, shared = share && share->memory;
+    if (s->held && s->is_pinned == pinned && s->is_shared == shared) return 1;
+    free_memory(s);
+    size_t front = shared ? 0 : UCCH_RMA_SLOT, bytes = front + UCCH_RMA_PIECES * sizeof(ucch_piece);
+    s->held = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
+    if (!s->held) return 0;
+    s->is_pinned = pinned;
+    s->is_shared = shared;
+    s->memory = shared ? share->memory + at : s->held;
+    s->seen = shared ? share->seen + at : s->held;
+    s->pieces = (ucch_piece *)(s->held + front);
+    return 1;
+}
+
+void ucch_slots_free_locked(ucch_slot *slots) {
+    for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
+        if (s->event) ucch_bound_ops()->event_free(s->event);
+        free_memory(s);
+    }
 }

@@ -1,7 +1,7 @@
 /* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
- * device copies them to their places. On one host both see the slot (share.c); else libucp carries it to a slot of the
- * receiver's. There are eight each way, so that all are under way at a time. In front of the data of a slot lies the
- * table of its places. */
+ * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c),
+ * and where neither can be libucp brings it to a slot of the receiver's. There are sixteen each way, so that all are
+ * under way at a time. In front of the data of a slot lies the table of its places. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,45 +11,28 @@
 #define ATTR_FLAGS 0x10
 #define RNDV 0x4
 #define UCS_INPROGRESS 1
+/* The data behind a table begins with a line of this many bytes, as devices copy those best. */
+#define LINE ((size_t)256)
 
-static void free_memory(ucch_slot *s) {
-    if (s->held && s->is_pinned)
-        ucch_pool_give(s->held);
-    else
-        free(s->held);
-    s->held = s->memory = NULL;
-}
+static size_t table_of(uint32_t count) { return (count * sizeof(ucch_place) + LINE - 1) / LINE * LINE; }
 
-/* Memory of a free slot, pinned since there is a device, and from `at` in what is shared. */
-static int has_memory(ucch_slot *s, const ucch_share *share, size_t at) {
-    int pinned = ucch_bound() >= 0, shared = share && share->memory;
-    if (s->held && s->is_pinned == pinned && s->is_shared == shared) return 1;
-    free_memory(s);
-    size_t front = shared ? 0 : UCCH_RMA_SLOT, bytes = front + UCCH_RMA_PIECES * sizeof(ucch_piece);
-    s->held = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
-    if (!s->held) return 0;
-    s->is_pinned = pinned;
-    s->is_shared = shared;
-    s->memory = shared ? share->memory + at : s->held;
-    s->seen = shared ? share->seen + at : s->held;
-    s->pieces = (ucch_piece *)(s->held + front);
-    return 1;
-}
+/* Slots outward, of which those that wires carry go one by one. */
+static ucch_slot *outward(ucch_peer *peer) { return peer->out ? peer->out->slots : peer->at->out; }
 
 /* Memory of a slot outward: shared once there is a peer on this host. */
 static int has_room(ucch_peer *peer, ucch_slot *s) {
     ucch_rma *at = peer->at;
-    if (peer->pid && !peer->is_apart && !at->alone) at->alone = ucch_share_make(&at->own) != 0;
+    size_t place = ucch_share_place((uint64_t)(s - outward(peer)));
+    if (peer->out)
+        return ucch_carrier_room_locked(peer->out, s) && ucch_slot_memory_locked(s, &peer->out->share, place);
+    if (peer->pid && !peer->is_apart && !at->alone) at->alone = ucch_share_make(&at->own, 1) != 0;
     if (at->own.memory && !at->alone) at->alone = ucch_share_pin(&at->own) != 0;
-    return has_memory(s, at->alone ? NULL : &at->own, (size_t)(s - at->out) * UCCH_RMA_SLOT);
+    return ucch_slot_memory_locked(s, at->alone ? NULL : &at->own, place);
 }
 
-void ucch_slots_free_locked(ucch_rma *at) {
-    for (int i = 0; i < 2 * UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = i < UCCH_RMA_SLOTS ? &at->out[i] : &at->in[i - UCCH_RMA_SLOTS];
-        if (s->event) ucch_bound_ops()->event_free(s->event);
-        free_memory(s);
-    }
+void ucch_staged_free_locked(ucch_rma *at) {
+    ucch_slots_free_locked(at->out);
+    ucch_slots_free_locked(at->in);
     ucch_share_free(&at->own);
     for (ucch_arrival *a = at->arrivals; a; a = at->arrivals) {
         at->arrivals = a->next;
@@ -92,37 +75,52 @@ static int carry_locked(ucch_slot *s) {
     return 0;
 }
 
+/* 1, 0 where another has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
-    if (!s->is_shared || !s->peer->pid || s->peer->is_apart) return carry_locked(s);
-    s->header.what = UCCH_HERE;
-    ucch_here here = {s->peer->at->own.file, (uint32_t)s->bytes};
-    int status = ucch_tell_locked(s->peer, s->header, &here, sizeof(here));
-    if (!status) s->state = UCCH_SENT;
-    return status;
+    ucch_peer *peer = s->peer;
+    int turn = peer->out ? ucch_carrier_send_locked(peer->out, s) : 1, status = 0;
+    if (turn <= 0) return turn;
+    if (!peer->out && (!s->is_shared || !peer->pid || peer->is_apart)) {
+        status = carry_locked(s);
+    } else {
+        s->header.what = UCCH_HERE;
+        ucch_here here = {peer->at->own.file, (uint32_t)s->bytes};
+        status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
+        if (!status) s->state = UCCH_SENT;
+    }
+    if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this one for ever */
+    return status ? status : 1;
+}
+
+/* Nobody wants what is in a slot any more: it is free, or goes empty where others behind it wait for their turn. */
+static void drop_locked(ucch_slot *s) {
+    s->serial = s->header.serial = s->header.region = 0;
+    s->header.count = 0;
+    s->bytes = 0;
+    s->on_device = 0;
+    if (!s->peer->out || send_locked(s) < 0) s->state = UCCH_FREE;
 }
 
 /* Entries of the next chunk: as many as find room together with their data. */
-static uint32_t entries_of(const ucch_transfer *t, size_t *table) {
-    size_t room = UCCH_RMA_SLOT, i = t->next;
-    uint64_t done = t->done;
+static uint32_t entries_of(const ucch_transfer *t, size_t room) {
+    uint64_t done = t->done, data = 0;
     uint32_t count = 0;
-    for (; i < t->n && count < UCCH_RMA_PIECES && room > 2 * sizeof(ucch_place); i++, done = 0, count++) {
-        uint64_t left = t->lengths[i] - done;
-        room -= sizeof(ucch_place);
-        room -= left < room ? left : room;
+    for (size_t i = t->next; i < t->n && count < UCCH_RMA_PIECES; i++, done = 0, count++) {
+        if (count && table_of(count + 1) + data >= room) break;
+        data += t->lengths[i] - done;
     }
-    *table = count * sizeof(ucch_place);
     return count;
 }
 
 static int fill_locked(ucch_transfer *t, ucch_slot *s) {
-    size_t at;
-    uint32_t count = entries_of(t, &at);
+    size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
+    uint32_t count = entries_of(t, most);
+    size_t at = table_of(count);
     ucch_place *table = (ucch_place *)s->memory;
     ucch_piece *pieces = s->pieces;
     char *memory = t->local->on_device ? s->seen : s->memory;
     for (uint32_t k = 0; k < count; k++) {
-        uint64_t left = t->lengths[t->next] - t->done, room = UCCH_RMA_SLOT - at;
+        uint64_t left = t->lengths[t->next] - t->done, room = most - at;
         uint64_t bytes = left < room ? left : room;
         table[k] = (ucch_place){t->theirs[t->next] + t->done, bytes};
         pieces[k] = (ucch_piece){t->local->base + t->mine[t->next], memory + at, t->done, bytes};
@@ -142,7 +140,8 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .region = t->there,
                               .other = (uint64_t)(t->counter + 1),
                               .count = count,
-                              .slot = (uint32_t)(s - t->peer->at->out)};
+                              .slot = (uint32_t)(s - outward(t->peer))};
+    if (t->peer->out) t->peer->out->next++;
     int status = ucch_pieces_move(t->local, UCCH_TO_HOST, t->rows.row ? &t->rows : NULL, pieces, count);
     return status ? status : mark(s, t->local, UCCH_TO_HOST);
 }
@@ -150,10 +149,9 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
 /* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. Memory
  * that libucp still uses is left to it. */
 static void reclaim_locked(ucch_slot *s) {
-    int done = 1;
-    if (s->state == UCCH_COPYING && !s->serial && s->on_device) ucch_event_ask(s->event, &done, &s->again);
+    if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s);
     int is_lost = (s->state == UCCH_SENT || s->state == UCCH_LANDING) && (!s->peer || s->peer->status);
-    if (!is_lost && (s->state != UCCH_COPYING || s->serial || !done)) return;
+    if (!is_lost) return;
     if (s->request && !s->is_shared) s->held = NULL;
     s->request = NULL;
     s->state = UCCH_FREE;
@@ -162,7 +160,7 @@ static void reclaim_locked(ucch_slot *s) {
 /* A transfer has ended before its slots have. */
 void ucch_staged_leave_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = &t->peer->at->out[i];
+        ucch_slot *s = &outward(t->peer)[i];
         if (s->state == UCCH_FREE || s->serial != t->serial) continue;
         s->serial = 0;
         t->in_flight--;
@@ -172,8 +170,12 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
 /* Move a transfer on: how many chunks have. */
 int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
+    int way = ucch_carries_locked(t->peer);
+    if (way < 0 && t->peer->out) t->status = way;
+    if (!way || t->status) return 0;
+    uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = &t->peer->at->out[i];
+        ucch_slot *s = &outward(t->peer)[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
         reclaim_locked(s);
         if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
@@ -183,10 +185,10 @@ int ucch_staged_move_locked(ucch_transfer *t) {
         }
         if (s->state != UCCH_COPYING || s->serial != t->serial) continue;
         int done = t->status < 0 ? t->status : copied(s);
-        if (done == 1) done = send_locked(s) ? UCCH_FAIL_PEER : 1;
+        if (done == 1 && (done = send_locked(s)) < 0) done = UCCH_FAIL_PEER;
         moved += done == 1;
         if (done >= 0) continue;
-        s->state = UCCH_FREE;
+        s->serial = 0;
         t->in_flight--;
         if (!t->status) t->status = done;
     }
@@ -195,10 +197,11 @@ int ucch_staged_move_locked(ucch_transfer *t) {
 
 /* The peer has a chunk, or does not want it: the transfer that waits for that, if one does. */
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
-    ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &at->out[h->slot] : NULL;
-    if (!s || s->state != UCCH_SENT || s->header.serial != h->serial || s->peer->uid != h->from) return NULL;
-    if (h->other && s->header.what == UCCH_HERE && s->peer->ep) { /* it does not see ours */
-        s->peer->is_apart = 1;
+    ucch_peer *peer = ucch_peer_of(at, h->from);
+    ucch_slot *s = peer && h->slot < UCCH_RMA_SLOTS ? &outward(peer)[h->slot] : NULL;
+    if (!s || s->state != UCCH_SENT || s->header.serial != h->serial || s->peer != peer) return NULL;
+    if (h->other && s->header.what == UCCH_HERE && !peer->out) { /* it does not see ours */
+        peer->is_apart = 1;
         if (!carry_locked(s)) return NULL;
     }
     s->state = UCCH_FREE;
@@ -207,7 +210,7 @@ ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
 
 /* ---- inward ---- */
 
-static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_header *h, void *data, size_t bytes);
+static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_arrival *a);
 
 /* Answer, and let the next one in. */
 static void taken_locked(ucch_slot *s, int status) {
@@ -217,17 +220,18 @@ static void taken_locked(ucch_slot *s, int status) {
     if (s->region) s->region->users--;
     s->region = NULL;
     s->state = UCCH_FREE;
+    if (peer && peer->in && s->header.what == UCCH_HERE) ucch_carrier_taken_locked(peer->in, s->piece);
     if (peer) ucch_tell_locked(peer, h, NULL, 0);
     ucch_arrival *a = at->arrivals;
-    if (!a || !has_memory(s, NULL, 0)) return;
+    if (!a || !ucch_slot_memory_locked(s, NULL, 0)) return;
     at->arrivals = a->next;
-    take_locked(at, s, &a->header, a->data, a->bytes);
+    take_locked(at, s, a);
     free(a);
 }
 
 /* Whether a chunk's table and data are as long as it says, and all places inside of its region. */
 static int is_sound(const ucch_region *region, const char *memory, size_t bytes, uint32_t count) {
-    size_t table = (size_t)count * sizeof(ucch_place);
+    size_t table = table_of(count);
     if (table > bytes || count > UCCH_RMA_PIECES) return 0;
     size_t left = bytes - table;
     for (uint32_t k = 0; k < count; k++) {
@@ -247,7 +251,7 @@ static int scatter_locked(ucch_slot *s) {
     if (!region) return UCCH_FAIL_STALE;
     if (!is_sound(region, s->memory, s->bytes, s->header.count)) return UCCH_FAIL_RANGE;
     const ucch_place *table = (const ucch_place *)s->memory;
-    const char *from = (region->on_device ? s->data_seen : s->data) + s->header.count * sizeof(*table);
+    const char *from = (region->on_device ? s->data_seen : s->data) + table_of(s->header.count);
     ucch_piece *pieces = s->pieces;
     s->region = region;
     region->users++;
@@ -279,64 +283,83 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
     ucch_device_leave(before);
 }
 
-/* Find the data of a slot of its sender's; the table is read once, as others may write there. */
+/* Find the data of a slot that its sender sees, too; the table is read once, as others may write there. */
 static int find_locked(ucch_slot *s) {
-    if (!s->peer || !s->peer->share.memory) return UCCH_FAIL_PEER;
+    ucch_share *share = !s->peer ? NULL : s->peer->in ? &s->peer->in->share : &s->peer->share;
+    if (!share || !share->memory) return UCCH_FAIL_PEER;
     if (s->header.count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
-    size_t at = s->header.slot * UCCH_RMA_SLOT;
-    s->data = s->peer->share.memory + at;
-    s->data_seen = s->peer->share.seen + at;
+    int status = ucch_share_pin(share);
+    if (status) return status;
+    size_t at = ucch_share_place(s->header.slot);
+    s->data = share->memory + at;
+    s->data_seen = share->seen + at;
     memcpy(s->memory, s->data, s->header.count * sizeof(ucch_place));
     return 0;
 }
 
-static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_header *h, void *data, size_t bytes) {
+/* A slot that wires carry, if that has come. */
+static int come_locked(ucch_slot *s) {
+    int come = s->peer && s->peer->in ? ucch_carrier_come_locked(s->peer->in, s->piece) : 1;
+    if (come) landed_locked(s, come < 0 ? come : find_locked(s));
+    return come != 0;
+}
+
+static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_arrival *a) {
     s->at = at;
-    s->peer = ucch_peer_of(at, h->from);
-    s->serial = h->serial;
-    s->header = *h;
-    s->bytes = bytes;
+    s->peer = ucch_peer_of(at, a->header.from);
+    s->serial = a->header.serial;
+    s->header = a->header;
+    s->bytes = a->bytes;
+    s->piece = a->piece;
     s->region = NULL;
     s->state = UCCH_LANDING;
     s->data = s->data_seen = s->memory;
-    if (h->what == UCCH_HERE) {
-        landed_locked(s, find_locked(s));
+    if (s->header.what == UCCH_HERE) {
+        come_locked(s);
         return;
     }
     ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
                              .cb = landed,
                              .user_data = s};
     p.datatype = BYTES;
-    void *request = ucp_am_recv_data_nbx(at->worker, data, s->memory, bytes, &p);
+    void *request = ucp_am_recv_data_nbx(at->worker, a->data, s->memory, a->bytes, &p);
     if (request && !IS_STATUS(request))
         s->request = request;
     else
         landed_locked(s, (int)(intptr_t)request);
 }
 
-/* A chunk comes in. */
-ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
+static ucs_status_t enter_locked(ucch_rma *at, const ucch_arrival *come) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++)
-        if (at->in[i].state == UCCH_FREE && has_memory(&at->in[i], NULL, 0)) {
-            take_locked(at, &at->in[i], h, data, bytes);
+        if (at->in[i].state == UCCH_FREE && ucch_slot_memory_locked(&at->in[i], NULL, 0)) {
+            take_locked(at, &at->in[i], come);
             return UCS_INPROGRESS;
         }
     ucch_arrival *a = malloc(sizeof(*a)), **last = &at->arrivals;
     if (!a) return UCCH_UCC_ABSENT;
     while (*last)
         last = &(*last)->next;
-    *a = (ucch_arrival){*h, data, bytes, NULL};
+    *a = *come;
     *last = a;
     return UCS_INPROGRESS;
 }
 
-/* Data is in a slot of a peer's, if we see that. */
+/* A chunk comes in. */
+ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
+    return enter_locked(at, &(ucch_arrival){.header = *h, .data = data, .bytes = bytes});
+}
+
+/* Data is in a slot of a peer's, if we see that, or wires bring it. */
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const ucch_here *here) {
+    ucch_arrival a = {.header = *h, .bytes = here->bytes};
     int sees = here->bytes <= UCCH_RMA_SLOT && h->slot < UCCH_RMA_SLOTS;
-    sees = sees && !ucch_share_open(&peer->share, peer->pid, here->file) && !ucch_share_pin(&peer->share);
+    if (sees && peer->in)
+        sees = !ucch_carrier_expect_locked(peer->in, h->slot, here->bytes, &a.piece);
+    else
+        sees = sees && !ucch_share_open(&peer->share, peer->pid, here->file) && !ucch_share_pin(&peer->share);
     if (sees) {
         int before = ucch_device_enter();
-        sees = ucch_chunk_come_locked(peer->at, h, NULL, here->bytes) == UCS_INPROGRESS;
+        sees = enter_locked(peer->at, &a) == UCS_INPROGRESS;
         ucch_device_leave(before);
     }
     if (sees) return;
@@ -344,16 +367,20 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const ucch_he
     ucch_tell_locked(peer, no, NULL, 0);
 }
 
-/* Whether a device of ours reads in slots of a peer's. */
-int ucch_staged_reads(const ucch_peer *peer) {
-    int reads = 0;
+/* Whether a device of ours is at work in slots that a peer sees, too. */
+int ucch_staged_busy(ucch_peer *peer) {
+    int busy = 0;
     ucch_lock();
+    int before = ucch_device_enter();
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        const ucch_slot *s = &peer->at->in[i];
-        reads |= s->peer == peer && s->state == UCCH_COPYING && s->header.what == UCCH_HERE;
+        const ucch_slot *in = &peer->at->in[i];
+        ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
+        busy |= in->peer == peer && in->state == UCCH_COPYING && in->header.what == UCCH_HERE;
+        busy |= out && out->state == UCCH_COPYING && !copied(out);
     }
+    ucch_device_leave(before);
     ucch_unlock();
-    return reads;
+    return busy;
 }
 
 /* How many slots are still on their way to places that somebody waits for by a counter. */
@@ -373,6 +400,7 @@ int ucch_staged_poll_locked(ucch_rma *at) {
         ucch_slot *s = &at->in[i];
         reclaim_locked(s);
         if (s->state != UCCH_FREE && !found) found = 1;
+        if (s->state == UCCH_LANDING && s->header.what == UCCH_HERE && come_locked(s)) found = 2;
         if (s->state != UCCH_COPYING) continue;
         int done = copied(s);
         if (!done) continue;

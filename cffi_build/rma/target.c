@@ -70,7 +70,8 @@ uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which
  * peer that has died takes what is under way along. */
 int ucch_peer_close(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0, status = 0;
-    for (double until = ucch_now() + timeout; ucch_staged_reads(peer) && ucch_now() < until;)
+    double until = ucch_now() + timeout;
+    while (ucch_staged_busy(peer) && ucch_now() < until)
         sched_yield(); /* it may use its slots again when we have left */
     ucch_lock();
     if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
@@ -78,6 +79,10 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     peer->ep = NULL;
     ucch_peer_lose_locked(peer);
     ucch_unlock();
+    int busy;
+    while ((busy = ucch_staged_busy(peer)) && ucch_now() < until)
+        sched_yield();
+    if (!busy) ucch_carriers_free(peer); /* or its memory stays */
     if (ep && !is_gone)
         status = ucch_ep_close(peer->at->worker, ep, timeout);
     else if (ep && peer->by_errors) {

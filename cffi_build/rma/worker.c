@@ -49,6 +49,10 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         notify_locked(at, h, data, bytes);
     else if (h->what == UCCH_PULL)
         ucch_pull_asked_locked(peer, h, data, bytes);
+    else if (h->what == UCCH_MEET)
+        ucch_meet_asked_locked(peer, h, data, bytes);
+    else if (h->what == UCCH_MET)
+        ucch_met_locked(peer, h, data, bytes);
     else if (h->what == UCCH_HERE && bytes == sizeof(ucch_here))
         ucch_chunk_here_locked(peer, h, data);
     else if (h->what == UCCH_LEAVE)
@@ -98,6 +102,8 @@ static int is_sound(const ucch_header *h, size_t bytes) {
     static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
                                   [UCCH_HERE] = sizeof(ucch_here),
                                   [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
+                                  [UCCH_MEET] = UCCH_RMA_REACH,
+                                  [UCCH_MET] = UCCH_RMA_REACH,
                                   [UCCH_NOTIFY] = UCCH_RMA_NOTICE,
                                   [UCCH_PULLED] = 0};
     return h->version == UCCH_RMA_VERSION && h->what <= UCCH_PULLED && bytes <= most[h->what] &&
@@ -207,7 +213,7 @@ void ucch_rma_stop(ucch_rma *at) {
 /* After its worker has been destroyed: libucp used its slots until then. */
 void ucch_rma_free(ucch_rma *at) {
     ucch_lock();
-    ucch_slots_free_locked(at);
+    ucch_staged_free_locked(at);
     while (at->notices) {
         ucch_notice *n = at->notices;
         at->notices = n->next;
@@ -215,6 +221,7 @@ void ucch_rma_free(ucch_rma *at) {
     }
     ucch_unlock();
     pthread_cond_destroy(&at->calm);
+    free(at->reach);
     free(at);
 }
 

@@ -272,14 +272,6 @@ int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
     return status;
 }
 
-/* The same for those that have the engine's lock; UCCH_LATER while another thread makes one. */
-int ucch_channels_ring_locked(ucch_channels *c, int peer, int comes, int ring) {
-    if (pthread_mutex_trylock(&one_by_one)) return UCCH_LATER;
-    int status = furnish(c, peer, comes, ring);
-    pthread_mutex_unlock(&one_by_one);
-    return status;
-}
-
 /* The ring for messages of so many bytes. */
 int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
     return ucch_channels_ring(c, peer, comes, ring_for(c, peer, bytes, in_graph));

@@ -31,7 +31,7 @@ from ...machine import vendors
 from ..rank import ending_with_parent
 from . import amd_probes
 
-#: Questions' verdicts, and whether they are as good as the library needs.
+#: Verdicts that are as good as the library needs.
 GOOD = ("yes", "absent")
 #: Verdict on a question during which the doctor was ended; no report has it.
 STOPPED = "stopped"
@@ -78,7 +78,7 @@ QUESTIONS: tuple[Question, ...] = (
 )  # fmt: skip
 JOB = Question("job", "", "ranks of a job sum, gather and send to each other", seconds=180)
 HOST = Question("host", "host", "what the ordinary doctor says of this host", seconds=90)
-#: How often somebody looks whether the doctor is to end, in seconds.
+#: Seconds between two looks for a signal that ends the doctor.
 LOOK = 0.05
 
 Stop = Callable[[], bool]
@@ -274,7 +274,7 @@ def _no_device(first: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """The command line; the exit status is 1 where there is no device or the library would rely on what is not so.
 
-    Whoever ends it finds a report of what has been answered by then, if anything has.
+    Where a signal ends it, the report has what was answered by then, if anything was.
     """
     stop = _Signals()
     parser = _parser()

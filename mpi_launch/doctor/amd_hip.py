@@ -45,7 +45,7 @@ class Word:
         self._at.value = number
 
     def reaches(self, least: int, seconds: float = PATIENCE) -> bool:
-        """Whether the host sees it reach ``least`` in time."""
+        """True if the host sees it reach ``least`` in time."""
         return until(lambda: self.value >= least, seconds)
 
 
@@ -116,7 +116,7 @@ class Hip:
         return self.runtime.stream().handle
 
     def finishes(self, stream: int, seconds: float = PATIENCE) -> bool:
-        """Whether the stream does all it was given in time."""
+        """True if the stream does all it was given in time."""
         event = self.runtime.event()
         event.record(stream)
         return until(event.done, seconds)

@@ -1,7 +1,7 @@
 """Questions about AMD devices, asked of HIP itself, one a process: ``python -m`` this module and a question's name.
 
 Each answers by one line of JSON and ends at once, without HIP's own way out, which may wait for what does not end.
-Whoever starts it sets a limit to its time.
+The process that starts it sets a limit to its time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ YES, NO, ABSENT = "yes", "no", "absent"
 MIB = 1 << 20
 #: Streams of a process that may wait at a time: five each way for messages, and lanes of collectives.
 STREAMS = 10
-#: Seconds after which what holds streams is let go, to see whether a call had waited for it.
+#: Seconds after which held streams are let go, to see if a call had waited for them.
 HELD = 1.0
 
 Answer = dict[str, Any]
@@ -128,7 +128,7 @@ def _rate(hip: Hip, dst: int, src: int, n: int) -> float:
 
 
 def _carried(hip: Hip, n: int, *ways: int) -> bool:
-    """Whether random bytes come from pinned memory over these places to pinned memory again."""
+    """True if random bytes come from pinned memory over these places to pinned memory again."""
     data, first, last, stream = _random(n), hip.pinned(n), hip.pinned(n), hip.stream()
     ctypes.memmove(first, data.ctypes.data, n)
     for src, dst in pairwise((first, *ways, last)):

@@ -168,7 +168,7 @@ def _fast(facts: Facts) -> list[tuple[str, int, int]]:
 
 
 def over_tcp(facts: Facts) -> bool:
-    """Whether UCX goes over TCP here, on a fast network."""
+    """True if UCX goes over TCP here, on a fast network."""
     ports = any(port.state == "ACTIVE" for port in facts.ports)
     return bool(_fast(facts)) and not (ports and any(name.startswith(RDMA) for name in facts.libraries.transports))
 

@@ -56,7 +56,7 @@ class Libraries:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An RDMA port. ``roce_v2`` is whether it has an address of that kind."""
+    """An RDMA port. ``roce_v2`` is true if it has an address of that kind."""
 
     name: str
     state: str
@@ -85,7 +85,7 @@ class Facts:
     #: Pairs of this host's GPUs that cannot read each other's memory.
     no_peers: tuple[tuple[int, int], ...]
     modules: tuple[str, ...]
-    #: Whether /boot has the configuration of the kernel that runs, by which UCX tells whether it has dmabuf.
+    #: True if /boot has the configuration of the kernel that runs, by which UCX looks for dmabuf.
     kernel_config: bool
     #: Vendors some of whose GPUs here are joined by the vendor's own links.
     linked: tuple[str, ...]

@@ -25,7 +25,7 @@ _STATUS = {
     lib.UCCH_FAIL_BROKEN: "another call had failed",
     lib.UCCH_FAIL_TRUNCATED: "the message was longer than the buffer",
 }
-#: Findings of whom nobody knows what comes first.
+#: Findings, in the order in which one causes another.
 _ORDER = (
     "hang-dead", "hang-differs", "hang-message", "hang-transfer", "hang-missing", "hang-stuck", "hang-circle",
     "hang-failed",
@@ -44,8 +44,8 @@ Calls = Mapping[int, Any]
 
 
 class _Found(NamedTuple):
-    """A finding, since when somebody waits because of it, in ns of everybody's clock, and by whose fault, if it is one
-    rank's."""
+    """A finding, since when a rank waits because of it, in ns of the common clock, and the rank that causes it (-1 for
+    none)."""
 
     when: int
     finding: Finding
@@ -159,7 +159,7 @@ def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]
 
 
 def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
-    """Whether a rank has left a call out, or made one more, by what comes next."""
+    """Words for a call that a rank has left out, or made in addition, by the calls that come next."""
     one, two = group.calls[odd], group.calls[usual]
     same = [seq + 1 in calls and calls[seq + 1]["signature"] for calls in (one, two)]
     if same[1] and same[1] == one[seq]["signature"]:
@@ -377,7 +377,7 @@ def _stack(text: str) -> list[str]:
 
 
 def _waits(record: Any) -> bool:
-    """Whether an operation is under way, or was given up for want of the others."""
+    """True if an operation is under way, or was given up because other ranks did not come."""
     return bool(not record["ended"] or record["status"] == lib.UCCH_FAIL_TIMEOUT)
 
 

@@ -90,7 +90,7 @@ def _visible(facts: Facts) -> list[str]:
 
 
 def _has_vendor(vendor: str, facts: Facts) -> bool:
-    return any(device.vendor == vendor for device in facts.usable)
+    return vendor in facts.vendors
 
 
 def _driver(vendor: str, facts: Facts) -> str:
@@ -122,7 +122,7 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
     controls = _differences(everyone, lambda f: dict(f.sysctl).get("net.ipv4.tcp_congestion_control"), over_tcp)
     if len(controls) > 1:
         yield finding("job-congestion", _table("TCP's congestion control", controls))
-    vendors = {device.vendor for f in everyone for device in f.usable}
+    vendors = {vendor for f in everyone for vendor in f.vendors}
     needed = {VENDORS[vendor].memory for vendor in vendors}
     unlike = _differences(everyone, lambda f: tuple(sorted(needed & set(f.libraries.memory_types))))
     if len(vendors) < 2 and len(unlike) > 1:

@@ -38,7 +38,7 @@ def _vectors(*values: Array) -> Iterator[list[Vector]]:
 
 
 def _gives(call: Callable[..., object], expected: Array, *buffers: Array) -> bool:
-    """Whether the call leaves these numbers in the last of its buffers."""
+    """True if the call leaves these numbers in the last of its buffers."""
     with _vectors(*buffers) as vectors:
         call(*(vector.buffer for vector in vectors))
         return np.array_equal(vectors[-1].get(), expected)

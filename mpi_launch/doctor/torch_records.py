@@ -92,7 +92,7 @@ def entries(dump: Dump, names: dict[int, tuple[str, str]]) -> list[dict[str, Any
             continue
         is_message = record["kind"] >= lib.UCCH_RECORD_SEND
         if is_message and record["peer"] < 0:
-            continue  # torch's tool wants to know from whom
+            continue  # torch's tool needs the sender
         if is_message:
             messages[int(record["comm"])] += 1
         seq = messages[int(record["comm"])] if is_message else 0

@@ -1,5 +1,6 @@
 """Emulated clusters for tests, skipped where impossible: fixtures ``cluster``, ``emulate`` and ``ssh_cluster``."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crews import RANK, Crew, of_case_and_job
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
@@ -27,11 +29,20 @@ class Patient(Cluster):
     #: Library that ranks load first, and not the programs that start them.
     preload: str | None = None
 
+    def _sanitized(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        if not self.preload:
+            return list(argv), dict(env)
+        own = {name: os.environ[name] for name in SANITIZED if name in os.environ}
+        return ["env", f"LD_PRELOAD={self.preload}", *argv], own | dict(env)
+
     def mpirun(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
-        if self.preload:
-            argv = ["env", f"LD_PRELOAD={self.preload}", *argv]
-            env = {name: os.environ[name] for name in SANITIZED if name in os.environ} | dict(env or {})
-        return super().mpirun(argv, env=env, **options)
+        words, own = self._sanitized(argv, env or {})
+        return super().mpirun(words, env=own, **options)
+
+    def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """Words and environment by which the first host starts a job on all of them."""
+        words, own = self._sanitized(argv, env)
+        return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
     def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
         return super().run(*args, timeout=timeout * self.room, **options)
@@ -48,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[..., Cluster]]:
-    """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
+def hosts(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """This process as it has to be where clusters are started; without what they need the test is skipped."""
     monkeypatch.setattr(Patient, "preload", os.environ.get("LD_PRELOAD"))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     reason = unavailable()
@@ -60,8 +71,56 @@ def emulate(monkeypatch: pytest.MonkeyPatch, room: int) -> Iterator[Callable[...
     monkeypatch.delenv("OMPI_MCA_rmaps_base_oversubscribe", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(Patient, "room", room)
+
+
+@pytest.fixture
+def emulate(hosts: None) -> Iterator[Callable[..., Cluster]]:
+    """Call with the arguments of `Cluster` -> a running one, which ends with the test."""
     with ExitStack() as running:
         yield lambda *args, **options: running.enter_context(Patient(*args, **options))
+
+
+def crew_on_hosts(slots: Sequence[int], env: Mapping[str, str], limit: float) -> Crew:
+    """A crew on emulated hosts of its own, which end with it."""
+    cluster = Patient(hosts=len(slots), slots=slots, rate="none").start()
+
+    def start(words: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+        argv, exported = cluster.command(words, env)
+        return cluster.hosts[0].popen(argv, env=exported, **options)
+
+    return Crew(start, [sys.executable], cluster.slots, env, limit, lambda _: cluster.kill_all(), cluster.close)
+
+
+@pytest.fixture
+def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..., Any]:
+    """Call as ``host_crew(script, slots, args=(), **env)`` -> MPIResult; a script that ends well.
+
+    Its ranks, on hosts of so many slots each, have run other scripts before, of which some variables may have been
+    others.
+    """
+
+    def run(script: str | Path, slots: Sequence[int], args: Sequence[str] = (), **env: str) -> Any:
+        path = tmp_path / "job.py"
+        if isinstance(script, Path):
+            path = script
+        else:
+            path.write_text(script)
+        case, job = of_case_and_job(env)
+        key = *slots, *sorted(job.items())
+        start = functools.partial(crew_on_hosts, slots, job, 60 * room)
+        return crews.run(key, start, RANK, "script", [str(path), *args], case, 60 * room)
+
+    return run
+
+
+@pytest.fixture
+def fake_host_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..., Any]:
+    """The same with a fake GPU for every rank: ``fake_host_crew(script, layout, hosts, slots, **env)``."""
+
+    def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
+        return host_crew(script, [slots] * hosts, **{**fake_environment(layout), **env})
+
+    return run
 
 
 @pytest.fixture

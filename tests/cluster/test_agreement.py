@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,16 +23,14 @@ CASES = [
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("slots", "vendors", "form"), CASES)
 def test_unlike_calls(
-    request: pytest.FixtureRequest, emulate: Callable[..., Cluster], slots: tuple[int, ...], vendors: str, form: str
+    request: pytest.FixtureRequest, host_crew: Callable[..., Any], slots: tuple[int, ...], vendors: str, form: str
 ) -> None:
     if form == "torch":
         request.getfixturevalue("with_torch")
-    cluster = emulate(hosts=len(slots), slots=slots, rate="none")
     # As on hosts with RDMA: calls of one island over several hosts are compared, too.
-    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors, "UCCH_FABRIC": "all"}
-    done = cluster.mpirun([sys.executable, str(JOB), form], env=env, timeout=120)
+    done = host_crew(JOB, slots, [form], UCCH_TIMEOUT="300", UCCH_EMULATE=vendors, UCCH_FABRIC="all")
     print(done.stdout)
-    assert done.stdout.count("all kinds refused") == sum(slots), done.stdout + done.stderr
+    assert done.stdout.count("all kinds refused") == sum(slots), done.output
 
 
 ORDER = """

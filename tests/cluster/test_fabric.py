@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from channel_jobs import JOBS, USUAL, judge
@@ -48,18 +49,27 @@ with Communicator() as comm:
 
 
 @pytest.fixture
-def run(
-    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
-) -> Callable[..., str]:
+def run(fake_host_crew: Callable[..., Any]) -> Callable[..., str]:
     """Run a script with a fake GPU for every rank, and return its output: ``run(script, layout, hosts, slots)``."""
 
     def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> str:
-        cluster = emulate(hosts=hosts, slots=slots, rate="none")
+        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
+        return str(done.stdout + done.stderr)
+
+    return start
+
+
+@pytest.fixture
+def alone(emulate: Callable[..., Cluster], fake_environment: Any, tmp_path: Path) -> Callable[..., str]:
+    """The same in a job of its own: the first communicator of a process reads what a table says of fabrics."""
+
+    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> str:
         job = tmp_path / "job.py"
         job.write_text(script)
-        done = cluster.mpirun([sys.executable, str(job)], env=fake_environment(layout) | USUAL | env, timeout=240)
+        words, whole = [sys.executable, str(job)], fake_environment(layout) | USUAL | env
+        done = emulate(hosts=hosts, slots=slots, rate="none").mpirun(words, env=whole, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return str(done.stdout + done.stderr)
 
     return start
 
@@ -129,7 +139,9 @@ with Communicator() as comm:
 """
 
 
-def test_tune_measures_islands_and_later_jobs_follow(run: Callable[..., str], tmp_path: Path) -> None:
+def test_tune_measures_islands_and_later_jobs_follow(
+    run: Callable[..., str], alone: Callable[..., str], tmp_path: Path
+) -> None:
     """Both kinds of islands on devices of one vendor; the faster one is written down, with the ranks that it is for."""
     path, where = tmp_path / "tuned.json", ("nvidia:2", 2, 1)
     pair = Layout.of(["nvidia"] * 2, "ab", [""] * 2)
@@ -142,10 +154,11 @@ def test_tune_measures_islands_and_later_jobs_follow(run: Callable[..., str], tm
     for word, islands, queued in (("all", "nvidia[0-1]@0-1", "else"), ("host", "nvidia[0]@0 nvidia[1]@1", "queued")):
         save_fabric(path, pair, word)
         told = f"all {islands} fabric: nvidia: {RESULTS[word]} (by the tuned table {path}) {queued}"
-        out = run(STRUCTURE, *where, UCCH_TUNE_FILE=str(path))
+        out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path))
         assert len([line for line in out.splitlines() if line.startswith(told)]) == 2, out
-        out = run(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host")
-        assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
+    save_fabric(path, pair, "all")
+    out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host")
+    assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
 
 
 @pytest.mark.parametrize(("layout", "env", "told"), [

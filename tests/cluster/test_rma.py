@@ -8,6 +8,7 @@ from typing import Any
 
 import pages_scripts
 import pytest
+import rma_scripts
 
 from ucc_hetero.launch.emulate import Cluster
 
@@ -23,12 +24,23 @@ def test_everybody_reaches_everybody(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "host:1,nvidia:1"])
+@pytest.mark.parametrize(
+    ("script", "layout"),
+    [
+        pytest.param(pages_scripts.EVERY, "nvidia:1,amd:1", id="pages"),
+        pytest.param(pages_scripts.EVERY, "host:1,nvidia:1", id="pages of the host"),
+        pytest.param(rma_scripts.EVERY, "nvidia:1,amd:1", id="pieces"),
+    ],
+)
 def test_pages_between_hosts(
-    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path, layout: str
+    emulate: Callable[..., Cluster],
+    fake_environment: Callable[[str], dict[str, str]],
+    tmp_path: Path,
+    script: str,
+    layout: str,
 ) -> None:
-    """All layouts, types and heads of tests/native, from one vendor's host to the other's."""
-    (tmp_path / "pages.py").write_text(pages_scripts.EVERY)
+    """Pieces, and all layouts, types and heads of tests/native, from one vendor's host to the other's."""
+    (tmp_path / "pages.py").write_text(script)
     command = [sys.executable, str(tmp_path / "pages.py")]
     done = emulate(hosts=2, slots=1, rate="none").mpirun(command, env=fake_environment(layout), timeout=120)
     assert done.stdout.count("right") == 2, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import lane_scripts
 import message_scripts
 import pytest
 import torch_scripts
-from channel_jobs import JOBS, USUAL, judge, judge_death
+from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
 
 from ucc_hetero.launch.emulate import Cluster
@@ -23,7 +23,7 @@ from ucc_hetero.launch.emulate import Cluster
 def run(
     emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> Callable[..., Any]:
-    """Run a script with a fake GPU for every rank: ``run(script, layout, hosts, slots)``."""
+    """Run a script with a fake GPU for every rank, in a job of its own: ``run(script, layout, hosts, slots)``."""
 
     def start(
         script: str,
@@ -43,6 +43,18 @@ def run(
         done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
         wrong = done.returncode != 0 or "UCX  ERROR" in done.stdout + done.stderr
         assert not check or not wrong, done.stdout + done.stderr
+        return done
+
+    return start
+
+
+@pytest.fixture
+def on_crew(fake_host_crew: Callable[..., Any]) -> Callable[..., Any]:
+    """The same on ranks that have run other scripts before."""
+
+    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
+        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
+        assert "UCX  ERROR" not in done.output, done.output
         return done
 
     return start
@@ -79,7 +91,10 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {where[0]}" for name, where, _ in CASES])
-def test_on_several_hosts(run: Callable[..., Any], name: str, where: tuple[str, int, int], env: dict[str, str]) -> None:
+def test_on_several_hosts(
+    request: pytest.FixtureRequest, name: str, where: tuple[str, int, int], env: dict[str, str]
+) -> None:
+    run = request.getfixturevalue("run" if name in OF_ITS_OWN else "on_crew")
     out = run(JOBS[name].script, *where, **{**JOBS[name].env, **env}).stdout
     judge(name, where[1] * where[2], out)
 
@@ -89,7 +104,7 @@ def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
     judge_death(recovery, 3, run(job.script, *THREE, **job.env, options=recovery, check=False).stdout)
 
 
-def test_what_stands_in_the_way_is_said(run: Callable[..., Any]) -> None:
+def test_what_stands_in_the_way_is_said(run: Callable[..., Any], on_crew: Callable[..., Any]) -> None:
     """Ranks need not have the same settings: one without wires is enough for all to do without."""
     script = """
 from arrays import Array
@@ -108,10 +123,10 @@ with Communicator() as comm:
     (rings,) = [line for line in summary.splitlines() if line.startswith("rings: ")]
     print("queued" if "queued" in summary else "by hosts", rings)
 """
-    unwanted = run(script, *PAIR, WITHOUT="1")
+    unwanted = on_crew(script, *PAIR, WITHOUT="1")
     assert unwanted.stdout.count("by hosts rings: none (rank 1: UCCH_WIRES=0)") == 2
     assert "UCCH WARN" not in unwanted.stderr
-    small = run(script, *PAIR, WITHOUT="-1", UCCH_WIRE_SLOT="16K")
+    small = on_crew(script, *PAIR, WITHOUT="-1", UCCH_WIRE_SLOT="16K")
     assert small.stdout.count("queued rings: rank") == 2 and "8 x 16 KiB" in small.stdout
     late = run(script, *MIXED, WITHOUT="-1", UCCH_FABRIC="all", **LATE_KERNELS)
     assert late.stdout.count("by hosts rings: none (ranks 0, 1, 2, 3: load kernels at their first launch") == 4
@@ -121,24 +136,24 @@ with Communicator() as comm:
 
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, lane_scripts.MISTAKES, lane_scripts.LATE])
-def test_streams_hand_each_other_messages(run: Callable[..., Any], script: str) -> None:
-    assert run(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
+def test_streams_hand_each_other_messages(on_crew: Callable[..., Any], script: str) -> None:
+    assert on_crew(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
 
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.RANDOM])
-def test_messages_of_several_ranks_a_host(run: Callable[..., Any], script: str) -> None:
+def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: str) -> None:
     where = MIXED
-    assert run(script, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+    assert on_crew(script, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
 
 
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}])
-def test_messages_by_rules_of_mpi(run: Callable[..., Any], env: dict[str, str]) -> None:
-    assert run(message_scripts.RANDOM, *PAIR, **env).stdout.count("right") == 2
+def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
+    assert on_crew(message_scripts.RANDOM, *PAIR, **env).stdout.count("right") == 2
 
 
 @pytest.mark.usefixtures("with_torch")
-def test_messages_of_a_torch_group_repeat_and_change(run: Callable[..., Any]) -> None:
-    assert run(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
+def test_messages_of_a_torch_group_repeat_and_change(on_crew: Callable[..., Any]) -> None:
+    assert on_crew(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
 
 
 @pytest.mark.usefixtures("with_torch")
@@ -173,7 +188,7 @@ with Communicator() as comm:
     assert run(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1").stdout.count("right") == 2
 
 
-def test_tune_measures_wires_and_later_jobs_follow(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_tune_measures_wires_and_later_jobs_follow(on_crew: Callable[..., Any], tmp_path: Path) -> None:
     script = """
 import os
 from arrays import runtime
@@ -202,7 +217,7 @@ with Communicator() as comm:
     assert len(wires.addresses(0)) == before + 2
 print("right")
 """
-    assert run(script, *PAIR, TABLE=str(tmp_path / "table.json")).stdout.count("right") == 2
+    assert on_crew(script, *PAIR, TABLE=str(tmp_path / "table.json")).stdout.count("right") == 2
 
 
 def test_wires_are_rows_of_the_timeline(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -235,30 +250,6 @@ def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, i
     assert ("shared" in out) == (where is MIXED), out
 
 
-def test_random_mistakes(run: Callable[..., Any]) -> None:
+def test_random_mistakes(on_crew: Callable[..., Any]) -> None:
     """Of one rank: those of other hosts say who has refused what, too."""
-    assert "all mistakes told" in run(MISTAKES, *MIXED, UCCH_TIMEOUT="300").stdout
-
-
-IDLE = """
-from arrays import Array
-from ucc_hetero import Communicator
-from ucc_hetero.machine.rdma import RdmaPort
-from ucc_hetero.transport import carriers
-
-carriers.meant = lambda ports, environ: (RdmaPort("mlx5_0:1", "InfiniBand"),)
-for n in (1, 100_000):
-    with Communicator() as comm:
-        x, y = Array(n).set(comm.rank + 1), Array(n)
-        comm.Allreduce(x, y.set(-1))
-        assert (y.peek == sum(range(comm.size + 1))).all()
-        assert "queued" in comm.plan_summary()
-print("right")
-"""
-
-
-def test_idle_rdma_ports_are_told_once(run: Callable[..., Any]) -> None:
-    done = run(IDLE, *PAIR)
-    assert done.stdout.count("right") == 2
-    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "RDMA ports are not used" in line]
-    assert line.count("mlx5_0:1 (InfiniBand)") == 2 and "UCCH_UCX_DIR" in line
+    assert "all mistakes told" in on_crew(MISTAKES, *MIXED, UCCH_TIMEOUT="300").stdout

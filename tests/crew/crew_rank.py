@@ -87,6 +87,8 @@ def run(path: str, case: str, args: list[Any], env: dict[str, str], out: str) ->
     """Run a case; its traceback, or nothing."""
     with written_to(out), environment(env):
         try:
+            if "arrays" in sys.modules:
+                sys.modules["arrays"].read_settings()
             if (folder := str(Path(path).parent)) not in sys.path:
                 sys.path.insert(0, folder)
             module = sys.modules[__name__] if path == __file__ else importlib.import_module(Path(path).stem)
@@ -102,11 +104,12 @@ def main() -> None:
     """Take cases until there are no more."""
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
+    gc.freeze()  # a search for garbage after every case need not go through all that is imported
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(sys.argv[1])
     faulthandler.register(signal.SIGUSR2)
     with talk, talk.makefile("rw") as lines:
-        print(json.dumps({"rank": MPI.COMM_WORLD.rank, "pid": os.getpid()}), file=lines, flush=True)
+        print(json.dumps({"rank": MPI.COMM_WORLD.rank}), file=lines, flush=True)
         for line in lines:
             order = json.loads(line)
             if "end" in order:

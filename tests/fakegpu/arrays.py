@@ -40,6 +40,12 @@ def runtime() -> device.DeviceRuntime:
     return found
 
 
+def read_settings() -> None:
+    """Have the fake library read its settings anew, as a case of a crew has other ones."""
+    for each in device.available():
+        ctypes.CDLL(each.path).fakegpu_settings()
+
+
 def wait_until_held(stream: device.Stream) -> None:
     """Return once the stream has come to a wait for what is not there yet, or is in a queue that has."""
     library = ctypes.CDLL(runtime().path)

@@ -69,6 +69,13 @@ JOBS = {
 }  # fmt: skip
 
 
+#: Those that end with their processes, leave them without memory, or need such as have not made a call: no crew takes
+#: them.
+OF_ITS_OWN = {
+    *("a rank that dies", "calls under way at the end", "no pinned memory is left", "no compiler", "refused in graphs"),
+}
+
+
 def judge(name: str, ranks: int, out: str) -> None:
     """Whether a job has said what it must."""
     job = JOBS[name]

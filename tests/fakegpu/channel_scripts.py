@@ -19,7 +19,9 @@ from ucc_hetero.native.libraries import lib
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}
 
-class Noted(prepare.Prepared):
+class Noted(getattr(prepare.Prepared, "noted", prepare.Prepared)):
+    noted = getattr(prepare.Prepared, "noted", prepare.Prepared)  # and not another script's that ran here before
+
     def __init__(self, bound, kind, program, staged=None):
         if staged is not None or program.execution.name == "QUEUED":
             made.setdefault(bound.call.collective, set()).add(staged is None)

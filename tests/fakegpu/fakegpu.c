@@ -269,6 +269,18 @@ static void run(queue *s, const work *w) {
 static int usable(void) { return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK; }
 
 /* Read the settings of the environment, which count from now. */
+static void read_settings(void) {
+    least_us = setting("FAKEGPU_DELAY_US", 1000);
+    most_ahead = setting("FAKEGPU_AHEAD", 0);
+    lazy = setting("FAKEGPU_LAZY", 0);
+}
+
+/* The same, and how many queues the streams share that are made from now on: of ranks that take case after case. */
+void fakegpu_settings(void) {
+    read_settings();
+    most_queues = setting("FAKEGPU_CONNECTIONS", most_queues);
+}
+
 static int begin(void) {
     const char *fine = getenv("HSA_FORCE_FINE_GRAIN_PCIE");
     int told = HIP ? setting("GPU_MAX_HW_QUEUES", 4) : setting("CUDA_DEVICE_MAX_CONNECTIONS", 8);
@@ -278,9 +290,7 @@ static int begin(void) {
     }
     started = 1;
     choose_boards();
-    least_us = setting("FAKEGPU_DELAY_US", 1000);
-    most_ahead = setting("FAKEGPU_AHEAD", 0);
-    lazy = setting("FAKEGPU_LAZY", 0);
+    read_settings();
     return device_count() ? OK : 100; /* no device */
 }
 
@@ -315,7 +325,8 @@ static const char *error_name(int code) {
 }
 
 /* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how often one was
- * told to wait for memory, whether one is held, and whether the driver is kept from all ---- */
+ * told to wait for memory, whether one is held, whether whoever pins memory stands, and whether the driver is kept from
+ * all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -352,6 +363,10 @@ int fakegpu_held(void *handle) {
     pthread_mutex_unlock(&lock);
     return held;
 }
+
+void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ_CST); }
+
+int fakegpu_pins_waiting(void) { return __atomic_load_n(&pins_waiting, __ATOMIC_SEQ_CST); }
 
 int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
 

@@ -390,43 +390,80 @@ with Communicator() as comm:
 print("right")
 """
 
-#: A receiver whose time is over while the data comes: nothing more is written to its memory, and both sides learn that
-#: no such message can follow; shorter ones, and those of other communicators, go on.
+#: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
+#: its sender is done, and the next message comes.
 ON_ITS_WAY = COMMON
 ON_ITS_WAY += """
 from ucc_hetero.calls import p2p
-from ucc_hetero.errors import CollectiveError, CollectiveTimeout
+from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
-    x, y = Array(12_000_000).set(5), Array(12_000_000).set(-1)  # more than a ring holds
-    short = Array(3)
-    comm.Sendrecv(short.set(r), 1 - r, 0, short, 1 - r, 0)
-    if r == 0:
-        comm._messages.timeout = 1.0
-        send = comm.Isend(x, 1, 1)
-        comm.mpi.recv(source=1)
-        with pytest.raises(CollectiveTimeout):
+    n = 12_000_000  # more than a ring holds
+    x = Array(n)
+    for turn, y in enumerate((Array(n), Array(n), np.empty(n, np.float32))):
+        there = y if turn == 2 else y.peek
+        there[:], x.peek[:] = -1, turn
+        if r == 0:
+            send = comm.Isend(x, 1, 1)
+            comm.mpi.recv(source=1)
             send.Wait()
-    else:
-        comm.Probe(0, 1)
-        comm._messages.timeout = 0.05
-        with pytest.raises(CollectiveTimeout):
-            comm.Recv(y, 0, 1)
-        comm._messages.timeout = 60.0
-        while p2p._held:  # what its stream has been given
-            comm.Iprobe(0, 11)
-        there = y.peek.copy()
-        assert there[-1] == -1
-        comm.mpi.send(None, 0)
-    comm._messages.timeout = 60.0
-    comm.mpi.Barrier()
+        else:
+            comm.Probe(0, 1)
+            comm._messages.timeout, before = 0.05, comm._messages.timeout
+            with pytest.raises(CollectiveTimeout):
+                comm.Recv(y, 0, 1)
+            comm._messages.timeout = before
+            comm.mpi.send(None, 0)
+            while p2p._held:  # what its stream has been given
+                comm.Iprobe(0, 11)
+            assert there[-1] == -1
+            had = there.copy()
+        comm.mpi.Barrier()
+        comm.Send(x.set(10 + turn), 1, 2) if r == 0 else comm.Recv(z := Array(n), 0, 2)
+        assert r == 0 or ((z.peek == 10 + turn).all() and (there == had).all())
+print("right")
+"""
+
+#: While the driver lets wait who would pin memory, as a receiver does that knows only now from whom a long message is,
+#: others go on; and what its device cannot have is told to both, of that message alone.
+PINS = COMMON
+PINS += """
+import ctypes
+import os
+from arrays import runtime
+from ucc_hetero.errors import CollectiveError, DeviceError
+with Communicator() as comm:
+    r, driver = comm.rank, ctypes.CDLL(runtime().path)
+    x, y, status = Array(LONG), Array(LONG).set(-1), MPI.Status()
+    short, host = Array(3).set(r), np.full(LONG, -1, np.float32)
+    comm.Sendrecv(short, 1 - r, 0, Array(3), 1 - r, 0)
     if r == 1:
-        assert (y.peek == there).all()
-    with pytest.raises(CollectiveError, match="make a new communicator"):
-        comm.Send(x, 1, 2) if r == 0 else comm.Recv(y, 0, 2)
-    comm.Sendrecv(short.set(r), 1 - r, 0, short, 1 - r, 0)
-    with Communicator(comm) as other:
-        other.Send(x, 1, 2) if r == 0 else other.Recv(y, 0, 2)
-        assert r == 0 or (y.peek == 5).all()
+        os.environ["FAKEGPU_PINNED_MB"] = "1"
+        with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+            comm.Recv(y, 0, 1)
+        del os.environ["FAKEGPU_PINNED_MB"]
+    else:
+        with pytest.raises(CollectiveError, match="rank 1 could not receive it"):
+            comm.Send(x.set(1), 1, 1)
+    assert (y.peek == -1).all()
+    driver.fakegpu_stand_pins(r)
+    request = comm.Isend(x.set(2), 1, 2) if r == 0 else comm.Irecv(y, MPI.ANY_SOURCE, 2)
+    while r == 1 and not driver.fakegpu_pins_waiting():
+        comm.Iprobe(0, 11)
+    comm.mpi.Barrier()
+    comm.Sendrecv(np.full(3, r), 1 - r, 0, got := np.empty(3, int), 1 - r, 0)
+    assert (got == 1 - r).all() and not request.Test()
+    driver.fakegpu_stand_pins(0)
+    request.Wait(status)
+    assert r == 0 or ((y.peek == 2).all() and status.Get_source() == 0)
+    # Of any length a message needs no more pinned memory than that.
+    os.environ["FAKEGPU_PINNED_MB"] = "150"
+    n = 50_000_000
+    x, y = Array(n).set(r), Array(n)
+    comm.Sendrecv(x, 1 - r, 4, y, 1 - r, 4)
+    assert (y.peek == 1 - r).all()
+    comm.Recv(host, 0, 5) if r == 1 else comm.Send(Array(LONG).set(5), 1, 5)
+    comm.Recv(y, 0, 6) if r == 1 else comm.Send(np.full(n, 6, np.float32), 1, 6)
+    assert r == 0 or ((host == 5).all() and (y.peek == 6).all())
 print("right")
 """

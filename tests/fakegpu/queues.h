@@ -43,9 +43,9 @@ static queue *queue_for_locked(void) {
     static queue *all[4096];
     static int many;
     queue *best = NULL;
-    for (int i = 0; i < many; i++)
-        if (!best || all[i]->users < best->users) best = all[i];
     int room = most_queues > 0 && most_queues < 4096 ? most_queues : 4096;
+    for (int i = 0; i < many && i < room; i++)
+        if (!best || all[i]->users < best->users) best = all[i];
     if ((!best || best->users) && many < room && (all[many] = new_queue())) best = all[many++];
     if (best) best->users++;
     return best;

@@ -91,6 +91,25 @@ print("right", flush=True)
 """
 )
 
+
+def far(script: str) -> str:
+    """A script between processes that take each other for those of another host."""
+    return script.replace(
+        "worker = rma.Worker()\n",
+        """from types import SimpleNamespace
+from ucc_hetero.rma import worker as workers
+workers.host_identity = lambda: SimpleNamespace(memory=r)
+worker = rma.Worker()
+""",
+    )
+
+
+#: The same by wires.
+FAR = far(EVERY).replace(
+    """.startswith("staged" if devices else "direct")""",
+    """.endswith("wires")""",
+)
+
 #: The same where no process can open another's slots.
 APART = EVERY.replace(
     "N = 5_000_000\n",

@@ -36,7 +36,11 @@ pytestmark = [
 
 def cases(script: Path) -> list[str]:
     """Names of a job's cases, in order."""
-    modules = [MPI / f"torch_{each}.py" for each in ("calls", "collectives", "profile")] if script is API else [script]
+    modules = (
+        [MPI / f"torch_{each}.py" for each in ("calls", "collectives", "profile", "short")]
+        if script is API
+        else [script]
+    )
     return [name for each in modules for name in re.findall(r"^@case\ndef (\w+)", each.read_text(), re.M)]
 
 

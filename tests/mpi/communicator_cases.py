@@ -4,14 +4,17 @@ import itertools
 import os
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, Request
+from ucc_hetero.bootstrap.teams import Teams
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -78,6 +81,24 @@ def case_dup_and_groups(comm: Communicator) -> None:
         only.Free()
     else:
         assert created == MPI.COMM_NULL
+
+
+def case_same_ranks_again(comm: Communicator) -> None:
+    """One after the other, in any order of ranks, two at a time, and while a rank is behind in the last one's end."""
+    dice = random.Random(MPI.COMM_WORLD.bcast(random.random()))  # alike on all ranks
+    order, kept = everyone(comm), comm.Dup()
+    for _ in range(12):
+        dice.shuffle(order)
+        made = comm.Split(dice.randrange(2), order.index(comm.rank))
+        other = made.Dup()
+        for each in dice.sample([made, other], 2):
+            check(each, order)
+        first, second = dice.sample([made, other], 2)
+        first.Free()
+        check(second, order)
+        second.Free()
+    check(kept, everyone(comm))
+    kept.Free()
 
 
 def case_cart(comm: Communicator) -> None:
@@ -275,6 +296,19 @@ def case_threads(comm: Communicator) -> None:
     assert not failures
     for parent in parents:
         parent.Free()
+
+
+def case_threads_that_free_late(comm: Communicator) -> None:
+    """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
+    close = Teams.close
+
+    def late(teams: Teams) -> None:
+        time.sleep(random.uniform(0, 0.03))
+        close(teams)
+
+    with mock.patch.object(Teams, "close", late):
+        for _ in range(4):
+            case_threads(comm)
 
 
 def used() -> tuple[float, int]:

@@ -29,10 +29,9 @@ def test_mistakes(crew, what: str, vendors: str) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
-def test_refusals(mpirun, ranks: int, vendors: str) -> None:
+def test_refusals(crew, ranks: int, vendors: str) -> None:
     """A mistake that one rank makes ends the communicator on all, one that all make ends nothing."""
-    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}
-    job = mpirun("tests/mpi/refusal_cases.py", ranks, env=env, timeout=150)
+    job = crew("tests/mpi/refusal_cases.py", ranks, env={"UCCH_TIMEOUT": "300"}, layout=vendors, timeout=150)
     assert "kinds of calls refused" in job.stdout, job.output
 
 

@@ -121,7 +121,7 @@ def test_peers_are_interleaved_and_compared(bench: Run) -> None:
 
 def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
     rest = "-m 8:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
-    families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c", "osu_bibw")
+    families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c -z50", "osu_bibw")
     commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
     commands += [f"osu_{name} {rest} --json {tmp_path}/{name}.json" for name in ("put_latency", "get_bw")]
     result = bench(*commands)
@@ -237,6 +237,11 @@ def test_wrong_data_on_one_rank_fails_the_job(bench: Run, tmp_path: Path) -> Non
     assert (
         "size 16 iteration 0 recvbuf: 1 of 4 elements wrong" in (tmp_path / "log/osu_allreduce.rank1.txt").read_text()
     )
+
+
+def test_wrong_data_is_not_compared(bench: Run) -> None:
+    result = bench("wrong", "compare --no-start-up --peers mpi4py,ucc -m 16:16 -T int32 -r 2", case="broken")
+    assert "error: mpi4py: 1 wrong elements in allreduce of 4 int32" in result.stderr
 
 
 def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:

@@ -46,33 +46,6 @@ def test_training_grows_back(mpirun, ulfm: list[str], tmp_path: Path) -> None:
     assert "identical on all 4 ranks: yes" in job.stdout and "difference from a single process" in job.stdout
 
 
-def test_training_notices_a_wrong_result(crew) -> None:
-    """The example's own check has teeth: a rank that scales its gradients makes it fail."""
-    script = f"""
-        import runpy
-        import sys
-
-        from ucc_hetero import Communicator
-
-        allreduce = Communicator.Allreduce
-
-        def wrong(self, sendbuf, recvbuf, *args, **kwargs):
-            recvbuf *= 1 + 1e-3 * self.rank
-            return allreduce(self, sendbuf, recvbuf, *args, **kwargs)
-
-        Communicator.Allreduce = wrong
-        sys.argv = ["train_digits.py", "--check", "--epochs", "2"]
-        try:
-            runpy.run_path({str(ROOT / "examples" / "train_digits.py")!r}, run_name="__main__")
-        except SystemExit as end:
-            print("status", bool(end.code))
-        finally:
-            Communicator.Allreduce = allreduce
-        """
-    job = crew(script, 4, layout=MIXED)
-    assert job.said("status True") == 4 and "difference from a single process" in job.stdout, job.output
-
-
 def test_own_algorithm(mpirun) -> None:
     job = mpirun("examples/own_algorithm.py", 3, env={"UCCH_EMULATE": "nvidia:2,amd:1"})
     assert "right" in job.stdout and "by_rank_0 (default)" in job.stdout

@@ -211,6 +211,29 @@ print("end", flush=True)
     assert "end" in job.stdout.splitlines() and "rank 1 has left the job or died" in job.stdout
 
 
+def test_a_sender_that_dies_while_its_memory_is_read(mpirun, recovery: list[str]) -> None:
+    """The receiver has all of the message, or is told that the sender has gone."""
+    script = """
+if rank == 1:
+    send = comm.Isend(np.full(8 << 20, 7.0), 0, 5)
+    world.send(os.getpid(), 0)
+    time.sleep(1000)
+victim = world.recv(source=1)
+comm.Probe(1, 5)
+os.kill(victim, signal.SIGKILL)
+into = np.full(8 << 20, -1.0)
+try:
+    comm.Recv(into, 1, 5)
+    assert (into == 7).all()
+except u.PeerError as error:
+    assert "rank 1 has left the job or died" in str(error)
+print("end", flush=True)
+os._exit(0)  # MPI_Finalize would wait for the dead
+"""
+    job = mpirun(HEAD + script, 2, mpi_args=recovery, env={"UCCH_TIMEOUT": "100"}, check=False)
+    assert not recovery or job.said("end") == 1, job.output
+
+
 LEFT_BEHIND = {
     "held": """
 keep = [comm.Irecv(one, left, 4), comm.Isend(np.zeros(1 << 20), right, 5), comm.Recv_init(one, left, 6)]

@@ -1,6 +1,5 @@
 """Resources that calls leave behind, processes that fork, jobs that are killed, threads, signals, and early ends."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def test_nothing_grows(mpirun: Any) -> None:
     assert job.stdout.count("more rounds") == 4 and "grown" not in job.stdout, job.output
 
 
-def test_a_forked_child_is_refused(mpirun: Any) -> None:
+def test_a_forked_child_is_refused(crew: Any) -> None:
     """It used to take part in its parent's calls. The parent goes on."""
     script = """
 x, y = np.ones(10), np.empty(10)
@@ -60,7 +59,7 @@ receive.Wait()
 assert (z == 1).all()
 print("right", flush=True)
 """
-    job = mpirun(HEAD + script, 2)
+    job = crew(HEAD + script, 2)
     assert job.stdout.split() == ["right"] * 2, job.output
 
 
@@ -82,10 +81,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
-def test_threads_with_communicators_of_their_own(mpirun: Any, layout: str) -> None:
+def test_threads_with_communicators_of_their_own(crew: Any, layout: str) -> None:
     """Each makes calls of all forms, in its own order; some make communicators meanwhile."""
     script = """
 import sys
+usual = sys.getswitchinterval()
 sys.setswitchinterval(1e-5)
 comms = [comm.Dup() for _ in range(4)]
 wrong = []
@@ -121,41 +121,81 @@ def work(number, mine):
 threads = [threading.Thread(target=work, args=each) for each in enumerate(comms)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
+sys.setswitchinterval(usual)
 assert not wrong
 print("right", flush=True)
 """
-    job = mpirun(HEAD + script, 2, env={"UCCH_EMULATE": layout, "UCCH_TIMEOUT": "200"}, timeout=100)
+    job = crew(HEAD + script, 2, layout=layout, env={"UCCH_TIMEOUT": "200"}, timeout=100)
     assert job.stdout.split() == ["right"] * 2, job.output
 
 
-WAYS = {
-    "blocking": "comm.Allreduce(x, y)",
-    "started": "comm.Iallreduce(x, y).Wait()",
-    "persistent": "q = comm.Allreduce_init(x, y); q.Start(); q.Wait()",
-    "message": "comm.Recv(y, 1 - rank)",
-    "short": "comm.Allreduce(x[:1], y[:1])",
-}
-
-
-@pytest.mark.parametrize(("number", "way"), [*((signal.SIGINT, way) for way in WAYS), (signal.SIGTERM, "blocking")])
-def test_a_signal_in_a_call(mpirun: Any, way: str, number: int) -> None:
-    """Handlers run within the call, what they raise comes out of it, and the job ends with that of the rank."""
-    script = f"""
+#: Raises what a signal's handler has raised out of a call on rank 0, in which the others do not take part.
+SIGNALLED = """
 def handler(*_):
     raise InterruptedError("asked to end")
-signal.signal({int(number)}, handler)
+
+def made():
+    "A communicator whose calls have been made before, which is another way for short ones."
+    own = u.Communicator(comm)
+    for n in (1000, 1):
+        own.Allreduce(x[:n], y[:n])
+    return own
+
+def waits(call, number):
+    own, before = made(), signal.signal(number, handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()  # most likely in the call
+    try:
+        call(own)
+        raise SystemExit("the call has ended")
+    finally:
+        signal.signal(number, before)
+
+def persistent(comm):
+    request = comm.Allreduce_init(x, y)
+    request.Start()
+    request.Wait()
+
 x, y = np.ones(1000), np.empty(1000)
-comm.Allreduce(x, y); comm.Allreduce(x[:1], y[:1])
+WAYS = {
+    "blocking": lambda comm: comm.Allreduce(x, y),
+    "started": lambda comm: comm.Iallreduce(x, y).Wait(),
+    "persistent": persistent,
+    "message": lambda comm: comm.Recv(y, 1),
+    "short": lambda comm: comm.Allreduce(x[:1], y[:1]),
+}
+"""
+
+
+def test_a_signal_in_a_call(crew: Any) -> None:
+    """Handlers run within the call, and what they raise comes out of it."""
+    script = """
+for name, call in WAYS.items():
+    if rank == 0:
+        try:
+            waits(call, signal.SIGINT)
+        except InterruptedError as error:
+            print(name, error, flush=True)
+    else:
+        kept = made()  # has not left it
+    comm.mpi.Barrier()
+"""
+    job = crew(HEAD + SIGNALLED + script, 2, timeout=60)
+    ways = ("blocking", "started", "persistent", "message", "short")
+    assert job.stdout.splitlines() == [f"{way} asked to end" for way in ways], job.output
+
+
+def test_a_signal_in_a_call_ends_the_job(mpirun: Any) -> None:
+    script = """
 if rank == 0:
-    threading.Timer(0.3, os.kill, (os.getpid(), {int(number)})).start()  # most likely in the call
-    {WAYS[way]}
+    waits(WAYS["blocking"], signal.SIGTERM)
+kept = made()
 time.sleep(1000)
 """
-    job = mpirun(HEAD + script, 2, check=False, timeout=60)
+    job = mpirun(HEAD + SIGNALLED + script, 2, check=False, timeout=60)
     assert job.returncode == 1 and "InterruptedError: asked to end" in job.stderr, job.output
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "comm.Iallreduce(x, y)"])
+@pytest.mark.parametrize("end", ["sys.exit(0)", "comm.Iallreduce(x, y)"])
 def test_the_interpreter_ends_with_calls_under_way(mpirun: Any, end: str) -> None:
     """Requests that nobody waits for, in another thread, too."""
     script = f"""

@@ -18,7 +18,7 @@ def cases(*scripts: str) -> list[str]:
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
 def test_every_method(crew, n: int, emulate: str) -> None:
-    names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py")
+    names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py", "torch_short.py")
     if emulate:  # once is enough of what has torch load its compiler, which takes seconds of every rank
         names = [name for name in names if name not in ("compiled", "functional")]
     job = crew(HERE / "torch_api.py", n, args=names, layout=emulate, timeout=160)
@@ -61,6 +61,8 @@ UNCHANGED = """
     t = torch.ones(3)
     dist.all_reduce(t)
     assert t.tolist() == [2.0] * 3 and dist.group.WORLD.name() == "ucch"
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    assert model._get_ddp_logging_data()["backend_name"] == dist.get_backend()
     dist.destroy_process_group()
     dist.init_process_group({name!r})  # and once more
     dist.barrier()

@@ -127,18 +127,6 @@ def test_a_misspelt_replacement(tmp_path: Path) -> None:
     assert "went on" not in job.stdout
 
 
-def test_torchrun(tmp_path: Path) -> None:
-    """The others hear of it, whether torchrun ends them first or not."""
-    script = tmp_path / "job.py"
-    script.write_text(SCRIPT.format(how="sys.exit(3)", wait="dist.all_reduce(t)"))
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert job.returncode == 1, job.stderr
-    assert "exitcode  : 3" in job.stderr or "rank 1 has left the job or died" in job.stderr
-
-
 CALLS = """
 import pytest
 import torch

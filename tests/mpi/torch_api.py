@@ -3,6 +3,7 @@
 import torch_calls  # noqa: F401
 import torch_collectives  # noqa: F401
 import torch_profile  # noqa: F401
+import torch_short  # noqa: F401
 from torch_cases import main
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crews import of_case_and_job
 
 from ucc_hetero.device import DeviceRuntime, registry, runtime_of
 
@@ -44,18 +45,13 @@ def fakes(mpirun: Callable[..., Any], fake_environment: Callable[[str], dict[str
     return run
 
 
-#: Variables that are read for every communicator; libraries and devices read the others once.
-OF_A_CASE = ("UCCH_CHANNELS", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE_FILE")
-
-
 @pytest.fixture
 def fake_crew(crew: Callable[..., Any], fake_environment: Callable[[str], dict[str, str]]) -> Callable[..., Any]:
     """As `fakes`, for scripts that end well, on ranks that stay for the next one."""
 
     def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
         ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
-        case = {name: value for name, value in env.items() if name in OF_A_CASE}
-        job = fake_environment(layout) | {name: value for name, value in env.items() if name not in OF_A_CASE}
-        return crew(script, ranks, env=case, job=job, timeout=timeout)
+        case, job = of_case_and_job(env)
+        return crew(script, ranks, env=case, job=fake_environment(layout) | job, timeout=timeout)
 
     return run

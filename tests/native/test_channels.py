@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from channel_jobs import JOBS, USUAL, judge, judge_death
+from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, OWN_QUEUES
 
 pytestmark = pytest.mark.mpi
@@ -53,11 +53,12 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
 
 
 @pytest.fixture
-def run(fakes: Callable[..., Any]) -> Callable[..., Any]:
+def run(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> Callable[..., Any]:
     """Run a job of channel scripts."""
 
     def start(name: str, layout: str, **more: Any) -> Any:
-        return fakes(JOBS[name].script, layout, timeout=90, **{**USUAL, **JOBS[name].env, **more})
+        on = fakes if name in OF_ITS_OWN else fake_crew
+        return on(JOBS[name].script, layout, timeout=90, **{**USUAL, **JOBS[name].env, **more})
 
     return start
 

@@ -20,12 +20,20 @@ def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], 
     assert job.said("right") == job.ranks
 
 
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1,amd:1"])
+def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: str) -> None:
+    job = fakes(rma_scripts.FAR, layout)
+    assert job.said("right") == job.ranks
+
+
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
 
 
+@pytest.mark.parametrize("by_wires", [False, True])
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "host:3"])
-def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str) -> None:
-    done = fakes(rma_scripts.DEATH, layout, mpi={"check": False, "mpi_args": ("--continuous",)})
+def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
+    script = rma_scripts.far(rma_scripts.DEATH) if by_wires else rma_scripts.DEATH
+    done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})
     assert done.said("right") == 2, done.output

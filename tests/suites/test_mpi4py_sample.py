@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mpi4py_suite
-from mpi4py_refusals import Refusal, Result, judge, refusals
+from mpi4py_refusals import judge, refusals
 from mpi4py_source import SourceMissing
 
 SAMPLE = (
@@ -28,22 +28,3 @@ def test_sample() -> None:
     verdict = judge(layout, results, listed)
     assert not verdict.wrong, "\n".join(verdict.wrong)
     assert verdict.counts["passed"] > 25, verdict.counts
-
-
-def test_what_is_wrong_is_said() -> None:
-    listed = [Refusal(("a.*",), "never", "no way"), Refusal(("c",), "waits", hangs=True)]
-    results = {
-        "a.refused": Result("failed", "there is no way"), "a.other": Result("failed", "crashed"),
-        "a.passes": Result("passed", ""), "b.fails": Result("failed", "wrong"), "b.skips": Result("skipped", ""),
-        "c": Result("passed", ""),
-    }  # fmt: skip
-    verdict = judge("2", results, listed)
-    assert verdict.counts == {"refused": 1, "failed": 2, "passed": 2, "skipped": 1}
-    assert verdict.used == {listed[0]}
-    said = [text.partition(":")[2].strip() for text in verdict.wrong]
-    assert said == [
-        "a.other fails though by other words than those listed: crashed",
-        "a.passes passes and is listed as refused: never",
-        "b.fails fails: wrong",
-    ]
-    assert not judge("2", {"a.x": Result("passed", "")}, [Refusal(("a.*",), "", layouts=("3*",))]).wrong

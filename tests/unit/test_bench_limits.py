@@ -2,14 +2,14 @@
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.interleave import interleaved, together
+from ucc_hetero.bench.interleave import measure
 from ucc_hetero.bench.links import Links, _between, _cut, _inside, _rings
 from ucc_hetero.bench.option_table import Options
 from ucc_hetero.bench.options import parse
@@ -128,42 +128,56 @@ def test_noise_is_said() -> None:
     assert said.count("\n") == 1
 
 
-def test_rounds_become_one_row() -> None:
-    rows = [Row(8, 10.0, 8.0, 12.0, 5, 1), Row(8, 40.0, 30.0, 50.0, 5, 2)]
-    assert together(rows, rates=False) == Row(8, 25.0, 8.0, 50.0, 10, 3)
-    # Equal bytes at 10 and at 40 per second.
-    assert together(rows, rates=True).value == pytest.approx(16.0)
-    times = [Overlap(*(float(v) for v in range(k, k + 9))) for k in (0, 2)]
-    both = together([replace(row, overlap=t) for row, t in zip(rows, times, strict=True)], rates=False)
-    assert both.overlap == Overlap(*(float(v) for v in range(1, 10)))
+class FakeWorld:
+    def barrier(self) -> None: ...
+
+    def total(self, value: int) -> int:
+        return value
 
 
 @dataclass
 class FakeSession:
     bench: Any
     options: Options
-    peers: dict[str, None]
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    peers: dict[str, float]
+    asked: list[tuple[float, int, int]] = field(default_factory=list)
+    world: FakeWorld = field(default_factory=FakeWorld)
 
 
-@pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3)])
+class FakeSeries:
+    """Calls of a peer whose every sample is the same, and of which two elements are wrong."""
+
+    def __init__(self, session: FakeSession, peer: float, dtype: Any, size: int) -> None:
+        self.session, self.peer, self.size, self.wrong = session, peer, size, 2
+
+    def run(self, iterations: int, warmup: int) -> Any:
+        self.session.asked.append((self.peer, iterations, warmup))
+        return np.full(iterations, self.peer)
+
+    def row(self, samples: Any) -> Row:
+        return Row(self.size, float(samples.mean()), iterations=samples.size)
+
+    def free(self) -> None:
+        self.peer = float("nan")
+
+
+@pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3), ("osu_iallreduce", 3.0)])
 def test_peers_take_turns(name: str, faster: float) -> None:
     bench = BENCHES[name]
-    options = parse(bench, ["--peer", "mpi4py", "-i", "7", "--rounds", "3"])
-    session = FakeSession(bench, options, {"ours": None, "mpi4py": None})
-
-    def measure(session: FakeSession, dtype: Any, size: int) -> Row:
-        who, count = session.options.backend, session.options.iterations
-        assert count is not None
-        session.asked.append((who, count))
-        return Row(size, 6.0 if who == "mpi4py" else 2.0, iterations=count)
-
-    row = interleaved(measure)(session, np.dtype("int8"), 8)  # type: ignore[arg-type]
-    assert [who for who, _ in session.asked] == ["ours", "mpi4py", "mpi4py", "ours", "ours", "mpi4py"]
-    assert sum(count for who, count in session.asked if who == "ours") == 7
-    assert (row.value, row.iterations, session.options) == (2.0, 7, options)
+    options = parse(bench, ["--peer", "mpi4py", "-i", "7", "-x", "5", "--rounds", "3", "-c"])
+    session: Any = FakeSession(bench, options, {"ours": 2.0, "mpi4py": 6.0})
+    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    assert session.asked == [(2.0, 3, 5), (6.0, 3, 5), (6.0, 2, 1), (2.0, 2, 1), (2.0, 2, 1), (6.0, 2, 1)]
+    assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)
     value, interval = row.ratios["mpi4py"]
     assert (value, interval.value) == (6.0, pytest.approx(faster))
+
+
+def test_one_peer_has_one_round() -> None:
+    options = parse(BENCHES["osu_bw"], ["-i", "7", "-x", "0", "--rounds", "3"])
+    session: Any = FakeSession(BENCHES["osu_bw"], options, {"ours": 2.0})
+    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    assert session.asked == [(2.0, 7, 0)] and (row.value, row.wrong, row.ratios) == (2.0, 0, {})
 
 
 def test_result_files_have_limits() -> None:

@@ -75,7 +75,7 @@ REFUSALS = {
     ],
     "osu_latency": [
         ("-D cont", "derived"), ("D H", "-d cuda"), ("D", "H or D, twice"),
-        ("--format nccl", "only blocking collectives"), ("--peer mpi4py -z", "leave one out"),
+        ("--format nccl", "only blocking collectives"),
     ],
     "osu_gather": [("-k 3", "fixed:RANK or rotate")],
     "osu_barrier": [("-c", "-c is not one of")],

@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import agreement, group
+from ucc_hetero.bootstrap import agreement, numbers
 from ucc_hetero.bootstrap.agreement import (
     apply_settings,
     bridge_settings,
@@ -22,7 +23,7 @@ from ucc_hetero.bootstrap.agreement import (
     steering,
 )
 from ucc_hetero.bootstrap.process import Job, Process
-from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.bootstrap.teams import MOST_SPARE, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
@@ -142,8 +143,8 @@ NONE = bytes(512)
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator exists yet."""
-    monkeypatch.setattr(group, "_ids", bytearray(512))
-    monkeypatch.setattr(group, "_last", [-1])
+    monkeypatch.setattr(numbers, "_ids", bytearray(512))
+    monkeypatch.setattr(numbers, "_last", [-1])
 
 
 def taken(*numbers: int) -> bytes:
@@ -154,14 +155,14 @@ def taken(*numbers: int) -> bytes:
 
 
 def test_numbers_of_communicators() -> None:
-    assert [group._claim([(group._last[0], bytes(group._ids))]) for _ in range(20)] == list(range(20))
+    assert [numbers.claim([numbers.taken()]) for _ in range(20)] == list(range(20))
     # Messages of its last communicator may still be on their way.
-    assert group._claim([(7, taken(3))]) == 8
+    assert numbers.claim([(7, taken(3))]) == 8
     # The last one anywhere counts, and so does what is taken anywhere.
-    assert group._claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
-    assert group._claim([(4095, taken(0, 1))]) == 2
+    assert numbers.claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
+    assert numbers.claim([(4095, taken(0, 1))]) == 2
     with pytest.raises(UCCHError, match="4096 communicators"):
-        group._claim([(5, b"\xff" * 512)])
+        numbers.claim([(5, b"\xff" * 512)])
 
 
 def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
@@ -222,8 +223,8 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
     ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2)
     job: Any = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
     Job._context(job, "ANY", ranks, 1.0)
-    numbers = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
-    assert 2 * 8 * len(group._ids) <= numbers < 1 << 15
+    most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
+    assert 2 * 8 * len(numbers._ids) <= most < 1 << 15
 
     def none_left(*_: object) -> None:
         raise LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")
@@ -231,8 +232,62 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
     full: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=SimpleNamespace(team=none_left))
     found = Teams(full, [10, 11], 1, 1, 5.0)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
-    with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {numbers} numbers .*: Free"):
+    with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {most} numbers .*: Free"):
         found.get((0, 1), "bridge")
+
+
+class Closing:
+    """A team that notes when it is destroyed."""
+
+    def __init__(self, closed: list[Any], what: object) -> None:
+        self.close = lambda timeout: closed.append(what)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """A job of four ranks, and the teams of it that were destroyed."""
+    closed: list[Any] = []
+    monkeypatch.setattr(Teams, "_create", lambda self, ranks, link: Closing(closed, (self.tag, ranks, link)))
+    job: Any = SimpleNamespace(facts=[FACTS] * 4, spare={})
+    job.drop_spare = partial(Job.drop_spare, job)
+    return job, closed
+
+
+def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
+    job, closed = left
+    first = Teams(job, [2, 0, 1], 0, 1, 5.0, b"one")
+    team = first.get((0, 1, 2), "native")
+    first.close()
+    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [b"two"]), ([0, 1, 2], [b"one"]), ([2, 0], [b"one"])):
+        other = Teams(job, members, 0, 2, 5.0, b"other", spare)
+        assert not other.reused and other.get((0, 1), "native") is not team
+    again = Teams(job, [2, 0, 1], 0, 3, 5.0, b"three", [b"two", b"one"])
+    assert again.reused and again.get((0, 1, 2), "native") is team and not closed
+    assert not Teams(job, [2, 0, 1], 0, 4, 5.0, b"four", [b"one"]).reused, "somebody else has them"
+    again.close()
+    assert Teams(job, [2, 0, 1], 0, 5, 5.0, b"five", [b"one"]).get((0, 1, 2), "native") is team
+
+
+def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
+    job, closed = left
+    for number in range(MOST_SPARE + 2):
+        made = Teams(job, [0, 1], 0, number, 5.0, bytes([number]))
+        made.get((0, 1), "native")
+        made.get((0, 1), "bridge")
+        made.close()
+    assert not closed, "that takes a turn"
+    job.drop_spare(5.0, MOST_SPARE)
+    assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
+
+
+def test_teams_on_devices_are_destroyed(left: tuple[Any, list[Any]]) -> None:
+    """They hold memory of the device."""
+    job, closed = left
+    job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
+    made = Teams(job, [0, 1], 0, 7, 5.0, b"one")
+    made.get((0, 1), "native")
+    made.close()
+    assert closed == [(7, (0, 1), "native")] and not job.spare
 
 
 def test_nobody_begins_where_a_rank_has_no_memory(

@@ -61,14 +61,3 @@ def test_verdicts(
     assert lanes.run([lanes.make_lane("tiny", tmp_path)]) == status
     output = capfd.readouterr().out
     assert all(text in output for text in said), output
-
-
-def test_a_command_that_fails_is_not_repeated(lanes: ModuleType, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(lanes.CHECKS, "check", ["sh", "-c", f"echo run >>{tmp_path}/runs; exit 1"])
-    assert lanes.run([lanes.make_lane("check", tmp_path)]) == 1
-    assert (tmp_path / "runs").read_text() == "run\n"
-
-
-def test_an_unknown_lane(lanes: ModuleType, capsys) -> None:
-    assert lanes.main(["unit", "nothing"]) == 2
-    assert "nothing" in capsys.readouterr().err

@@ -8,8 +8,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
     path for folder in ("ucc_hetero", "benchmarks", "mpi_launch", "examples") for path in (ROOT / folder).rglob("*.py")
@@ -66,19 +64,3 @@ def test_no_address_of_a_temporary() -> None:
             if UNOWNED not in what or name not in MAY_READ_ADDRESSES:
                 found.append(f"{name}:{line}: {what}")
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(("code", "wrong"), [
-    ("ffi.memmove(to, ffi.cast('void *', pack(original).ptr), n)", 1),
-    ("at = np.ascontiguousarray(a).ctypes.data", 1),
-    ("at = (a + b).data_ptr()", 1),
-    ("at = a[::2].ctypes.data", 1),
-    ("at = ffi.cast('uintptr_t', ffi.new('int[]', 4))", 1),
-    ("at = addressof(c_char.from_buffer(b))", 1),
-    ("raw = (c_char * n).from_address(at)", 1),
-    ("at = buffer.ptr + array.ctypes.data + tensor.data_ptr()", 0),
-    ("at = ffi.cast('void *', packed.ptr)", 0),
-    ("at = ffi.cast('void *', 5)", 0),
-])  # fmt: skip
-def test_the_rule_sees(code: str, wrong: int) -> None:
-    assert len(list(addresses_of_temporaries(ast.parse(code)))) == wrong

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch_notes import Cuda, Remote, finished
 
+from ucc_hetero.calls.dispatch import Short
 from ucc_hetero.calls.request import Request
 from ucc_hetero.errors import CollectiveError
 from ucc_hetero.torch import collectives, dispatch
@@ -24,23 +25,20 @@ class Leaving:
     streams = 1
 
     def __init__(self) -> None:
-        self.run, self.known, self.started, self.left = self, set(), [], []
+        self.run, self.known, self.started, self.left = self, {}, [], []
         self.fails: Exception | None = None
 
-    def knows(self, key: Any) -> bool:
-        return key in self.known
+    def remember(self, key: Any, call: Any, *, mean: bool) -> None:
+        self.known[key] = Short(key, None, mean)  # type: ignore[arg-type]
 
-    def remember(self, key: Any, call: Any) -> None:
-        self.known.add(key)
-
-    def remake(self, key: Any, both: Any, seconds: float, stream: int | None, keep: Any) -> bool:
+    def remake(self, short: Short, both: Any, seconds: float, stream: int | None, keep: Any) -> bool:
         if self.fails:
             raise self.fails
-        self.left.append((key, *both, stream))
+        self.left.append((short.kind, *both, stream))
         return True
 
-    def relaunch(self, key: Any, both: Any, seconds: float, stream: int) -> Request | None:
-        self.remake(key, both, seconds, stream, ())
+    def relaunch(self, short: Short, both: Any, seconds: float, stream: int) -> Request | None:
+        self.remake(short, both, seconds, stream, ())
         request = finished()
         request.in_stream = True
         return request

@@ -9,7 +9,9 @@ import pytest
 
 from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.transport import wires
+from ucc_hetero.transport.rings import SLOT, usual_slot
 
 DEVICES = {name for row in VENDORS.values() for name in row.transports}
 
@@ -41,6 +43,14 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
 def test_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
     monkeypatch.setenv("UCCH_WIRES", str(asked))
     assert wires.wanted(2) == asked
+
+
+@pytest.mark.parametrize("number", range(1, 17))
+def test_all_wires_carry_as_much_of_a_slot(number: int) -> None:
+    slot = usual_slot(number)
+    ranges = [min(lib.UCCH_WIRE_RANGE, slot - at) for at in range(0, slot, lib.UCCH_WIRE_RANGE)]
+    assert len({sum(ranges[wire::number]) for wire in range(number)}) == 1
+    assert usual_slot(0) == SLOT <= slot <= 16 << 20
 
 
 SCRIPT = """

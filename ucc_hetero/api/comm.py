@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from .. import env, log
 from ..bootstrap import exit
+from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
@@ -101,19 +102,20 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
         refuse_foreign_launcher(MPI.COMM_WORLD)
-        self._join(Timely(parent, env.get("TIMEOUT"), "the making of a communicator").Dup())
+        with met(Timely(parent, env.get("TIMEOUT"), "the making of a communicator")) as meeting:
+            self._join(meeting.mpi.apart(parent.Dup), meeting)
 
     @classmethod
-    def _adopt(cls, mpi: Any) -> Communicator:
-        """A communicator that owns ``mpi``, without a duplicate of it."""
+    def _adopt(cls, mpi: Any, meeting: Meeting | None = None) -> Communicator:
+        """A communicator that owns ``mpi``, without a duplicate of it; ``meeting``: of the ranks that have made it."""
         comm = cls.__new__(cls)
-        comm._join(mpi)
+        comm._join(mpi, meeting)
         return comm
 
-    def _join(self, mpi: Any) -> None:
+    def _join(self, mpi: Any, meeting: Meeting | None = None) -> None:
         self._mpi = mpi
         try:
-            self._run = Runner(self._mpi)
+            self._run = Runner(self._mpi, meeting)
         except UCCHError:
             raise
         except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, TypeVar
 
+from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely, timely
 from ..calls.dispatch import Runner
 
@@ -24,13 +25,19 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any, meeting: Meeting | None = None) -> _Self:
         """A communicator of this class over MPI's."""
 
-    def _made(self: _Self, mpi: Any) -> _Self | Any:
+    def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
+        """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        return mpi if mpi == MPI.COMM_NULL else self._adopt(mpi)
+        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        if not isinstance(mpi, Timely):
+            return made if (made := make()) == MPI.COMM_NULL else self._adopt(made)
+        with met(mpi) as meeting:
+            made = mpi.apart(make)
+            return made if made == MPI.COMM_NULL else self._adopt(made, meeting)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
         """The result of MPI's collective of this name, which is made once all ranks have come to it."""
@@ -49,7 +56,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._adopt(self._together("Dup") if info is None else self._together("Dup", info))
+        return self._made("Dup", *(() if info is None else (info,)))
 
     Clone = Dup
 
@@ -62,7 +69,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        return self._adopt(self._together("Dup_with_info", info))
+        return self._made("Dup_with_info", info)
 
     def Split(self: _Self, color: int = 0, key: int = 0) -> _Self | Any:
         """A communicator of the ranks that give the same color.
@@ -77,7 +84,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._made(self._together("Split", color, key))
+        return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
         """A communicator of the ranks that share something.
@@ -94,7 +101,7 @@ class GroupMethods(ABC):
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         more = () if info is None else (info,)
-        return self._made(self._together("Split_type", split_type, key, *more))
+        return self._made("Split_type", split_type, key, *more)
 
     def Create(self: _Self, group: Any) -> _Self | Any:
         """A communicator of the ranks of a group; all ranks of this communicator call it.
@@ -108,7 +115,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._made(self._together("Create", group))
+        return self._made("Create", group)
 
     def Create_group(self: _Self, group: Any, tag: int = 0) -> _Self | Any:
         """A communicator of the ranks of a group; only these call it.
@@ -124,7 +131,7 @@ class GroupMethods(ABC):
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         mpi, make = timely(self._mpi, self._run.timeout, "Create_group"), partial(self._mpi.Create_group, group, tag)
-        return self._made(mpi.apart(make) if isinstance(mpi, Timely) else make())
+        return self._adopt(mpi.apart(make) if isinstance(mpi, Timely) else make())
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.
@@ -141,7 +148,7 @@ class GroupMethods(ABC):
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         more = () if periods is None else (periods,)
-        return self._made(self._together("Create_cart", dims, *more, reorder=reorder))
+        return self._made("Create_cart", dims, *more, reorder=reorder)
 
     def Create_graph(self: _Self, index: Any, edges: Any, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks as nodes of a graph that every rank gives whole.
@@ -157,7 +164,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._made(self._together("Create_graph", index, edges, reorder))
+        return self._made("Create_graph", index, edges, reorder)
 
     def Create_dist_graph(self: _Self, sources: Any, degrees: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
         """A communicator of the ranks as nodes of a graph, of which every rank may give any edges.
@@ -174,7 +181,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._adopt(self._together("Create_dist_graph", sources, degrees, destinations, *args, **more))
+        return self._made("Create_dist_graph", sources, degrees, destinations, *args, **more)
 
     def Create_dist_graph_adjacent(self: _Self, sources: Any, destinations: Any, *args: Any, **more: Any) -> _Self:
         """A communicator of the ranks as nodes of a graph, each of which gives its own edges.
@@ -190,7 +197,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._adopt(self._together("Create_dist_graph_adjacent", sources, destinations, *args, **more))
+        return self._made("Create_dist_graph_adjacent", sources, destinations, *args, **more)
 
     def Sub(self: _Self, remain_dims: Any) -> _Self | Any:
         """A communicator of the part of a grid (:meth:`Create_cart`) that this rank is in.
@@ -204,7 +211,7 @@ class GroupMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
-        return self._made(self._together("Sub", remain_dims))
+        return self._made("Sub", remain_dims)
 
     @classmethod
     def Compare(cls, comm1: Any, comm2: Any) -> int:

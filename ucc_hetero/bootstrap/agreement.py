@@ -70,9 +70,7 @@ LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UC
 def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
     """The settings of this process that steer algorithm choice, sorted."""
     source = os.environ if environ is None else environ
-    return tuple(
-        sorted((k, v) for k, v in source.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
-    )
+    return tuple(sorted((k, source[k]) for k in source if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL)))
 
 
 def bridge_settings(ucc: str) -> dict[str, str]:

@@ -22,6 +22,9 @@ _FT = "OMPI_MCA_mpi_ft_enable"
 #: Exceptions of MPI's calls (``MPI.Exception``) and of the store's where a process has failed.
 EXCHANGE_ERRORS = (RuntimeError, OSError)
 
+#: Seconds that a call in another thread has the processor for itself, where all ranks come to it at once.
+_ALONE_S = 2e-3
+
 #: Seconds without news of a death after which there are taken to be no more.
 _SETTLED_S = 0.05
 
@@ -141,6 +144,6 @@ def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
     if not _may_call_elsewhere():
         return call()
     aside = Aside(call)
-    if not progress_until(aside.ended, seconds):
+    if not aside.ended(_ALONE_S) and not progress_until(aside.ended, seconds):
         raise CollectiveTimeout(f"{what}: not every living rank came within {seconds:g} s")
     return aside.result()

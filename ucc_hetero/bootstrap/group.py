@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -10,32 +9,27 @@ from functools import cache, partial
 from typing import Any
 
 from .. import env, log
-from .._version import __version__
 from ..bindings import quarantine
 from ..device import bind
-from ..errors import AgreementError, CollectiveError, PeerError, UCCHError
-from ..machine import nics
-from ..machine.discover import host_identity
-from ..machine.facts import Facts, unpacked
+from ..errors import CollectiveError, PeerError, UCCHError
 from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
-from ..planner.rules import NO_TABLE, Table, read_table
 from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
-from ..transport import rings, wires
+from ..transport import rings
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
 from ..types import Transport
-from . import agreement, faults, process
+from . import faults, numbers, process
 from .links import Links
 from .liveness import Board, ended, meet
-from .teams import Teams
-from .timely import limit, timely
-from .turns import turn
+from .meeting import Known, Meeting, met
+from .teams import MOST_SPARE, Teams
+from .timely import limit, places_in, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -44,36 +38,39 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``meeting``: of ranks that have
+    made ``mpi`` of some of them, and are in it. Raises :class:`AgreementError`
     on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float) -> None:
+    def __init__(self, mpi: Any, timeout: float, meeting: Meeting | None = None) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
-        numbers: list[tuple[int, bytes]] = []
-
-        def together(ready: bool) -> bool:
-            """Exchange everything; several threads may be here with communicators of their own."""
-            self.facts, numbers[:], everyone_ready = self._exchange(ready)
-            return everyone_ready
-
         try:
-            with turn(together):
-                agreement.judge(self.facts)
-                #: Number of the communicator, part of every message tag.
-                self.id = _claim(numbers)
-                self._try(timeout)
+            if known := meeting and meeting.known(places_in(meeting.mpi, mpi)):
+                self._try(known, timeout)
+            else:
+                with met(self.mpi, anew=True) as meeting:
+                    known = meeting.known(range(self.size))
+                    assert known is not None, "all have told each other everything"
+                    self._try(known, timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
 
-    def _try(self, timeout: float) -> None:
+    def _try(self, known: Known, timeout: float) -> None:
+        self.facts = known.facts
+        #: The ranks' numbers in the whole job.
+        self.places = [each.place for each in known.words]
+        self.place, _ = process.here(self.mpi)
+        self.runtime = bind(self.place)
+        #: Number of the communicator, part of every message tag.
+        self.id = numbers.claim(each.taken for each in known.words)
         try:
-            self._create(timeout)
+            self._create(known, timeout)
         except BaseException:
             self.part()
             quarantine.keep(self)  # the libraries go on with what they have of it
@@ -84,7 +81,7 @@ class Membership:
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _create(self, timeout: float) -> None:
+    def _create(self, known: Known, timeout: float) -> None:
         mpi = self.mpi
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
@@ -94,7 +91,7 @@ class Membership:
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
-        self.job = process.job_of(mpi, self.facts, self._jobs, self.runtime, self._table)
+        self.job = process.job_of(mpi, self.facts, [each.offer for each in known.words], self.runtime, known.table)
         members = [self.job.index[f.process] for f in self.facts]
         islands = [self.job.topology.island_of[member] for member in members]
         levels = levels_of([f.group for f in self.facts])
@@ -105,10 +102,11 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), self._table.text, path, plain=plain)
+        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.board = Board(mpi, [f.host.memory for f in self.facts])
+        self.discard()  # before an exchange: whoever is behind it may send
+        self.board = Board(mpi, [f.host.memory for f in self.facts], [each.page for each in known.words])
         self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
         several = max(self.board.hosts) > 0
@@ -124,65 +122,20 @@ class Membership:
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
-        self.teams = Teams(self.job, members, self.rank, self.id, limit(mpi, timeout))
-        self.discard()
-        self.teams.look = faults.watch(mpi)
-        self._first_teams()
-        self.teams.look = None
+        self.teams = Teams(
+            self.job, members, self.rank, self.id, limit(mpi, timeout), known.words[0].name, known.spare()
+        )
+        self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
+        self.teams.look, self.teams.together = faults.watch(mpi), True
+        if several or not (self.teams.reused and self.topology.flat):  # else all ranks have all of them
+            self._first_teams()
+        self.teams.look, self.teams.together = None, False
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
         if hasattr(self.mpi, "watch"):
             self._unwatch()
             self._unwatch = self.mpi.watch(look)
-
-    def _exchange(self, ready: bool) -> tuple[list[Facts], list[tuple[int, bytes]], bool]:
-        """Everyone's facts, (last communicator number, numbers in use), and whether all are ready.
-
-        A rank that cannot take part says why to all.
-        """
-        from mpi4py import MPI
-
-        self._divide_ports()
-        world = getattr(self.mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
-        failure: Exception | None = None
-        try:
-            place = process.place_here(world.Get_rank(), world.Get_size())
-            self.place, self.runtime = place, bind(place)  # first: UCX and UCC look for a device when they begin
-            table = read_table(env.get("TUNE_FILE")) if self.rank == 0 else NO_TABLE
-            mine: Any = (
-                process.process().facts(place, __version__).packed(),
-                (_last[0], bytes(_ids)),
-                ready,
-                table,
-                process.offer(),
-                world.Get_rank(),
-            )
-            log.set_rank(world.Get_rank(), place.vendor)
-        except (UCCHError, ValueError) as error:
-            failure, mine = error, f"{type(error).__name__}: {error}"
-        everyone = self.mpi.allgather(mine)
-        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
-        if failure is not None and len(bad) == self.size:
-            raise failure  # all the same: no need of a list
-        if bad:
-            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
-            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
-        #: Of measured choices, as rank 0 found it.
-        self._table: Table = everyone[0][3]
-        self._jobs: list[tuple[str, ...]] = [e[4] for e in everyone]
-        #: The ranks' numbers in the whole job.
-        self.places: list[int] = [e[5] for e in everyone]
-        return [unpacked(e[0]) for e in everyone], [e[1] for e in everyone], all(e[2] for e in everyone)
-
-    def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
-        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
-        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
-        nodes, offers, turns = zip(*everyone, strict=True)
-        name = nics.assign(nodes, offers)[self.rank] if all(turns) else ""
-        nics.use(name, nics.rails(nodes, offers))
-        wires.spread(nics.shared(nodes, offers, self.rank) if not name else ())
 
     def _first_teams(self) -> None:
         """Make the teams that usual calls need and try them; all ranks learn whether all of them work.
@@ -258,7 +211,8 @@ class Membership:
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
         here = self.job.process
-        users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51
+        # Offers are thrown away as what they are: their senders are told.
+        users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
         with suppress(PeerError):  # it has died, and waits for nobody
             while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
                 self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
@@ -285,7 +239,7 @@ class Membership:
 
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
-        _ids[self.id >> 3] &= ~(1 << (self.id & 7))
+        numbers.release(self.id)
 
 
 @cache
@@ -294,27 +248,3 @@ def _say_of_messages() -> None:
         "UCCH_STAGING=direct is about messages alone: collectives of several vendors' devices are queued in streams, "
         "or go by way of the host (docs/gpu.md)"
     )
-
-
-#: Communicator numbers in use by this process, a bit each, and the last one taken; part of every message tag.
-_ids = bytearray(512)
-_last = [-1]
-
-
-def _claim(numbers: list[tuple[int, bytes]]) -> int:
-    """A number that is free on every rank; the one that has been free for longest, as far as possible.
-
-    Messages that nobody received may still be on their way when their communicator is freed: its number rests.
-    """
-    taken = 0
-    for _, ids in numbers:
-        taken |= int.from_bytes(ids, "little")
-    count = 8 * len(_ids)
-    first = 1 + max(last for last, _ in numbers)
-    for number in range(first, first + count):
-        number %= count
-        if not taken >> number & 1:
-            _ids[number >> 3] |= 1 << (number & 7)
-            _last[0] = number
-            return number
-    raise UCCHError(f"{count} communicators exist already; Free those that are no longer used")

@@ -6,11 +6,13 @@ reports a mismatched call; with the board a waiting rank finds both within milli
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
@@ -23,37 +25,53 @@ _SALTS = 1021
 _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
-class Board:
-    """One communicator's board. Collective to create over ``comm`` (mpi4py); ``groups`` says who shares memory."""
+class Page(NamedTuple):
+    """A page for a board, as its process offers it to the others of its host; ``file`` is negative for none."""
 
-    def __init__(self, comm: Any, groups: list[object]) -> None:
+    pid: int
+    file: int
+
+
+@contextmanager
+def offered(size: int) -> Iterator[Page]:
+    """The page that this process offers a communicator of ``size`` ranks, until all of them have mapped one."""
+    file = _anonymous(int(lib.ucch_board_bytes(size))) if size > 1 else -1
+    try:
+        yield Page(os.getpid(), file)
+    finally:
+        if file >= 0:
+            os.close(file)
+
+
+class Board:
+    """One communicator's board. Collective to create over ``comm`` (mpi4py); ``groups`` says who shares memory.
+
+    ``pages``: what each rank offers; the ranks of a host take that of their first one.
+    """
+
+    def __init__(self, comm: Any, groups: list[object], pages: Sequence[Page]) -> None:
         rank = comm.Get_rank()
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
         self._pointer: Any = ffi.NULL
         #: Whether the ranks of this host see each other here.
         self.shared = False
-        first = self.ranks[0]
-        size = int(lib.ucch_board_bytes(len(self.ranks)))
-        file = _anonymous(size) if rank == first and len(self.ranks) > 1 else -1
-        # Everyone takes part in both exchanges, also ranks that are alone on their host.
-        pid, at = comm.allgather((os.getpid(), file))[first]
-        if at >= 0:
-            self._pointer = _mapped(f"/proc/{pid}/fd/{at}".encode(), size)
-        mapped = comm.allgather(self._pointer != ffi.NULL)
-        if file >= 0:
-            os.close(file)
+        page = pages[self.ranks[0]]
+        if page.file >= 0 and len(self.ranks) > 1:
+            size = int(lib.ucch_board_bytes(len(self.ranks)))
+            self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
+        mapped = comm.allgather(self._pointer != ffi.NULL)  # also ranks that are alone on their host
         # One rank without the page would look as if it never arrived: then nobody of this host uses it.
         apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
-        pages: dict[object, int] = {}
+        hosts: dict[object, int] = {}
         #: The host of each rank, from 0 on: those who share a page are on one.
         self.hosts = [
-            pages.setdefault((group, r if group in apart else -1), len(pages)) for r, group in enumerate(groups)
+            hosts.setdefault((group, r if group in apart else -1), len(hosts)) for r, group in enumerate(groups)
         ]
         if not all(mapped[r] for r in self.ranks):
             self._pointer = ffi.NULL
         self.shared = self._pointer != ffi.NULL
-        far = len(pages) > 1
+        far = len(hosts) > 1
         if far and not self.shared:  # what it calls is compared all the same
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)
@@ -106,15 +124,18 @@ class Board:
 
     def elsewhere(self, rank: int) -> str:
         """A call of another communicator in which a rank is known to be, and this one is not; empty for none."""
-        name = self.processes[rank] if self.processes else ""
-        for other in sorted(_boards, key=lambda board: board.id):
+        name, found = self.processes[rank] if self.processes else "", []
+        for other in list(_boards):
             if other is self or not other.native or name not in other.processes:
                 continue
             seq, label, waits = other._under_way(other.processes.index(name))
             if seq >= other.next:
-                since = f" since {waits:.3g} s" if waits >= 0 else ""
-                return f"rank {rank} is in call {seq} of communicator {other.id} ({label}){since}"
-        return ""
+                found.append((math.inf if waits < 0 else waits, other.id, seq, label))
+        if not found:
+            return ""
+        waits, number, seq, label = min(found)  # the latest: one that failed may lie there for long
+        since = f" since {waits:.3g} s" if waits < math.inf else ""
+        return f"rank {rank} is in call {seq} of communicator {number} ({label}){since}"
 
     def _under_way(self, rank: int) -> tuple[int, str, float]:
         """The last call of a rank of this host, or the one in which another host's waits for long; 0 where that is not

@@ -37,8 +37,8 @@ SPIN_ROUNDS = 400
 
 
 #: Numbers of teams that libucc has for a process, in words of 64; it has 32 words of its own accord, and knows 15 bits.
-#: Four teams for each of the communicators that this package has numbers for.
-TEAM_IDS = str(4 * 4096 // 64)
+#: Four teams for each of the communicators that this package has numbers for, and for those that have left theirs.
+TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
 class Process:
@@ -55,7 +55,9 @@ class Process:
         with env.meanwhile(ucx_transports.tcp_connections()):
             self.ucx = ucx.Context()
             self.worker = self.ucx.worker()
-        self._transports = self.ucx.transports()
+        #: What UCX has found when it began, which it goes by from then on.
+        self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
+        self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
         self.endpoints: dict[str, ucx.Endpoint] = {}
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
@@ -74,9 +76,9 @@ class Process:
             package=version,
             ucc=self.libraries.ucc_version,
             ucx=self.libraries.ucx_version,
-            memory_types=tuple(self.ucx.memory_types()),
-            transports=tuple(sorted(self._transports)),
-            idle_ports=carriers.idle_ports(self._transports),
+            memory_types=self._memory_types,
+            transports=self._transports,
+            idle_ports=self._idle_ports,
             settings=agreement.steering(),
             byteorder=agreement.BYTEORDER,
             host=self.host,
@@ -150,6 +152,8 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
+        #: Teams of communicators that are gone, for new ones of the same ranks (:class:`.teams.Teams`), by their names.
+        self.spare: dict[bytes, tuple[tuple[int, ...], dict[Any, ucc.Team]]] = {}
         nodes: dict[tuple[str, ...], int] = {}
         hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
         self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
@@ -228,8 +232,17 @@ class Job:
         theirs = (self.facts[self.index[f.process]] for f in everyone if f.process in self.index)
         return [f.fabric for f in theirs] == [f.fabric for f in everyone]
 
+    def drop_spare(self, seconds: float, most: int = 0) -> None:
+        """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
+        while len(self.spare) > most:
+            oldest, *_ = tuple(self.spare)  # other threads add to it
+            _, teams = self.spare.pop(oldest)
+            while teams:
+                teams.popitem()[1].close(seconds)
+
     def close(self) -> None:
         """Destroy the contexts; collective among the ranks."""
+        self.drop_spare(limit(self.comm, env.get("TIMEOUT")))
         for context in (self.bridge, self.native):
             if context is not None:
                 context.close()
@@ -274,9 +287,22 @@ def place_here(world_rank: int, world_size: int) -> Place:
     return _place
 
 
+def here(mpi: Any) -> tuple[Place, int]:
+    """Where this rank of ``mpi`` is, as :func:`place_here`, and its number in the whole job."""
+    from mpi4py import MPI
+
+    world = getattr(mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
+    return place_here(world.Get_rank(), world.Get_size()), world.Get_rank()
+
+
 def offer() -> tuple[str, ...]:
     """Names of the jobs that new communicators may use, as far as this process knows, behind that of the next one."""
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if not job.spoilt)
+
+
+def spare() -> tuple[bytes, ...]:
+    """Names of teams that communicators have left, each for another one of the same ranks."""
+    return tuple(name for job in _jobs for name in tuple(job.spare))
 
 
 def job_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,23 +24,40 @@ from .turns import alone, turn
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
 _GRACE = 2.0
 
+#: Communicators whose teams a job keeps for new ones.
+MOST_SPARE = 8
+
 
 class Teams:
-    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r."""
+    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r.
 
-    def __init__(self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float) -> None:
+    Making one takes longer than all else that a communicator needs. A communicator of host memory leaves its teams to
+    the next one of the same ranks: ``spare`` are the names of such teams that all ranks have, ``name`` is that of new
+    ones. Those on devices hold memory of the vendor's library, and go.
+    """
+
+    def __init__(
+        self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float, name: bytes = b"",
+        spare: Iterable[bytes] = (),
+    ) -> None:  # fmt: skip
         self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
+        found = sorted(each for each in spare if job.spare.get(each, ((), {}))[0] == self.members)
+        #: Whether they were another communicator's before, on every rank.
+        self.reused = bool(found)
+        self._name = found[0] if found else name
         #: Of the messages by which ranks come together.
         self.tag = number
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
+        #: Whether all ranks hold their turn at creating: they need not ask each other before each team.
+        self.together = False
         #: When it was seen that this call was refused, while a team is made; 0 for never.
         self._refused = 0.0
         hosts = [job.facts[place].host.memory for place in self.members]
         #: Whether ranks are on hosts of their own, so that no arrival board shows all of them.
         self.far = len(set(hosts)) > 1
         self._hosts = hosts
-        self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = {}
+        self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = job.spare.pop(self._name)[1] if found else {}
         #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
 
@@ -84,7 +102,8 @@ class Teams:
             places = [job.island_index[p] for p in places]
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
-        with turn(partial(self._all_ready, [self.members[r] for r in ranks])), own_device():
+        ready = partial(self._all_ready, [self.members[r] for r in ranks])
+        with nullcontext() if self.together else turn(ready), own_device():
             team: ucc.Team | None = None
             try:
                 team = context.team(places, self.timeout, self._look_inside)
@@ -179,8 +198,11 @@ class Teams:
         return len(self._teams)
 
     def close(self) -> None:
-        """Destroy the teams, newest first; collective among the members of each."""
-        with alone():
+        """Leave the teams to the next communicator, or destroy them, newest first; collective among their members."""
+        if self._teams and not any(self.job.facts[member].device_memory for member in self.members):
+            # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
+            self.job.spare[self._name], self._teams = (self.members, self._teams), {}
+        with alone() if self._teams else nullcontext():
             while self._teams:
                 _, team = self._teams.popitem()
                 team.close(self.timeout)

@@ -9,6 +9,7 @@ import math
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from ..bindings import quarantine
@@ -18,13 +19,16 @@ from . import faults
 
 _T = TypeVar("_T")
 
+#: Seconds in which a rank that waits looks without a pause: the others most often come within them.
+_SPIN_S = 2e-4
+
 #: Bytes of a rank's object, behind those of its length, that travel in one exchange.
 _SHORT, _LENGTH = 384, 4
 
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
-#: Seconds in which they answer.
-_ROLL_S = 2.0
+#: Seconds in which they answer, and between their looks for questions.
+_ROLL_S, _ANSWER_S = 2.0, 1e-2
 
 
 def _largest_tag() -> int:
@@ -102,14 +106,8 @@ class Timely:
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
-
-        def done() -> bool:
-            ended = bool(self.named(request.Test))
-            if not ended:
-                self._answer()
-            return ended
-
-        if not progress_until(done, self._seconds, longest=1e-4):
+        done = partial(self.named, request.Test)
+        if not progress_until(done, self._seconds, self._answer, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S):
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
@@ -167,6 +165,16 @@ class Timely:
 def timely(mpi: Any, seconds: float, what: str) -> Any:
     """An exchange that ends: MPI's as `Timely`, any other as it is."""
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
+
+
+def places_in(mpi: Any, part: Any) -> list[int]:
+    """The ranks that those of ``part`` have in ``mpi``, which it was made of."""
+    ours, theirs = mpi.Get_group(), part.Get_group()
+    try:
+        return list(type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours))
+    finally:
+        ours.Free()
+        theirs.Free()
 
 
 def limit(mpi: Any, seconds: float) -> float:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import env
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.group import Membership
+from ..bootstrap.meeting import Meeting
 from ..device import report, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
@@ -22,22 +23,35 @@ from .failure import ANEW, failure_of, not_started, refused
 from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
 from .prepare import Preparation, Prepared
-from .program_cache import Kind, Kinds, ProgramCache, pointer
+from .program_cache import Kind, Kinds, ProgramCache
 from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
-from .stream_launch import Captured, Launches
+from .stream_launch import Captured, Launched, Launches
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
+_launch = lib.ucch_program_launch
+_NULL = ffi.NULL
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
 
-class Runner:
-    """Everything that the collectives of one communicator need. Collective to create."""
+class Short(NamedTuple):
+    """The programs of calls that differ in addresses alone, and the one of them that is left to streams, if any.
 
-    def __init__(self, mpi: Any) -> None:
+    ``mean``: their sum is divided by whoever makes the call.
+    """
+
+    kind: Kind
+    program: Program | None
+    mean: bool
+
+
+class Runner:
+    """Everything that the collectives of one communicator need. Collective to create; ``meeting`` as `Membership`."""
+
+    def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
         from mpi4py import MPI
 
         timeout = env.get("TIMEOUT")
@@ -49,7 +63,7 @@ class Runner:
         if self._repeater is not None:
             self.blocking = self._repeater.call
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
@@ -65,8 +79,8 @@ class Runner:
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
-        #: Kinds of calls by keys of whoever makes them, and the program of one that is left to streams.
-        self._known: Kinds[Hashable, tuple[Kind, Program | None]] = Kinds()
+        #: Short ways of calls, by keys of whoever makes them.
+        self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every) if every and self.size > 1 else None
@@ -150,7 +164,11 @@ class Runner:
         if program is None:
             return False  # all are in use
         try:
-            state = _run(program.handle, pointer(outof), pointer(into), self.timeout, SLICE)
+            if type(outof) is int:
+                outof = _cast("void *", outof)
+            if type(into) is int:
+                into = _cast("void *", into)
+            state = _run(program.handle, outof, into, self._timeout, SLICE)
         except BaseException:
             self._interrupted(program, keep, kind.label)
             raise
@@ -306,46 +324,48 @@ class Runner:
             prepared.give_back()
         return Captured()
 
-    def remember(self, key: Hashable, call: CallSpec) -> None:
-        """Let calls be made by ``key``: those that differ in addresses alone from one that was launched, or made on
-        host memory."""
+    def remember(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
+        """Let calls that differ from this one in addresses alone be made by ``key``, as :class:`Short` says.
+
+        This one was launched, or made on host memory.
+        """
         if self._verification is not None:
             return  # nobody would see the data
         kind = self._cache.look(*call)[1]
-        if kind is None or kind.exchange is not None or key in self._known or (program := kind.take()) is None:
+        if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
             return
         launched = program.execution >= _LAUNCHED
-        self._known.keep(key, (kind, program if launched else None))
+        self.known.keep(key, Short(kind, program if launched else None, mean))
         if not launched:
             kind.give_back(program)
 
-    def knows(self, key: Hashable) -> bool:
-        """Whether calls can be made by this key."""
-        return key in self._known
+    def remake(self, short: Short, outof: int, into: int, stream: int | None, keep: tuple[Any, ...]) -> bool:
+        """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
-    def remake(self, key: Hashable, outof: int, into: int, stream: int | None, keep: tuple[Any, ...]) -> bool:
-        """Make a call for which nobody wants a request: run to its end, or launched into a stream, which orders it, and
-        the next call tells of its failure. False where it has to be made in the general way; one at a time of a key."""
-        held = self._known.get(key)
-        if held is None or self.broken:
+        The next call tells of its failure. False where it has to be made in the general way; one at a time of a kind.
+        """
+        kind, program, _ = short
+        if self.broken:
             return False
-        kind, program = held
         if stream is None:
             return self._repeat(kind, outof, into, keep)
         if program is None:
             return False
-        if _leave(program.handle, outof, into, self.timeout, stream):
+        if _leave(program.handle, outof, into, self._timeout, stream):
             return True
-        self.launches.refuse(program, kind.label, self.timeout)
+        self.launches.refuse(program, kind.label, self._timeout)
         return False
 
-    def relaunch(self, key: Hashable, outof: int, into: int, stream: int) -> Request | None:
-        """As :meth:`remake` with a stream, of a call whose request is wanted; None where it has to be made in the
-        general way."""
-        kind, program = self._known.get(key, (None, None))
-        if kind is None or program is None or self.broken:
+    def relaunch(self, short: Short, outof: int, into: int, stream: int) -> Request | None:
+        """As :meth:`remake` with a stream, and with a request; None where the general way has to make the call."""
+        kind, program, _ = short
+        if program is None or self.broken:
             return None
-        return self.launches.launch(program, kind.label, outof, into, self.timeout, stream, self)
+        op = _launch(program.handle, outof, into, self._timeout, stream)
+        if op != _NULL:
+            return Launched(op, (self.launches, program, kind.label, self._timeout), self)
+        self.launches.refuse(program, kind.label, self._timeout)
+        return None
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
         """The request of a program that was left to a stream; None where that cannot be, or not yet."""
@@ -502,7 +522,7 @@ class Runner:
 
     def _forget(self) -> None:
         self._cache.clear()
-        self._known.clear()
+        self.known.clear()
         if self._repeater is not None:
             self._repeater.clear()
 

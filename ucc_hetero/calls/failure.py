@@ -99,9 +99,8 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
     if status == lib.UCCH_FAIL_PEER:
         if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-            first, odd = board.parted(seq)
+            first, odd, called = _unlike(board, peer, seq)
             if first:
-                called = board.label(odd, first) or "something else"
                 return MismatchError(
                     f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
                 )
@@ -142,6 +141,20 @@ _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
 #: has refused it or died goes beside the data, in turns of a tenth of a second (net/circle.c). The call has failed, and
 #: nothing is under way that could end by then: no more is waited than it takes to name the right rank.
 _WHY_S = 1.0
+
+
+def _unlike(board: Board, peer: int, seq: int) -> tuple[int, int, str]:
+    """The first call up to ``seq`` that ranks made differently, who did, and what it called; call 0 for none.
+
+    ``peer`` has left. If a call has failed there it may have been by what a rank of another host called: this rank
+    hears of that a moment later.
+    """
+    first, odd = board.parted(seq)
+    if first:
+        return first, odd, board.label(odd, first) or "something else"
+    if board.given_up(peer) and max(board.hosts) > 0:
+        progress_until(lambda: bool(board.difference(seq)[0] or refused(board, seq)) or board.dead() != -1, _WHY_S)
+    return board.difference(seq)
 
 
 def _gone(board: Board, peer: int, rank: int) -> str:

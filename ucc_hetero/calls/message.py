@@ -42,6 +42,7 @@ class Transfer:
         "op",
         "original",
         "peer",
+        "pinned",
         "stream",
         "sync",
         "tag",
@@ -57,7 +58,10 @@ class Transfer:
         tag: int,
         bounce: Bounce | None = None,
         stream: int | None = None,
+        *,
+        pinned: bool = True,
     ) -> None:
+        """``pinned``: so is the memory in which it is received, if it goes by ``bounce``."""
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
@@ -66,6 +70,7 @@ class Transfer:
         self.bounce = bounce
         #: It starts when this stream gets there.
         self.stream = stream
+        self.pinned = pinned
         self.buffer = self._staged()
         #: How it is begun, of that buffer, once it was.
         self.ways: Ways | None = None
@@ -78,10 +83,10 @@ class Transfer:
     def _staged(self) -> Buffer:
         if self.bounce is None:
             return pack(self.original)
-        pinned = self.bounce.memory_for(self.original)
+        staged = self.bounce.memory_for(self.original, pinned=self.pinned)
         if self.what != "receive":
-            self.bounce.down(self.original, pinned, self.stream)
-        return pinned
+            self.bounce.down(self.original, staged, self.stream)
+        return staged
 
     @property
     def nbytes(self) -> int:

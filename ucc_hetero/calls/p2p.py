@@ -308,7 +308,9 @@ class Messages:
         if at is not None and self.by_lane(source):
             return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
-        transfer = Transfer("receive", target, source, tag, bounce, at)
+        # What is long comes by a lane into its place, unless it is from memory of the sender's host, which is rare.
+        pinned = self.lanes == ffi.NULL or target.nbytes <= _LEAST or source == self.rank
+        transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
         self._in_place(transfer)
         transfer.by_stream = taken and bounce is not None and source >= 0 and self.lanes == ffi.NULL
         return transfer
@@ -403,10 +405,8 @@ class Messages:
         if receives:
             self.reach(transfer.peer)
         place = transfer.original if transfer.bounce is not None else transfer.buffer
-        by_host = place.vendor == "host"
-        status, transfer.lanes = 0, self.lanes
-        if place.nbytes > _LEAST and transfer.peer >= 0 and not by_host:
-            status = lib.ucch_lanes_ready(self.lanes, transfer.peer, receives)
+        by_host, transfer.lanes = place.vendor == "host", self.lanes
+        status = 0 if receives else lib.ucch_lanes_ready(self.lanes, transfer.peer)
         pointer = ffi.cast("void *", place.ptr)
         if status or lib.ucch_message_lanes(transfer.handle, self.lanes, pointer, place.nbytes, by_host):
             raise self._not_begun(transfer)
@@ -598,7 +598,9 @@ class Messages:
             return CollectiveError(f"{where}: no memory left on this host")
         if error.status == lib.UCCH_FAIL_LOST:
             return CollectiveError(f"{where}: {LOST}")
-        if error.status == lib.UCCH_FAIL_DEVICE:
+        if error.status == lib.UCCH_FAIL_REFUSED:
+            return CollectiveError(f"{where}: rank {transfer.peer} could not receive it, and its own error says why")
+        if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
             source, tag, nbytes = transfer.envelope()

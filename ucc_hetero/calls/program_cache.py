@@ -124,8 +124,10 @@ class ProgramCache:
         """Let the next call of this signature use the programs of this one, if only addresses change between them."""
         if key is None or not prepared.repeatable:
             return
-        # Not what begins at a displacement, lies elsewhere, or has no place.
-        if prepared.send != pointer(outof) or prepared.recv != pointer(into):
+        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
+        # use for.
+        places = (prepared.send, pointer(outof)), (prepared.recv, pointer(into))
+        if any(used and used != seen for used, seen in places):
             return
         kind, asked = prepared.kind, prepared.exchange
         if prepared.counted:

@@ -30,7 +30,7 @@ from ..planner.rules import Layout, Measured, PairRule, Rule, Wires, save_fabric
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
 from ..transport.paths import MessagePaths
-from ..transport.rings import SLOT
+from ..transport.rings import SLOT, usual_slot
 from ..transport.wires import wanted
 from ..types import Transport
 from .finding import Finding, improvements
@@ -358,12 +358,13 @@ def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) 
     with env.meanwhile({"UCCH_WIRES": "auto"}):
         told = comm.mpi.allgather((wanted(here), len(host_cores()) // here // 2))
     usual, most = (min(each) for each in zip(*told, strict=True))
-    default = Wires(usual, SLOT)
+    default = Wires(usual, usual_slot(usual))
     numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})
-    times = {Wires(number, SLOT): _measure_wire(comm, Wires(number, SLOT), nbytes) for number in numbers}
+    each = [Wires(number, usual_slot(number)) for number in numbers]
+    times = {wires: _measure_wire(comm, wires, nbytes) for wires in each}
     best = Finding.of("wires", nbytes, default, times).best
     more = [Wires(best.number, slot) for slot in _SLOTS if slot != SLOT]
-    found = Finding.of("wires", nbytes, default, times | {each: _measure_wire(comm, each, nbytes) for each in more})
+    found = Finding.of("wires", nbytes, default, times | {wires: _measure_wire(comm, wires, nbytes) for wires in more})
     tell(found.line("wires", lambda wires: f"{wires.number} of {wires.slot >> 10}K"))
     return found
 

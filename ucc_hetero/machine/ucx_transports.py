@@ -42,7 +42,7 @@ def without_devices(users: str, *, shared: bool = False) -> str:
 
     Args:
         users: the user's value, empty if there is none.
-        shared: whether transports that reach memory of this host alone stay.
+        shared: keep transports that reach memory of this host alone.
     """
     groups = _SHARED_GROUPS | {row.memory for row in VENDORS.values()}
     found = without(users, of_devices() if shared else of_devices() | SHARED_MEMORY)

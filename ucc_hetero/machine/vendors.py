@@ -619,7 +619,7 @@ def apply(
     root: Path = ROOT,
     late: Callable[[str], Container[str]] = lambda vendor: (),
 ) -> None:
-    """Set what this host's devices need and nobody has set; for a rank that was started without the launcher.
+    """Set what this host's devices need and is not set; for a rank that was started without the launcher.
 
     ``late``: what a vendor's runtime reads then (``load``, ``start``) is left alone, as it would say what is not so.
     """
@@ -635,7 +635,7 @@ _prepared: set[str] = set()
 
 
 def prepare(vendor: str, environ: dict[str, str] | os._Environ[str], late: Container[str] = ()) -> None:
-    """Set what the vendor's own libraries read, whether devices of it are found or not."""
+    """Set what the vendor's own libraries read, with devices of it or without."""
     for setting in settings(vendor, devices(), environ=environ):
         if setting.read and setting.read not in late and setting.name not in environ:
             environ[setting.name] = setting.value

@@ -94,8 +94,12 @@ class Endpoint:
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
             return {"put": "direct: libucp writes", "get": "direct: libucp reads", "peer": where}
-        shared = lib.ucch_peer_shares(self.native)
-        staged = f"staged: through pinned memory {'that both processes see' if shared else 'of both sides'}"
+        wires = lib.ucch_peer_wires(self.native)
+        staged = "staged: through pinned memory of both sides, by libucp"
+        if lib.ucch_peer_shares(self.native):
+            staged = "staged: through pinned memory that both processes see"
+        elif wires:
+            staged = f"staged: through pinned memory of both sides, by {wires} wires"
         return {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
 
     def open(self, descriptor: bytes, timeout: float = 30.0) -> Target:

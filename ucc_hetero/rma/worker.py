@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import struct
+import sys
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -16,10 +19,12 @@ from ..buffers import as_buffer
 from ..device import Place, bind, pointer_vendor
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
+from ..machine import launchers
 from ..machine.discover import host_identity
 from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
+from ..transport import wires
 from .endpoint import Endpoint
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
@@ -171,6 +176,7 @@ class Worker(Handle):
         #: Until they are closed: peers write to their memory.
         self.regions: set[Region] = set()
         self._counters = 0
+        self._wires = -1
         self._free: list[int] = []
         #: Native sides of waits for counters.
         self.waits: WeakSet[Any] = WeakSet()
@@ -199,8 +205,26 @@ class Worker(Handle):
             return known
         if known is not None:
             known.close()
-        self._peers[found.uid] = endpoint = Endpoint(self, found, near=found.host == self._host)
+        near = found.host == self._host
+        if not near:
+            self._offer_wires()
+        self._peers[found.uid] = endpoint = Endpoint(self, found, near)
         return endpoint
+
+    def _offer_wires(self) -> None:
+        """Let peers of other hosts reach network threads of this process's, which are made at need."""
+        if self._wires >= 0:
+            return
+        here = launchers.number("LOCAL_WORLD_SIZE", os.environ, 1)
+        packed: list[bytes] = []
+        for pair in wires.addresses(wires.wanted(here), here):
+            packed.append(b"".join(struct.pack("=I", len(one)) + one for one in pair))
+        while sum(map(len, packed)) > lib.UCCH_RMA_REACH:
+            packed.pop()
+        self._wires = len(packed)
+        addresses = b"".join(packed)
+        if lib.ucch_rma_reach(self.native, self._wires, addresses, len(addresses)):
+            raise MemoryError("no memory for the addresses of network threads")
 
     def forget(self, peer: Endpoint, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
@@ -274,6 +298,13 @@ class Worker(Handle):
         native, self._native, self._worker = self._native, None, None
         lib.ucch_rma_free(native)
         self.context.close()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End network threads before libucp is unloaded; in a process of MPI's bootstrap.exit does, after its last call."""
+    if "mpi4py.MPI" not in sys.modules:
+        wires.stop()
 
 
 def connect_all(worker: Worker, comm: Any) -> list[Endpoint]:

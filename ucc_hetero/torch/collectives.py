@@ -10,10 +10,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 
 from ..calls.arguments import CallSpec
-from ..types import OPS
 from .devices import started
 from .dispatch import Dispatch
-from .layout import Finish, apart, back, gathered, room, rooms, source, units
+from .layout import Finish, apart, back, gathered, overlap, room, rooms, source, units
 from .reduction import Reduction, reduction_of
 from .sparse import allreduce_sparse
 from .uncompiled import uncompiled
@@ -23,7 +22,6 @@ from .work import Work
 _Shares: TypeAlias = tuple[Any, list[int]]
 _M = TypeVar("_M", bound=Callable[..., Any])
 
-_AVG = OPS["AVG"]
 _SUM = torch.distributed.ReduceOp.RedOpType.SUM
 
 
@@ -90,44 +88,51 @@ class Collectives(Dispatch):
 
     # --- all ranks alike ----------------------------------------------------------------------------------------------
 
-    @_refusing
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, in place."""
+        if type(tensors) is list and len(tensors) == 1:
+            tensor = tensors[0]
+            key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
+            if (work := self.again(key, None, tensor, opts)) is not None:
+                return work
+        return self._allreduce_one(tensors, opts)
+
+    @_refusing
+    def _allreduce_one(self, tensors: Any, opts: Any) -> Work:
         tensor = _one(tensors, "allreduce")
         how = _reduction(opts)
         if tensor.is_sparse:
             return allreduce_sparse(self, tensor, how)
-        return self._allreduce(tensor, how, opts)
-
-    def _allreduce(self, tensor: Any, how: Reduction, opts: Any) -> Work:
         count = tensor.numel()
         if not count:
             return self.done([tensor])
-        key = None if how.factor is not None else ("allreduce", how.op.name, tensor.dtype, count, tensor.device)
-        if key and (work := self.again(key, None, tensor, opts, mean=how.op is _AVG)) is not None:
-            return work
-        operand = how.operand(tensor)
-        call = CallSpec("allreduce", None, operand, how.op)
-        return self.post(call, opts, [tensor], back(operand, tensor), key=key if operand is tensor else None)
+        operand, key = how.operand(tensor), None
+        if operand is tensor:  # of a sum of products with a factor it is not
+            key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, count, tensor.device
+        return self.post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor), key=key)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
-        how = _reduction(opts)
-        return self.together(
-            (self._allreduce(tensor, how, opts) for tensor in tensors), "allreduce_coalesced_", tensors
-        )
+        calls = (self.allreduce([tensor], opts) for tensor in tensors)
+        return self.together(calls, "allreduce_coalesced_", tensors)
 
-    @_refusing
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
+        root = self._root(opts, root)
+        if type(tensors) is list and len(tensors) == 1:
+            tensor = tensors[0]
+            key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
+            if (work := self.again(key, None, tensor, opts)) is not None:
+                return work
+        return self._broadcast_one(tensors, opts, root)
+
+    @_refusing
+    def _broadcast_one(self, tensors: Any, opts: Any, root: int) -> Work:
         tensor = _one(tensors, "broadcast")
         count = tensor.numel()
         if not count:
             return self.done([tensor])
-        root = self._root(opts, root)
         key = "broadcast", root, tensor.dtype, count, tensor.device
-        if (work := self.again(key, None, tensor, opts)) is not None:
-            return work
         target, finish = (source(tensor), None) if self.rank() == root else room(tensor)
         call = CallSpec("bcast", None, target, None, root)
         return self.post(call, opts, [tensor], finish, key=key if target is tensor else None)
@@ -157,21 +162,28 @@ class Collectives(Dispatch):
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
-    @_refusing
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Collect every rank's tensor, one after the other, in one tensor."""
+        count, inside = input.numel(), self._inside(input, output)
+        key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
+        if (work := self.again(key, None if inside else input, output, opts)) is not None:
+            return work
+        return self._gather_one(output, input, opts, key)
+
+    def _inside(self, input: Any, output: Any) -> bool:
+        """Whether an input is this rank's part of the output."""
+        at = self._place[0] * input.numel() * input.element_size()
+        return bool(input.data_ptr() == output.data_ptr() + at)
+
+    @_refusing
+    def _gather_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather on rank {self.rank()}: output has {output.numel()} elements of {output.dtype}; "
                 f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
             )
-        count = input.numel()
-        if not count:
+        if not input.numel():
             return self.done([output])
-        inside = input.data_ptr() == output.data_ptr() + self.rank() * count * input.element_size()
-        key = "all_gather", inside, input.dtype, count, output.device
-        if (work := self.again(key, None if inside else input, output, opts)) is not None:
-            return work
         target, finish = room(output)
         return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
 
@@ -186,7 +198,7 @@ class Collectives(Dispatch):
         key: Hashable = None,
     ) -> Work:
         send = sent = source(tensor)
-        if send.data_ptr() == flat.data_ptr() + self.rank() * send.numel() * send.element_size():
+        if self._inside(send, flat):
             send = None
         own = sent is tensor and flat is outputs[0]
         call = CallSpec("allgather", send, flat)
@@ -257,22 +269,24 @@ class Collectives(Dispatch):
             send = gathered(inputs)
         return self.post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
-    @_refusing
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
+        what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
+        key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
+        if (work := self.again(key, input, output, opts)) is not None:
+            return work
+        return self._reduce_scatter_one(output, input, opts, key)
+
+    @_refusing
+    def _reduce_scatter_one(self, output: Any, input: Any, opts: Any, key: Hashable) -> Work:
         if input.numel() != output.numel() * self.size() or input.dtype != output.dtype:
             raise ValueError(
                 f"reduce_scatter on rank {self.rank()}: input has {input.numel()} elements of {input.dtype}; "
                 f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
             )
-        count = output.numel()
-        if not count:
+        if not output.numel():
             return self.done([output])
-        how, key = _reduction(opts), None
-        if how.factor is None and apart(input, output) is input:
-            key = "reduce_scatter", how.op.name, output.dtype, count, output.device
-            if (work := self.again(key, input, output, opts, mean=how.op is _AVG)) is not None:
-                return work
+        how = _reduction(opts)
         return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input, key)
 
     def _reduce_scatter(

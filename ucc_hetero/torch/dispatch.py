@@ -8,10 +8,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
+from ..calls.dispatch import Short
 from ..calls.message import TAG_MASK, Letter
 from ..calls.stream_launch import Captured
 from ..errors import UCCHError
@@ -142,8 +144,9 @@ class Dispatch:
         if device is not None:
             self._known(device)
         self._posted += 1  # from here on the communicator tells the others of mistakes
+        mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
-            if call.op is OPS["AVG"]:
+            if mean:
                 call, finish = call._replace(op=OPS["SUM"]), mean_of(call.recv, self._place[1], finish)
             start = partial(comm.start, call, seconds)
             work = self._in_stream(device, start, call[1:3], outputs, finish, asynchronous)
@@ -158,49 +161,55 @@ class Dispatch:
                 finish()
             work = Work(self, outputs)
         if key is not None and comm is self._comms[0]:
-            comm.run.remember(key, call)
+            comm.run.remember(key, call, mean=mean)
         return work
 
-    def again(self, key: Hashable, send: Any, recv: Any, opts: Any, *, mean: bool = False) -> Work | None:
-        """Make a call, if such a one was posted with this key. On a device it is launched into a stream and left to it:
-        the caller's where that would wait at once. None where it has to be posted. ``mean``: a device's sum is to be
-        divided.
+    def again(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
+        """Make a call, if one with this key was posted. None where it has to be posted.
 
-        The key has everything but addresses. Of a device's memory that a stream works on torch takes care itself.
+        On a device it is launched into a stream and left to it: into the caller's where that would wait at once. The
+        key has all but addresses. Of a device's memory that a stream works on torch takes care itself. Few functions
+        are called here: each takes a hundredth of a short call.
         """
-        comm, asynchronous = self._comms[0], getattr(opts, "asyncOp", True)
-        if not comm.run.knows(key) or (asynchronous and (mean or recv.is_cpu)):
+        comm = self._comms[0]
+        short = comm.run.known.get(key)
+        if short is None or not _plain_at(send, recv):
             return None
-        if not (_plain_at(send, recv) and _plain_at(recv, recv)):
+        if active._is_profiler_enabled or self._batch.works is not None or futures.here.level:
             return None
-        if active._is_profiler_enabled or self._batch.works is not None or futures.level():
-            return None
-        if self._aborted or self._closed or self.in_flight:
-            self._usable()
+        device = None if recv.is_cpu else recv.device
+        own = 0.0 if opts is None else opts.timeout.total_seconds()
+        seconds = own if own > 0 else self._seconds
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
         try:
-            if asynchronous:
-                return self._beside(comm, key, both, self._timeout(opts), (send, recv))
-            stream = None if recv.is_cpu else current_handle(recv.device)
-            made = comm.remake(key, both, self._timeout(opts), stream, (send, recv))
+            if getattr(opts, "asyncOp", True):
+                return None if short.mean or device is None else self._beside(comm, short, both, seconds, (send, recv))
+            if self._aborted or self._closed or self.in_flight:
+                self._usable()
+            stream = None if device is None else current_handle(device)
+            made = comm.remake(short, both, seconds, stream, (send, recv))
         except UCCHError as failure:
             raise torch_error(failure) from failure
         self._posted += made
-        if made and mean and stream is not None and (divide := mean_of(recv, self._place[1], None)) is not None:
+        if made and short.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
             divide()
         return self.left if made else None
 
     def _beside(
-        self, comm: GroupComm, key: Hashable, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
+        self, comm: GroupComm, short: Short, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
     ) -> Work | None:
         """As :meth:`again`, of an asynchronous call on a device."""
-        device = memory[1].device
+        if self._aborted or self._closed or self.in_flight:
+            self._usable()
+        device, joined = memory[1].device, self._batch.joined
         if module(device).is_current_stream_capturing():
             return None  # a stream that is entered in vain would be left out of the capture
-        side = self._side(device)
-        joined = self._joined(side)
-        stream, handle = joined or side.enter()
-        request = comm.relaunch(key, both, seconds, handle)
+        side = self._sides.get(device) or self._side(device)
+        if joined is None:
+            stream, handle = side.enter()
+        else:
+            stream, handle = joined.get(side) or joined.setdefault(side, side.enter())
+        request = comm.relaunch(short, both, seconds, handle)
         if request is None:
             return None
         self._posted += 1
@@ -449,12 +458,13 @@ class Dispatch:
 
 
 def _plain_at(tensor: Any, beside: Any) -> bool:
-    """Whether the engine can take the memory of a tensor of a known type, if there is one, which lies on the device of
-    another."""
-    if tensor is None:
-        return True
-    there = tensor is beside or tensor.get_device() == beside.get_device()
-    return there and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+    """Whether the engine can take the memory of two tensors of a known type on one device; the first may be None."""
+    if tensor is not None:
+        if tensor.get_device() != beside.get_device() or tensor.layout is not torch.strided:
+            return False
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            return False
+    return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
 def _first(works: dict[Work, None]) -> Work | None:

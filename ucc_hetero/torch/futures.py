@@ -34,12 +34,13 @@ class _Here(threading.local):
     level = 0
 
 
-_here = _Here()
+#: Of the calling thread.
+here = _Here()
 
 
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
-    return _here.level
+    return here.level
 
 
 class InOrder:
@@ -61,7 +62,7 @@ class InOrder:
         job()
 
     def _loop(self) -> None:
-        _here.level = self._level
+        here.level = self._level
         while (job := self._jobs.get()) is not None:
             try:
                 job()

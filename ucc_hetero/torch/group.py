@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from .. import log
 from ..api.comm import Communicator
@@ -112,11 +113,19 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
-    def getBackendName(self) -> str:
+    def name(self) -> str:
         """``ucch``."""
         return "ucch"
 
-    name = _get_backend_name = getBackendName
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:
+        """The name by which the script asked for the group, which is that of ``get_backend``: DDP logs it.
+
+        Not ``gloo``: DDP's logger would look for torch's own group of that name in this one.
+        """
+        asked = c10d._world.pg_map.get(self, ("gloo",))[0]
+        return self.name() if asked == "gloo" else asked
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:

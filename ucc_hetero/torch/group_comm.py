@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
-from ..calls.dispatch import Runner
+from ..calls.dispatch import Runner, Short
 from ..calls.message import Letter
 from ..calls.request import Request, look_around, wait_op
 from ..native.libraries import lib
@@ -32,6 +32,8 @@ class GroupComm:
         self.streams = 1 if comm._run.members.channels is None else 2
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
+        #: The time limit that the runner has: -1 before the first call.
+        self._seconds = -1.0
         #: Messages have one of their own: a peer may come to a collective only after a message of ours.
         self._message_lock = threading.RLock()
         self.run.wait = partial(wait_op, look=self._look)
@@ -44,8 +46,7 @@ class GroupComm:
     def call(self, call: CallSpec, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""
         with self._lock:
-            run = self.run if self.run.timeout == seconds else self._limited(seconds)
-            run.blocking(*call)
+            self._limited(seconds).blocking(*call)
 
     def start(self, call: CallSpec, seconds: float, stream: int | None = None) -> Request:
         """Start a collective, with ``stream`` when that gets there.
@@ -59,15 +60,19 @@ class GroupComm:
             agrees = stream is not None and call.name == "alltoallv" and not self.run.members.topology.flat
             return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
 
-    def remake(self, key: Hashable, both: tuple[int, int], seconds: float, stream: int | None, keep: Any) -> bool:
+    def remake(self, short: Short, both: tuple[int, int], seconds: float, stream: int | None, keep: Any) -> bool:
         """As :meth:`.Runner.remake`."""
         with self._lock:
-            return self._limited(seconds).remake(key, *both, stream, keep)
+            if seconds != self._seconds:
+                self._limited(seconds)
+            return self.run.remake(short, *both, stream, keep)
 
-    def relaunch(self, key: Hashable, both: tuple[int, int], seconds: float, stream: int) -> Request | None:
+    def relaunch(self, short: Short, both: tuple[int, int], seconds: float, stream: int) -> Request | None:
         """As :meth:`.Runner.relaunch`."""
         with self._lock:
-            return self._limited(seconds).relaunch(key, *both, stream)
+            if seconds != self._seconds:
+                self._limited(seconds)
+            return self.run.relaunch(short, *both, stream)
 
     def refuse(self, mistake: Exception) -> None:
         """As :meth:`.Runner.refuse`."""
@@ -77,8 +82,8 @@ class GroupComm:
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
         run = self.run
-        if run.timeout != seconds:
-            run.timeout = seconds
+        if self._seconds != seconds:
+            self._seconds = run.timeout = seconds
             run.members.teams.timeout = seconds or _LONG
         return run
 

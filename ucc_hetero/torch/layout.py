@@ -100,8 +100,13 @@ def rooms(tensors: Sequence[Any]) -> tuple[Any, Finish]:
     return _bytes(flat), finish
 
 
+def overlap(one: Any, other: Any) -> bool:
+    """Whether two contiguous tensors share memory."""
+    a, b = one.data_ptr(), other.data_ptr()
+    its, others = one.numel() * one.element_size(), other.numel() * other.element_size()
+    return bool(its and others and a < b + others and b < a + its)
+
+
 def apart(send: Any, target: Any) -> Any:
     """A contiguous tensor to send, or a copy of it where it shares memory with the one to receive into."""
-    a, b = send.data_ptr(), target.data_ptr()
-    sent, received = send.numel() * send.element_size(), target.numel() * target.element_size()
-    return send.clone() if sent and received and a < b + received and b < a + sent else send
+    return send.clone() if overlap(send, target) else send

@@ -1,0 +1,180 @@
+/* Slots that network threads carry to a peer of another host (net/flow.c), and those of its that they carry to us: host
+ * memory, which the devices of both sides reach, and which is alike here and there.
+ *
+ * A direction is made when its first transfer wants it. The sender asks (MEET) with the addresses of its threads, and
+ * the receiver answers (MET) with those of its own, when its slots are there. Chunks go in the order of their slots;
+ * each is told of beside (HERE), so that the receiver expects it, and looks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rma/rma.h"
+
+/* A tag of ours, apart from those of communicators: a number of the sender's, and one of the receiver's. */
+#define OURS ((uint64_t)1 << 63)
+#define NUMBER_BITS 24
+#define NUMBERS (((uint32_t)1 << NUMBER_BITS) - 1)
+
+static uint32_t numbers;
+
+/* Let peers reach the first `n` of our wires: addresses of the one that sends and the one that receives of each, each
+ * behind its length. 0, or a failure. */
+int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
+    char *copy = malloc(bytes + 1);
+    if (!copy) return UCCH_FAIL_MEMORY;
+    memcpy(copy, addresses, bytes);
+    ucch_lock();
+    free(at->reach);
+    at->reach = copy;
+    at->reach_bytes = bytes;
+    at->wires = n;
+    ucch_unlock();
+    return 0;
+}
+
+/* Connect with the first `n` wires of a peer's, whose addresses are said: 0, or a failure. */
+static int meet(ucch_peer *peer, int comes, int n, const char *said, size_t bytes) {
+    for (int i = 0, status; i < 2 * n; i++) {
+        uint32_t length;
+        if (bytes < sizeof(length)) return UCCH_FAIL_ARGUMENT;
+        memcpy(&length, said, sizeof(length));
+        said += sizeof(length);
+        bytes -= sizeof(length);
+        if (length > bytes) return UCCH_FAIL_ARGUMENT;
+        int is_other_end = i % 2 != comes; /* of a wire of ours that sends it is the one that receives */
+        if (is_other_end && (status = ucch_wire_meet(i / 2 * 2 + comes, peer->uid, said))) return status;
+        said += length;
+        bytes -= length;
+    }
+    return 0;
+}
+
+/* Bytes of a chunk: as many for each of the wires. */
+static size_t room_for(int wires) {
+    int ranges = UCCH_RMA_SLOT / UCCH_WIRE_RANGE;
+    return (size_t)(wires < ranges ? ranges / wires * wires : ranges) * UCCH_WIRE_RANGE;
+}
+
+/* Slots that `wires` wires carry to a peer, or from it: 0, or a failure. */
+static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, uint32_t receiver) {
+    ucch_carrier *c = calloc(1, sizeof(*c));
+    if (!c) return UCCH_FAIL_MEMORY;
+    int status = ucch_share_make(&c->share, 0);
+    ucch_slots slots = {.slots = c->share.memory,
+                        .stride = UCCH_RMA_STRIDE,
+                        .depth = UCCH_RMA_SLOTS,
+                        .published = &c->published,
+                        .consumed = &c->consumed,
+                        .tainted_here = &c->tainted,
+                        .tainted_there = &c->tainted_there};
+    uint64_t tag = OURS | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
+    tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
+    if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
+    if (!c->flow) {
+        ucch_share_free(&c->share);
+        free(c);
+        return status ? status : UCCH_FAIL_PEER;
+    }
+    c->wires = wires;
+    c->room = room_for(wires);
+    *(comes ? &peer->in : &peer->out) = c;
+    return 0;
+}
+
+/* Whether what goes to a peer is carried by wires: 0 while it is not known; negative where none do. */
+int ucch_carries_locked(ucch_peer *peer) {
+    if (peer->out) {
+        if (ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
+        int status = peer->status ? peer->status : ucch_share_pin(&peer->out->share);
+        return status ? status : 1;
+    }
+    if (!peer->at->wires || peer->pid || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_ARGUMENT;
+    if (peer->number) return 0;
+    peer->number = ++numbers & NUMBERS;
+    ucch_header h = {.what = UCCH_MEET, .count = (uint32_t)peer->at->wires, .slot = peer->number};
+    return peer->lack = ucch_tell_locked(peer, h, peer->at->reach, peer->at->reach_bytes);
+}
+
+/* A peer wants to send by wires. */
+void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
+    int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
+    uint32_t number = ++numbers & NUMBERS;
+    int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_ARGUMENT;
+    if (!status) status = carrier_new(peer, 1, n, h->slot, number);
+    ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
+    ucch_tell_locked(peer, met, status ? NULL : peer->at->reach, status ? 0 : peer->at->reach_bytes);
+}
+
+/* Its answer. */
+void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
+    if (!peer->number || peer->out || peer->lack) return;
+    int n = (int)h->count, status = h->status;
+    if (!status) status = n > 0 && n <= peer->at->wires && h->slot <= NUMBERS ? 0 : UCCH_FAIL_ARGUMENT;
+    if (!status) status = meet(peer, 0, n, said, bytes);
+    if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
+    peer->lack = status;
+}
+
+/* Whether the slot that is next may be filled: what it had has been taken out there. */
+int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s) {
+    uint32_t consumed = __atomic_load_n(&c->consumed, __ATOMIC_ACQUIRE);
+    return s == &c->slots[c->next % UCCH_RMA_SLOTS] && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
+}
+
+/* Hand over a slot, if it is its turn: 1, 0 when not yet, or a failure. */
+int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s) {
+    if (s != &c->slots[c->published % UCCH_RMA_SLOTS]) return 0;
+    int status = ucch_flow_failed(c->flow, UINT64_MAX);
+    if (!status) status = ucch_flow_due(c->flow, s->bytes, c->published, 0);
+    if (!status) __atomic_store_n(&c->published, c->published + 1, __ATOMIC_RELEASE);
+    return status ? status : 1;
+}
+
+/* A peer has handed over its next slot, with so many bytes: 0, or a failure. */
+int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece) {
+    if (slot != c->next % UCCH_RMA_SLOTS) return UCCH_FAIL_ARGUMENT;
+    *piece = c->next++;
+    return ucch_flow_due(c->flow, bytes, (uint32_t)*piece, 0);
+}
+
+/* Whether a slot has come: 1, 0 when not yet, or a failure. */
+int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece) {
+    int there = (int32_t)(__atomic_load_n(&c->published, __ATOMIC_ACQUIRE) - (uint32_t)(piece + 1)) >= 0;
+    return there ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);
+}
+
+/* It has been taken out: the sender may fill it again, when all before it have been, too. */
+void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
+    uint32_t consumed = c->consumed;
+    c->taken |= 1u << piece % UCCH_RMA_SLOTS;
+    for (uint32_t bit; c->taken & (bit = 1u << consumed % UCCH_RMA_SLOTS); consumed++)
+        c->taken &= ~bit;
+    if (consumed == c->consumed) return;
+    __atomic_store_n(&c->consumed, consumed, __ATOMIC_RELEASE);
+    ucch_flow_ring(c->flow);
+}
+
+static void carrier_free(ucch_carrier *c) {
+    if (!c || ucch_flow_free(c->flow)) return; /* what libucp still has stays */
+    ucch_lock();
+    int before = ucch_device_enter();
+    ucch_slots_free_locked(c->slots);
+    ucch_device_leave(before);
+    ucch_unlock();
+    ucch_share_free(&c->share);
+    free(c);
+}
+
+/* Without the lock; of a peer that is closed, when no device uses its slots any more. */
+void ucch_carriers_free(ucch_peer *peer) {
+    ucch_lock();
+    ucch_carrier *out = peer->out, *in = peer->in;
+    peer->out = peer->in = NULL;
+    ucch_unlock();
+    carrier_free(out);
+    carrier_free(in);
+}
+
+/* Wires that carry what goes to a peer, as far as is known: 0 where none do. */
+int ucch_peer_wires(const ucch_peer *peer) {
+    return peer->out ? peer->out->wires : peer->pid || peer->lack ? 0 : peer->at->wires;
+}

@@ -1,0 +1,38 @@
+"""How many of the package's Python functions a call runs."""
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ucc_hetero
+from ucc_hetero.calls.request import wait_op
+
+PACKAGE = str(Path(ucc_hetero.__file__).parent)
+
+
+def frames_of(call: Callable[[], object]) -> list[str]:
+    """Names of the package's Python functions that run in a call, but for those while it waits for other ranks."""
+    found: list[str] = []
+    waiting: list[Any] = []
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        if waiting:
+            if event == "return" and frame is waiting[0]:
+                waiting.clear()
+        elif event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            if frame.f_code is wait_op.__code__:
+                waiting.append(frame)
+            else:
+                found.append(frame.f_code.co_qualname)
+
+    gc.collect()
+    gc.disable()  # requests of earlier calls end in frames of their own
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return found

@@ -1,0 +1,89 @@
+"""Cases of torch_api.py: calls that were made before, in which little runs, and calls that only look like them."""
+
+import torch
+import torch.distributed as dist
+from frames import frames_of
+from torch_cases import DEVICE, case, data, same
+from torch_world import N, R
+
+OPS = dist.ReduceOp
+
+
+@case
+def few_frames() -> None:
+    """A call that was made before runs at most twelve of the package's Python functions."""
+    dice = torch.Generator("cpu").manual_seed(int(torch.seed() % 2**31))
+    for count in (3, 70_000):
+        mine = torch.rand(count, generator=dice, device="cpu").to(DEVICE)
+        part, whole = torch.empty_like(mine), torch.empty(count * N, device=DEVICE)
+        calls = {
+            "all_reduce": lambda part=part: dist.all_reduce(part),
+            "mean": lambda part=part: dist.all_reduce(part, op=OPS.AVG),
+            "broadcast": lambda part=part: dist.broadcast(part, src=N - 1),
+            "gather": lambda whole=whole, mine=mine: dist.all_gather_into_tensor(whole, mine),
+            "reduce_scatter": lambda part=part, whole=whole: dist.reduce_scatter_tensor(part, whole),
+        }
+        parts: list[torch.Tensor] = [torch.empty(0)] * N
+        dist.all_gather_object(parts, mine.cpu())
+        sums = torch.stack(parts).sum(0)
+        wanted = {"all_reduce": sums, "mean": sums / N, "broadcast": parts[N - 1], "gather": torch.cat(parts)}
+        wanted["reduce_scatter"] = parts[R] * N
+        for name, call in calls.items():
+            result, tries = whole if name == "gather" else part, []
+            for _ in range(8):
+                result.fill_(float("nan"))
+                if result is part:
+                    part.copy_(mine)
+                tries.append(frames_of(call))
+                torch.testing.assert_close(result.cpu(), wanted[name])
+            assert min(map(len, tries)) <= 12, (name, count, tries[-1])
+
+
+@case
+def alike_but_not_the_same() -> None:
+    """What differs from an earlier call in more than its addresses is made in its own way."""
+    parts = [data(r, (N, 6)) for r in range(N)]
+    added = sum(parts)
+    for _ in range(3):
+        tensor = parts[R].clone()
+        dist.all_reduce(tensor)
+        same(tensor, added)
+        for op, want in ((OPS.MAX, torch.stack(parts).amax(0)), (OPS.AVG, added / N)):
+            tensor = parts[R].clone()
+            dist.all_reduce(tensor, op=op)
+            same(tensor, want)
+        tensor = parts[R].t().contiguous().t()  # other strides
+        dist.all_reduce(tensor)
+        same(tensor, added)
+        tensor = torch.empty(N, 12, device=DEVICE)[:, ::2].copy_(parts[R])  # with gaps
+        dist.all_reduce(tensor)
+        same(tensor.clone(), added)
+        negative = torch.complex(parts[R], parts[R]).conj().imag  # a view that negates what is in memory
+        dist.all_reduce(negative)
+        same(negative.resolve_neg().clone(), -added)
+        if DEVICE == "cpu":
+            sparse = parts[R].to_sparse()
+            dist.all_reduce(sparse)
+            same(sparse.to_dense(), added)
+
+
+@case
+def memory_in_common() -> None:
+    """A part of one tensor is the other one of the same call, or is not, in turns."""
+    whole = [data(r, (N * 4,)) for r in range(N)]
+    for _ in range(3):
+        apart, inside = torch.empty(4, device=DEVICE), whole[R].clone()
+        dist.reduce_scatter_tensor(apart, whole[R].clone())
+        same(apart, sum(whole)[4 * R : 4 * R + 4])
+        own = inside[4 * R : 4 * R + 4]
+        dist.reduce_scatter_tensor(own, inside)
+        same(own.clone(), apart)
+        first = inside.copy_(whole[R])[:4]
+        dist.reduce_scatter_tensor(first, inside)
+        same(first.clone(), apart)
+        gathered = torch.full((N * 4,), -1.0, device=DEVICE)
+        dist.all_gather_into_tensor(gathered, whole[R][:4].clone())
+        same(gathered, torch.cat([each[:4] for each in whole]))
+        gathered.fill_(-1)[4 * R : 4 * R + 4] = whole[R][:4]
+        dist.all_gather_into_tensor(gathered, gathered[4 * R : 4 * R + 4])
+        same(gathered, torch.cat([each[:4] for each in whole]))

@@ -1,0 +1,156 @@
+"""Ranks come together to make a communicator: they take their turns, and tell each other what all have to know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from .. import env, log
+from .._version import __version__
+from ..device import bind
+from ..errors import AgreementError, UCCHError
+from ..machine import nics
+from ..machine.discover import host_identity
+from ..machine.facts import Facts, unpacked
+from ..planner.rules import NO_TABLE, Table, read_table
+from ..transport import wires
+from . import agreement, numbers, process
+from .liveness import Page, offered
+from .turns import turn
+
+#: Bytes of a random name for a communicator's teams.
+_NAME_BYTES = 8
+
+
+class Words(NamedTuple):
+    """What a rank says whenever it makes a communicator.
+
+    ``place``: its number in the whole job. ``taken``: of :mod:`.numbers`. ``unchanged`` are the jobs to which it has
+    given the facts that it would give now, ``spare`` names of teams that it could use again, and ``name`` is one for
+    new teams.
+    """
+
+    process: str
+    place: int
+    taken: tuple[int, bytes]
+    offer: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    page: Page
+    spare: tuple[bytes, ...]
+    name: bytes
+
+
+class Known(NamedTuple):
+    """What the ranks of a new communicator know of each other, rank by rank, and the measured choices of all."""
+
+    facts: list[Facts]
+    words: list[Words]
+    table: Table
+
+    def spare(self) -> set[bytes]:
+        """Names of teams that all ranks could use again."""
+        return set.intersection(*(set(each.spare) for each in self.words))
+
+
+class Meeting:
+    """The ranks of ``mpi``, who hold their turns at creating (:func:`met`), and what they have said."""
+
+    def __init__(self, mpi: Any, page: Page) -> None:
+        self.mpi, self._page = mpi, page
+        self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
+        self._words: list[Words | None] = []
+        self._facts: list[Facts] | None = None
+        #: Of measured choices, as rank 0 found it.
+        self._table = NO_TABLE
+
+    def come(self, ready: bool) -> bool:
+        """Exchange words. Whether all are ready; collective."""
+        everyone = self.mpi.allgather((ready, *self._said_again()))
+        self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
+        return all(each for each, *_ in everyone)
+
+    def come_anew(self, ready: bool) -> bool:
+        """The same, and exchange facts where ranks do not have those of a job in common."""
+        together = self.come(ready)
+        return together if self.known(range(self._size)) else self._exchange(ready)
+
+    def known(self, ranks: Sequence[int]) -> Known | None:
+        """What these ranks know of each other; None, on all of them, where they have to tell each other more."""
+        words = [said for rank in ranks if (said := self._words[rank]) is not None]
+        if self._words[0] is None or len(words) < len(ranks):  # the measured choices are the first rank's
+            return None
+        if self._facts is not None:
+            return Known([self._facts[rank] for rank in ranks], words, self._table)
+        common = set.intersection(*(set(each.unchanged) for each in words))
+        job = next((job for job in process.all_jobs() if job.name in common), None)
+        if job is None:
+            return None
+        return Known([job.facts[job.index[each.process]] for each in words], words, self._table)
+
+    def _said_again(self) -> tuple[Words | None, Table]:
+        """The words and the table of a rank that has had communicators before; none where it has more to say."""
+        if not process.begun():
+            return None, NO_TABLE
+        try:
+            return self._say()[1:]
+        except (UCCHError, ValueError):
+            return None, NO_TABLE
+
+    def _say(self) -> tuple[Facts, Words, Table]:
+        """This rank's facts, words and table."""
+        place, number = process.here(self.mpi)
+        bind(place)  # first: UCX and UCC look for a device when they begin
+        table = read_table(env.get("TUNE_FILE")) if self._rank == 0 else NO_TABLE
+        mine = process.process().facts(place, __version__)
+        unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
+        words = Words(
+            mine.process, number, numbers.taken(), process.offer(), unchanged, self._page, process.spare(),
+            os.urandom(_NAME_BYTES),
+        )  # fmt: skip
+        return mine, words, table
+
+    def _exchange(self, ready: bool) -> bool:
+        """Exchange facts, too. A rank that cannot take part says why to all."""
+        self._divide_ports()
+        failure: Exception | None = None
+        try:
+            facts, words, table = self._say()
+            mine: Any = facts.packed(), words, table, ready
+            log.set_rank(words.place, facts.vendor)
+        except (UCCHError, ValueError) as error:
+            failure, mine = error, f"{type(error).__name__}: {error}"
+        everyone = self.mpi.allgather(mine)
+        bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
+        if failure is not None and len(bad) == self._size:
+            raise failure  # all the same: no need of a list
+        if bad:
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
+            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+        self._facts = [unpacked(e[0]) for e in everyone]
+        self._words, self._table = [e[1] for e in everyone], everyone[0][2]
+        agreement.judge(self._facts)
+        return all(e[3] for e in everyone)
+
+    def _divide_ports(self) -> None:
+        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
+        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
+        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
+        nodes, offers, turns = zip(*everyone, strict=True)
+        name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
+        nics.use(name, nics.rails(nodes, offers))
+        wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
+
+
+@contextmanager
+def met(mpi: Any, *, anew: bool = False) -> Iterator[Meeting]:
+    """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here.
+
+    ``anew``: they exchange facts where they do not know them. Raises :class:`AgreementError` on every rank when these
+    do not fit together.
+    """
+    with offered(mpi.Get_size()) as page:
+        meeting = Meeting(mpi, page)
+        with turn(meeting.come_anew if anew else meeting.come):
+            yield meeting
