@@ -156,27 +156,32 @@ from ucc_hetero.calls import p2p
 from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
-    x, y = Array(LONG).set(r), Array(LONG)
-    for k in range(3):
+    host = lambda n: np.empty(n, np.float32)
+    at = lambda memory: memory if isinstance(memory, np.ndarray) else memory.peek
+    kinds = [(LONG, Array, Array), (LONG, Array, host), (LONG, host, Array), (3, Array, Array)]
+    for k, (n, from_where, to_where) in enumerate(kinds):
+        x, y, later = from_where(n), Array(n), to_where(n)
+        at(x)[:], at(y)[:], at(later)[:] = 10 + k, -1, -1
         if r == 0:
             comm._messages.timeout = 1.0
             with pytest.raises(CollectiveTimeout):
-                comm.Send(x.set(10 + k), 1, k)
+                comm.Ssend(x, 1, k)
             with pytest.raises(CollectiveTimeout):
                 comm.Recv(y, 1, k)
             comm._messages.timeout = 200.0
+            assert [kept.what for kept in p2p._held] == ["synchronous send"]
         gone = comm.mpi.Ibarrier()
         while not gone.Test():  # in MPI's Barrier the other would take a core for that second
             time.sleep(0.01)
         if r == 1:
-            comm.Recv(y, 0, k)
-            assert (y.peek == 10 + k).all()
+            comm.Recv(later, 0, k)
+            assert (at(later) == 10 + k).all()
         while p2p._held:  # until then its memory is the message's
             comm.Iprobe(1 - r, 11)
-    comm.Sendrecv(x.set(r), 1 - r, 0, y.set(-1), 1 - r, 0)
-    assert (y.peek == 1 - r).all()
-    while p2p._held:
-        comm.Iprobe(1 - r, 11)
+        # What comes now is for the next receive.
+        at(x)[:] = 100 + r
+        comm.Sendrecv(x, 1 - r, k, later, 1 - r, k)
+        assert (at(later) == 101 - r).all() and (at(y) == -1).all()
 print("right")
 """
 
