@@ -216,7 +216,7 @@ with Communicator() as comm:
     far = sum(host != comm.topology.hosts[r] for host in comm.topology.hosts)
     near, before = p - 1 - far, int(lib.ucch_channels_pinned())
     each = lambda slot, shared: near * ring(shared, 0) + 2 * far * ring(slot, 1)
-    header, short, long = 64 * KIB, each(64 * KIB, 64 * KIB), each(64 * KIB, 128 * KIB)
+    header, short, long = (1 if p < 3 else 2) * 64 * KIB, each(64 * KIB, 64 * KIB), each(64 * KIB, 128 * KIB)
     for turn in range(2):
         groups = [Communicator(comm) for _ in range(12)]
         if not turn:
