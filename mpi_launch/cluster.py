@@ -12,6 +12,7 @@ from typing import Any
 from ..installed import extra
 from ..machine.vendors import VENDORS
 from . import sources
+from .sources import Host
 
 RUNTIMES = ("docker", "podman", "apptainer")
 _VENDOR_WORDS = ("auto", *VENDORS)
@@ -19,17 +20,6 @@ _VENDOR_WORDS = ("auto", *VENDORS)
 
 class ClusterError(ValueError):
     """Something in the cluster file or the scheduler's variables that cannot be; names the field and what to write."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A host and how many ranks it takes. ``vendor`` is whose memory their buffers live in, or ``auto``."""
-
-    name: str
-    slots: int = 1
-    vendor: str = "auto"
-    #: Component of a heterogeneous Slurm job.
-    component: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +167,11 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
     known = {"slurm": "this environment's SLURM_ variables", "volcano": "this environment's VC_ variables"}
     if not found:
         raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
-    if components and len(components) <= max(each.component for each in found):
-        raise ClusterError(
-            f"components: the job has {1 + max(each.component for each in found)}, not {len(components)}"
-        )
-    return tuple(
-        Host(
-            each.name,
-            each.slots or slots or 1,
-            components[each.component] if components else each.vendor or vendor,
-            each.component,
-        )
-        for each in found
-    )
+    count = 1 + max(each.component for each in found)
+    if components and len(components) < count:
+        raise ClusterError(f"components: the job has {count}, not {len(components)}")
+    vendors = [components[each.component] if components else each.vendor or vendor for each in found]
+    return tuple(replace(e, slots=e.slots or slots or 1, vendor=v) for e, v in zip(found, vendors, strict=True))
 
 
 def _listed(value: Any, slots: int | None, vendor: str) -> tuple[Host, ...]:

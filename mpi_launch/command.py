@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..machine.vendors import VENDORS
-from .cluster import Cluster, ClusterError, Host, VendorPart
+from .cluster import Cluster, ClusterError, VendorPart
 from .launcher import Launcher
+from .sources import Host
 
 RANK_WRAPPER = Path(__file__).with_name("rank.py")
 
@@ -77,6 +78,20 @@ def parts(cluster: Cluster) -> list[Part]:
 def program_of(words: Sequence[str]) -> tuple[str, ...]:
     """A program and its arguments, without the ``--`` that may stand before them."""
     return tuple(words[1:] if words[:1] == ["--"] else words)
+
+
+def checked(program: Sequence[str], example: str) -> None:
+    """Check that there is a program.
+
+    Args:
+        program: the program and its arguments.
+        example: options of ucch-run that the message shows before a program.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    if not program:
+        raise ClusterError(f"no program: give it at the end, as in: ucch-run {example} python train.py")
 
 
 def renderer(kind: str, description: str) -> argparse.ArgumentParser:
@@ -247,8 +262,7 @@ _DIALECTS = {"openmpi": _openmpi, "hydra": _hydra, "srun": _srun}
 
 def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None = None) -> list[str]:
     """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
-    if not job.program:
-        raise ClusterError("no program: give it at the end, as in: ucch-run -np 4 python train.py")
+    checked(job.program, "-np 4")
     return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)
 
 

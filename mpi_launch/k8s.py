@@ -10,8 +10,9 @@ from typing import Any
 
 from ..machine.vendors import VENDORS
 from . import cluster as cluster_file
-from .cluster import Cluster, ClusterError, Host
-from .command import program_of, renderer
+from .cluster import Cluster, ClusterError
+from .command import checked, program_of, renderer
+from .sources import Host
 
 #: In the images of containers/: the user's keys, and the process of a pod that waits for ranks.
 SSH = "/home/ucch/.ssh"
@@ -193,8 +194,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--launcher-image", default=LAUNCHER_IMAGE, metavar="IMAGE", help="default %(default)s")
     options = parser.parse_args(arguments)
     program = program_of(options.program)
-    if not program:
-        raise ClusterError("no program: give it at the end, as in: ucch-run k8s -c cluster.yaml python train.py")
+    checked(program, "k8s -c cluster.yaml")
     render = {"volcano": volcano, "mpijob": mpijob}[options.kind]
     print("".join(lines(render(cluster_file.load(options.cluster), program, options.launcher_image))), end="")
     return 0

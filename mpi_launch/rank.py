@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ _INTO_CONTAINERS = (
 
 #: Lines of the error stream that are kept to be said again.
 KEPT_LINES = 20
+
+#: Signals that the program gets in place of its wrapper.
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 PR_SET_PDEATHSIG = 1
 
@@ -171,20 +174,22 @@ class Parent:
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
         tag = f"[{self.start.rank} {self.host}] ".encode() if self.start.options.tag else b""
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
         try:
             child = subprocess.Popen(
                 words,
                 env=self.start.env,
                 stdout=subprocess.PIPE if tag else None,
                 stderr=subprocess.PIPE,
-                preexec_fn=ending_with_parent(signal.SIGKILL),
+                preexec_fn=ending_with_parent(signal.SIGKILL, PASSED_ON),
                 close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
             )
         except OSError as error:
             return self.not_started(words, error)
-        for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for kind in PASSED_ON:
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
         self.report(event="started")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         self.pump(child, tag)
         status = child.wait()
         if status and not self.told:
@@ -205,27 +210,13 @@ class Parent:
         child.send_signal(number)
 
     def pump(self, child: subprocess.Popen[bytes], tag: bytes) -> None:
-        """Copy the child's streams until it ends, tagging lines where asked and keeping the last errors.
-
-        Not until the streams end: a process that the program left behind may hold them for ever.
-        """
-        ended = os.pidfd_open(child.pid)
+        """Copy the child's streams until it ends, tagging lines where asked and keeping the last errors."""
         streams = {pipe.fileno(): target for pipe, target in ((child.stdout, 1), (child.stderr, 2)) if pipe is not None}
         self.pending = dict.fromkeys(streams.values(), b"")
-        with selectors.DefaultSelector() as waiting:
-            for fd in (ended, *streams):
-                os.set_blocking(fd, False)
-                waiting.register(fd, selectors.EVENT_READ)
-            over = False
-            while not over:
-                ready = [key.fd for key, _ in waiting.select()]
-                over = ended in ready
-                for fd in streams if over else ready:
-                    if not drain(fd, functools.partial(self.copy, target=streams[fd], tag=tag)) and fd in ready:
-                        waiting.unregister(fd)
+        copies = {fd: functools.partial(self.copy, target=target, tag=tag) for fd, target in streams.items()}
+        relay(child.pid, copies)
         for target in streams.values():
             self.copy(b"", target, tag)
-        os.close(ended)
 
     def copy(self, data: bytes, target: int, tag: bytes) -> None:
         """Write what came in, whole lines only where they get tags; nothing at all means the end."""
@@ -253,10 +244,23 @@ def failed(rank: int, status: int, text: str, told: bool) -> int:
     return status
 
 
-def ending_with_parent(number: int) -> Callable[[], None]:
-    """For a child before it becomes its program: it gets this signal when its parent ends, however that ends."""
+def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) -> Callable[[], None]:
+    """For ``preexec_fn``: the child gets a signal when its parent ends, however that ends.
+
+    Args:
+        number: the signal.
+        blocked: signals that the parent has blocked, and that shall reach the child.
+
+    Returns:
+        What the child calls before it becomes its program.
+    """
     libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, number)
+
+    def before() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+    return before
 
 
 def drain(fd: int, take: Callable[[bytes], None]) -> bool:
@@ -269,6 +273,30 @@ def drain(fd: int, take: Callable[[bytes], None]) -> bool:
         if not data:
             return False
         take(data)
+
+
+def relay(pid: int, streams: Mapping[int, Callable[[bytes], None]], often: Callable[[], None] | None = None) -> None:
+    """Hand over what a process writes until it ends; its streams may stay open, in processes that it leaves behind.
+
+    Args:
+        pid: the process, a child of this one.
+        streams: descriptor -> what takes its bytes.
+        often: is called ten times a second.
+    """
+    ended, over = os.pidfd_open(pid), False
+    with selectors.DefaultSelector() as waiting:
+        for fd in (ended, *streams):
+            os.set_blocking(fd, False)
+            waiting.register(fd, selectors.EVENT_READ)
+        while not over:
+            ready = [key.fd for key, _ in waiting.select(0.1 if often else None)]
+            over = ended in ready
+            for fd in streams if over else ready:
+                if not drain(fd, streams[fd]) and not over:
+                    waiting.unregister(fd)
+            if often:
+                often()
+    os.close(ended)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError, VendorPart
-from .command import Part, parts, program_of, renderer
+from .command import Part, checked, parts, program_of, renderer
 
 
 def _component(cluster: Cluster, part: Part) -> list[str]:
@@ -34,8 +34,7 @@ def script(cluster: Cluster, program: Sequence[str], minutes: float, run_options
 
     ``run_options`` are ucch-run's. Raises ``ClusterError`` for what Slurm cannot express.
     """
-    if not program:
-        raise ClusterError("no program: give it at the end, as in: ucch-run slurm -c cluster.yaml python train.py")
+    checked(program, "slurm -c cluster.yaml")
     found = parts(_without_names(cluster))
     whole = math.ceil(minutes)
     lines = ["#!/bin/bash", f"#SBATCH --job-name={cluster.name}", f"#SBATCH --time={whole // 60:02}:{whole % 60:02}:00"]

@@ -14,12 +14,16 @@ MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A host; 0 slots and an empty vendor where the source does not say."""
+class Host:
+    """A host and how many ranks it takes: 0, and no vendor, where a source does not say.
+
+    ``vendor`` is whose memory the ranks' buffers live in, or ``auto``.
+    """
 
     name: str
-    slots: int = 0
-    vendor: str = ""
+    slots: int = 1
+    vendor: str = "auto"
+    #: Component of a heterogeneous Slurm job.
     component: int = 0
 
 
@@ -48,7 +52,7 @@ def expand(text: str) -> list[str]:
     return names
 
 
-def hostfile(path: Path) -> list[Found]:
+def hostfile(path: Path) -> list[Host]:
     """Read Open MPI's form, ``host slots=2``, or Hydra's, ``host:2``; with ``vendor=amd`` if it says so.
 
     ``ValueError`` names the line that is neither.
@@ -67,7 +71,7 @@ def hostfile(path: Path) -> list[Found]:
         slots = given.get("slots", count or "0")
         if not slots.isdigit() or len(given) < len(words) - 1 or not name:
             raise ValueError(f"hostfile {path}, line {number}: {line.strip()!r} is not of the form: host slots=2")
-        found.append(Found(name, int(slots), given.get("vendor", "")))
+        found.append(Host(name, int(slots), given.get("vendor", "")))
     return found
 
 
@@ -82,7 +86,7 @@ def _repeated(text: str) -> list[int]:
     return counts
 
 
-def slurm(environ: Mapping[str, str]) -> list[Found]:
+def slurm(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of a Slurm allocation, of all components where the job is a heterogeneous one."""
     components = int(environ.get("SLURM_HET_SIZE", "0"))
     found = []
@@ -91,7 +95,7 @@ def slurm(environ: Mapping[str, str]) -> list[Found]:
         counts = _repeated(environ.get(f"SLURM_TASKS_PER_NODE{suffix}", ""))
         counts += [0] * (len(names) - len(counts))
         vendor = _hint(environ.get(f"SLURM_JOB_PARTITION{suffix}", ""))
-        found += [Found(name, slots, vendor, i) for name, slots in zip(names, counts, strict=False)]
+        found += [Host(name, slots, vendor, i) for name, slots in zip(names, counts, strict=False)]
     return found
 
 
@@ -101,7 +105,7 @@ def _hint(text: str) -> str:
     return next((row.name for row in rows if words.intersection(row.hints)), "")
 
 
-def volcano(environ: Mapping[str, str]) -> list[Found]:
+def volcano(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of a Volcano job, from its svc plugin's ``VC_<TASK>_HOSTS``; the task's name may tell the vendor.
 
     A task called master or launcher runs ``mpirun`` and no ranks.
@@ -110,11 +114,11 @@ def volcano(environ: Mapping[str, str]) -> list[Found]:
     for name, hosts in sorted(environ.items()):
         match = re.fullmatch(r"VC_(\w+)_HOSTS", name)
         if match and match[1].lower() not in ("master", "launcher"):
-            found += [Found(host, 0, _hint(match[1].replace("_", " "))) for host in hosts.split(",") if host]
+            found += [Host(host, 0, _hint(match[1].replace("_", " "))) for host in hosts.split(",") if host]
     return found
 
 
-def mpijob(environ: Mapping[str, str]) -> list[Found]:
+def mpijob(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of a kubeflow MPIJob, from the hostfile that its launcher finds."""
     names = (
         "OMPI_MCA_orte_default_hostfile",
@@ -126,7 +130,7 @@ def mpijob(environ: Mapping[str, str]) -> list[Found]:
     return hostfile(Path(path))
 
 
-SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Found]]] = {
+SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {
     "slurm": slurm,
     "volcano": volcano,
     "mpijob": mpijob,

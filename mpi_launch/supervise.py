@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .rank import MARK, drain, ending_with_parent, write_all
+from .rank import MARK, ending_with_parent, relay, write_all
 
 #: Seconds between asking the launcher to end and killing it.
 GRACE = 10.0
@@ -86,16 +85,6 @@ class Filter:
             if not self.outcome.take(line):
                 shown.append(mark + line + newline)
         return b"".join(shown)
-
-
-def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    end_with_parent = ending_with_parent(signal.SIGTERM)
-
-    def before() -> None:
-        end_with_parent()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-
-    return subprocess.Popen(words, stderr=subprocess.PIPE, preexec_fn=before)
 
 
 class _Watch:
@@ -179,7 +168,8 @@ def supervise(
     outcome = Outcome(sum(slots for _, slots in hosts))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        process = _start(words)
+        before_start = ending_with_parent(signal.SIGTERM, _SIGNALS)
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, preexec_fn=before_start)
         watch = _Watch(process, outcome, timeout, start_timeout)
         with process:  # closes its stream, and waits
             _pass_on(process, Filter(outcome), watch)
@@ -194,27 +184,18 @@ def supervise(
 def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) -> None:
     """Copy the launcher's error stream until the launcher ends; wake up for signals and time limits."""
     assert process.stderr is not None
-    fd, ended = process.stderr.fileno(), os.pidfd_open(process.pid)
-    os.set_blocking(fd, False)
 
     def copy(data: bytes) -> None:
         text = stream.feed(data)
         watch.said = (watch.said + text)[-SAID:]
         write_all(2, text)
 
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(fd, selectors.EVENT_READ)
-        waiting.register(ended, selectors.EVENT_READ)
-        over = False
-        while not over:
-            ready = {key.fd for key, _ in waiting.select(0.1)}
-            over = ended in ready
-            if (fd in ready or over) and not drain(fd, copy) and not over:
-                waiting.unregister(fd)
-            while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
-                watch.signalled(info.si_signo, info.si_code)
-            watch.check_time()
-    os.close(ended)
+    def look() -> None:
+        while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
+            watch.signalled(info.si_signo, info.si_code)
+        watch.check_time()
+
+    relay(process.pid, {process.stderr.fileno(): copy}, look)
 
 
 def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]]) -> int:

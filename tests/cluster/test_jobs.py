@@ -121,18 +121,10 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
     ("MESSAGES", APART, {}), ("MESSAGES", MIXED, {"UCCH_STAGING": "staged"}),
 ])  # fmt: skip
 def test_devices_of_two_hosts(
-    cluster: Cluster,
-    fake_environment: Callable[..., Any],
-    tmp_path: Path,
-    script: str,
-    layout: str,
-    env: dict[str, str],
+    fake_host_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]
 ) -> None:
-    job = tmp_path / "job.py"
-    job.write_text(getattr(device_scripts, script))
-    env = fake_environment(layout) | {"UCCH_TIMEOUT": "200"} | env
-    done = cluster.mpirun([sys.executable, str(job)], env=env, timeout=120)
-    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
+    done = fake_host_crew(getattr(device_scripts, script), layout, 2, 2, UCCH_TIMEOUT="200", **env)
+    assert done.said("right") == 4, done.output
 
 
 TRACED = """

@@ -11,8 +11,6 @@ import pytest
 HERE = Path(__file__).parent
 
 ROUNDS = {
-    "one": (3, {}, ["1"]),
-    "the first": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["0"]),
     "an island": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["2,3"]),
     "one after the other": (5, {"UCCH_EMULATE": "nvidia:2,amd:3"}, ["1", "4", "0"]),
     "while they shrink": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["1:2"]),
@@ -34,12 +32,10 @@ def test_survivors_go_on(mpirun: Any, ulfm: list[str], who: str) -> None:
     assert f"of {sorted(set(range(n)) - dead)}" in job.stdout, job.output
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "nvidia:2,amd:2"])
-def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environment: Any, layout: str) -> None:
+def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environment: Any) -> None:
     """Calls queued in streams, and those by way of the host."""
-    n = sum(int(part[-1]) for part in layout.split(","))
-    seed = random.randrange(10**6)
-    env = fake_environment(layout) | {**NEVER, "FAKEGPU_DELAY_US": "20"}
+    n, seed = 4, random.randrange(10**6)
+    env = fake_environment("nvidia:2,amd:2") | {**NEVER, "FAKEGPU_DELAY_US": "20"}
     job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), "0"], env=env, mpi_args=ulfm)
     assert job.said("right: rank") == n - 1, f"seed {seed}\n{job.output}"
 
@@ -134,9 +130,9 @@ def test_a_rank_that_does_not_come_ends_the_making_of_communicators(mpirun: Any,
     """MPI's own calls would wait for ever."""
     script = """
 if rank == 0:
-    comm._run.timeout = 2.0
+    comm._run.timeout = 1.0
     for make in (comm.Dup, comm.Split):
-        assert "rank 0: " in (said := caught(make, u.CollectiveTimeout)) and "within 2 s" in said, said
+        assert "rank 0: " in (said := caught(make, u.CollectiveTimeout)) and "within 1 s" in said, said
     print("right", flush=True)
     MPI.COMM_WORLD.send(None, 1)
 else:
@@ -207,9 +203,9 @@ print("right", flush=True)
     assert job.stdout.split() == ["right"] * 2, job.output
 
 
-@pytest.mark.parametrize("more", [1 << 16, 1 << 20])
-def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str], more: int) -> None:
+def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str]) -> None:
     """libucc gives a collective up by a status that is no error's: an exception, or the right data."""
+    more = random.choice([1 << 16, 1 << 20])
     script = """
 import resource, sys
 from pathlib import Path
@@ -234,7 +230,7 @@ os._exit(0)
     env = {"UCCH_EMULATE": "nvidia:1,amd:3"}
     job = mpirun(HEAD + f"MORE = {more}\n" + script, 4, env=env, mpi_args=ulfm, check=False)
     said = re.findall(r"^(\w+)\.$", job.stdout, re.M)
-    assert "wrong" not in said and len(said) == 4, job.output
+    assert "wrong" not in said and len(said) == 4, f"{more} bytes\n{job.output}"
 
 
 def test_what_was_not_received_is_not_passed_on(

@@ -239,7 +239,7 @@ def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int,
 
 def test_churn() -> None:
     """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
-    words = ["-m", "tests.churn", "--faults", "2", "--ranks", "3"]
+    words = ["-m", "tests.churn", "--faults", "1", "--ranks", "3"]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, *words], cwd=root, text=True, capture_output=True, check=False)
     print(done.stdout, done.stderr)

@@ -33,11 +33,11 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
 
 
 @pytest.mark.parametrize("layout, env", [
-    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:1", BY_HOSTS),
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS),
 ])  # fmt: skip
-def test_random_mistakes(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+def test_random_mistakes(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
     """Of one rank: all say who has refused what."""
-    assert fakes(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
+    assert fake_crew(device_scripts.MISTAKES, layout, UCCH_TIMEOUT="300", **env).said("all mistakes told") == 1
 
 
 def test_calls_before_a_refused_one(fake_crew: Callable[..., Any]) -> None:
@@ -180,7 +180,7 @@ print("right")
     assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).said("right") == 2
 
 
-def test_tuning_measures_on_devices(fakes: Callable[..., Any], tmp_path: Path) -> None:
+def test_tuning_measures_on_devices(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     script = f"""
 import arrays
@@ -188,7 +188,7 @@ from ucc_hetero.__main__ import main
 assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
 """
     for env in ({}, BY_HOSTS):
-        out = fakes(script, "nvidia:1,amd:1", **env).stdout
+        out = fake_crew(script, "nvidia:1,amd:1", **env).stdout
         (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
         assert "split_rail" in measured and "tree" in measured, out
         (entry,) = json.loads(table.read_text())["topologies"].values()

@@ -31,7 +31,7 @@ from ucc_hetero.vllm.interface import KVConnectorRole
 from ucc_hetero.vllm.messages import Load, Remote, Step
 from ucc_hetero.vllm.settings import Settings
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import vllm_engine  # noqa: E402
 
 SCHEDULERS = [
@@ -402,7 +402,7 @@ def test_engines_that_do_not_fit_are_refused_at_start(told: dict[str, Any], word
 
 
 def test_methods_of_vllm() -> None:
-    base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.base", reason="needs vLLM")
     assert issubclass(UccHeteroConnector, base.KVConnectorBase_V1)
     assert not UccHeteroConnector.__abstractmethods__
     own = {name for name, value in vars(UccHeteroConnector).items() if callable(value) and not name.startswith("_")}

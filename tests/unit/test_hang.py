@@ -320,7 +320,7 @@ def test_random_jobs() -> None:
 
 def test_torch_reads_it(tmp_path: Path) -> None:
     """Its own analyser, on a job in order, and on one in which a rank calls something else."""
-    pytest.importorskip("torch.distributed.flight_recorder")
+    pytest.importorskip("torch.distributed.flight_recorder", reason="needs torch: pip install '.[torch]'")
     labels = [SUM, GATHER, "bcast int64[3] root=1", "reduce_scatter_block float32[8] SUM", "alltoall int32[2]",
               "barrier", "gather float64[3] root=0", "scatter int8[3] root=0", "reduce int8[7] SUM root=2"]  # fmt: skip
     usual = [call(label, i + 1, 50 - i, 49 - i) for i, label in enumerate(labels)]

@@ -7,8 +7,8 @@ import pytest
 
 from ucc_hetero.launch import __main__ as tool
 from ucc_hetero.launch import sources
-from ucc_hetero.launch.cluster import ClusterError, Host, limited, load, parse
-from ucc_hetero.launch.sources import Found, expand
+from ucc_hetero.launch.cluster import ClusterError, limited, load, parse
+from ucc_hetero.launch.sources import Host, expand
 
 yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
@@ -129,7 +129,7 @@ def test_lists_of_hosts() -> None:
 def test_hostfiles(tmp_path: Path) -> None:
     path = tmp_path / "hostfile"
     path.write_text("# comment\nnode0 slots=4 vendor=amd # more\n\nnode1:2\nnode2\n")
-    assert sources.hostfile(path) == [Found("node0", 4, "amd"), Found("node1", 2), Found("node2")]
+    assert sources.hostfile(path) == [Host("node0", 4, "amd"), Host("node1", 2, ""), Host("node2", 0, "")]
     cluster = parse({"hostfile": "hostfile", "slots": 3, "vendor": "host"}, tmp_path)
     assert cluster.hosts == (Host("node0", 4, "amd"), Host("node1", 2, "host"), Host("node2", 3, "host"))
     for bad in ("node0 slots=x", "node0 4", ":3"):
@@ -148,7 +148,7 @@ HET = {
 
 def test_slurm() -> None:
     plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
-    assert sources.slurm(plain) == [Found("n1", 2), Found("n2", 2), Found("n3", 1)]
+    assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
     assert sources.found_in(plain) == sources.found_in(HET) == "slurm"
     nvidia = [Host(name, 4, "nvidia", 0) for name in ("h1", "h2")]
     assert parse({"source": "slurm"}, Path(), HET).hosts == (*nvidia, Host("m1", 8, "amd", 1))

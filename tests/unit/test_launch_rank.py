@@ -310,7 +310,7 @@ def test_killed_and_asked_to_end() -> None:
     assert events(done.stderr)[-1]["status"] == 128 + 9
     done = run_wrapper("--report", script="import os, time; os.kill(os.getppid(), 15); time.sleep(1000)")
     assert done.returncode == -15
-    assert [event["event"] for event in events(done.stderr)] == ["started"], "who is told to end did not fail"
+    assert [event["event"] for event in events(done.stderr)] == ["started"], "a rank that is told to end did not fail"
 
 
 def test_a_stray_process_does_not_hold_the_rank() -> None:

@@ -26,13 +26,11 @@ from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache
 from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
-from .stream_launch import Captured, Launched, Launches
+from .stream_launch import Captured, Launches
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
-_launch = lib.ucch_program_launch
-_NULL = ffi.NULL
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
@@ -361,11 +359,7 @@ class Runner:
         kind, program, _ = short
         if program is None or self.broken:
             return None
-        op = _launch(program.handle, outof, into, self._timeout, stream)
-        if op != _NULL:
-            return Launched(op, (self.launches, program, kind.label, self._timeout), self)
-        self.launches.refuse(program, kind.label, self._timeout)
-        return None
+        return self.launches.launch(program, kind.label, outof, into, self._timeout, stream, self)
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
         """The request of a program that was left to a stream; None where that cannot be, or not yet."""

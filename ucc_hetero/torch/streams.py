@@ -211,15 +211,7 @@ class Side:
 
     def ready(self, stream: Any, *, marked: bool) -> Ready:
         """Moment when a call without anything to be done after it has passed this stream."""
-        if not marked:
-            return Ready(stream, marked=False, events=self._events)
-        try:
-            event = self._events.pop()
-        except IndexError:
-            event = stream.record_event()
-        else:
-            event.record(stream)
-        return Ready(stream, events=self._events, event=event)
+        return Ready(stream, marked=marked, events=self._events)
 
     def run(
         self,
