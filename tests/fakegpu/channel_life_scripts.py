@@ -30,7 +30,8 @@ with Communicator() as comm:
     while len(others) < 12:  # none has less than those before
         others.append(Communicator(comm))
         pinned.append(lib.ucch_channels_pinned())
-    assert {after - before for before, after in zip(pinned, pinned[1:])} == {pinned[0]}, pinned
+    (more,) = {after - before for before, after in zip(pinned, pinned[1:])}
+    assert 0 < more <= pinned[0], pinned  # more where rings of cases before are kept
     made.clear()
     failures = []
     users = [comm, *others[:2], others[-1]]
