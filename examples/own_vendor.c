@@ -97,6 +97,12 @@ static int sim_mapped(void *memory, void **seen) {
     return OK;
 }
 
+static int sim_lend(const void *address, void *name, uint64_t *offset) { return NOT_SUPPORTED; }
+
+static int sim_borrow(const void *name, void **address) { return NOT_SUPPORTED; }
+
+static int sim_give_back(void *address) { return NOT_SUPPORTED; }
+
 static int sim_flag(void **word) {
     *word = aligned_alloc(64, 64);
     return *word ? (memset(*word, 0, 64), OK) : NO_MEMORY;
@@ -230,6 +236,14 @@ static int sim_stream_sync(void *handle) {
 
 static int sim_copy(void *dst, const void *src, size_t bytes, void *stream) {
     return submit(stream, (work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes});
+}
+
+static int sim_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                         void *stream) {
+    int status = OK;
+    for (size_t i = 0; i < rows && status == OK; i++)
+        status = sim_copy((char *)dst + i * dst_pitch, (const char *)src + i * src_pitch, bytes, stream);
+    return status;
 }
 
 static int sim_stream_hold(void *stream, void *word, uint32_t least) {

@@ -1,14 +1,17 @@
 """The ``mpirun`` fixture: run a script under the real mpirun, with a time limit of its own; and GPUs that are none."""
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -21,6 +24,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
 from crews import NOT_STARTED, RANK, CaseFailed, Crew  # noqa: E402
+
+WARM = RANK.with_name("warm.py")
 
 # A shell starts background jobs with SIGINT ignored, and every process of theirs inherits that: tests of Ctrl-C would
 # wait for ever. A handler, unlike SIG_IGN, is not inherited.
@@ -181,14 +186,64 @@ def write_script(folder: Path, script: str | Path) -> Path:
     return path
 
 
+#: Variables that are read when a process starts, or imports torch: with them each rank is a new Python.
+COLD = ("LD_PRELOAD", "UCCH_TORCH_REPLACE")
+
+
+@contextlib.contextmanager
+def warmed(*modules: str) -> Iterator[list[str]]:
+    """Words that start a program of Python where these modules have been imported before: see tests/crew/warm.py."""
+    program = find_mpirun()
+    env = mpi_environment(program) if program else dict(os.environ)
+    env["PYTHONPATH"] = str(LINES)
+    with contextlib.ExitStack() as ended:
+        doors = ended.enter_context(tempfile.TemporaryDirectory(prefix="warm"))
+        for number in range(2):
+            with socket.socket(socket.AF_UNIX) as door:
+                door.bind(f"{doors}/{number}")
+                door.listen(64)
+                words = [sys.executable, str(WARM), str(door.fileno()), *modules]
+                job = subprocess.Popen(
+                    words, env=env, stdin=subprocess.DEVNULL, pass_fds=[door.fileno()], start_new_session=True
+                )
+            ended.callback(job.wait)
+            ended.callback(job.kill)
+        yield [sys.executable, "-I", "-S", str(RANK.with_name("warm_rank.py")), doors]
+
+
+class Pythons:
+    """Words that start Python for ranks."""
+
+    def __init__(self, ended: contextlib.ExitStack) -> None:
+        self._ended, self._warm = ended, dict[tuple[str, ...], list[str]]()
+
+    def of(self, test: Path, env: Mapping[str, str]) -> list[str]:
+        """Those of ranks of a test in this file, with these variables; a sanitizer's are new Pythons, too."""
+        if any(name in os.environ or name in env for name in COLD):
+            return [sys.executable]
+        modules = ("torch",) if re.search("torch|vllm", test.name) else ()
+        if modules not in self._warm:
+            self._warm[modules] = self._ended.enter_context(warmed(*modules))
+        return self._warm[modules]
+
+
+@pytest.fixture(scope="session")
+def pythons() -> Iterator[Pythons]:
+    """Processes that have imported what ranks import, and fork them; they end with the tests."""
+    with contextlib.ExitStack() as ended:
+        yield Pythons(ended)
+
+
 @pytest.fixture
-def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
-    """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=())`` -> MPIResult.
+def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> Iterator[Callable[..., MPIResult]]:
+    """Call as ``mpirun(script, n=2, *, args=(), env={}, timeout=60, check=True, mpi_args=(), cold=False)``
+    -> MPIResult.
 
     ``script``: a Path, a path relative to the repository ending in ``.py``, or source text. ``env`` is added to the
     ranks' environment; of the caller's own ``UCCH_…`` variables only those in INHERITED get through. ``timeout`` in
     seconds: a job that takes `ROOM` times longer is killed with all its ranks and the test fails, showing what the
-    ranks printed. With ``check`` an exit status other than 0 fails the test likewise.
+    ranks printed. With ``check`` an exit status other than 0 fails the test likewise. ``cold``: each rank is a new
+    Python, which imports the package itself; others are forked where that has been done. See `Pythons`.
     """
     program = find_mpirun()
     if program is None:
@@ -204,13 +259,15 @@ def mpirun(tmp_path: Path) -> Iterator[Callable[..., MPIResult]]:
         timeout: float = 60,
         check: bool = True,
         mpi_args: Sequence[str] = (),
+        cold: bool = False,
     ) -> MPIResult:
         nonlocal count
         count += 1
         folder = tmp_path / f"job{count}"
         folder.mkdir()
         path = write_script(folder, script)
-        command = [*mpi_command(program, n, mpi_args), sys.executable, str(path), *args]
+        python = [sys.executable] if cold else pythons.of(request.path, env or {})
+        command = [*mpi_command(program, n, mpi_args), *python, str(path), *args]
         start, limit = time.monotonic(), timeout * ROOM
         environment = mpi_environment(program) | {"UCCH_FLIGHT": str(folder)} | dict(env or {})
         paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
@@ -287,7 +344,7 @@ class Crews:
                 crew.kill()
 
 
-def local_crew(ranks: int, job: Mapping[str, str]) -> Crew:
+def local_crew(ranks: int, job: Mapping[str, str], python: Sequence[str]) -> Crew:
     """A crew on this machine whose processes have ``job`` in their environment from the beginning."""
     program = find_mpirun()
     if program is None:
@@ -295,20 +352,20 @@ def local_crew(ranks: int, job: Mapping[str, str]) -> Crew:
     env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
     if ranks <= MOST_HOOKED:
         env.pop("UCX_MEM_MMAP_HOOK_MODE", None)
-    command = [*mpi_command(program, ranks), sys.executable]
+    command = [*mpi_command(program, ranks), *python]
     return Crew(subprocess.Popen, command, ranks, env, 60 * ROOM, kill_session)
 
 
 @pytest.fixture(scope="session")
-def crews() -> Iterator[Crews]:
-    """Jobs that stay for all tests."""
+def crews(pythons: Pythons) -> Iterator[Crews]:
+    """Jobs that stay for all tests, and end before what their ranks came from does."""
     made = Crews()
     yield made
     made.close()
 
 
 @pytest.fixture
-def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., MPIResult]:
+def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., MPIResult]:
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
@@ -334,7 +391,8 @@ def crew(crews: Crews, request: pytest.FixtureRequest, tmp_path: Path) -> Callab
             path = request.path.with_name(f"{module}.py")
         whole = {"UCCH_EMULATE": layout} | dict(job or {})
         key = n, *sorted(whole.items())
-        return crews.run(key, lambda: local_crew(n, whole), path, name, args, dict(env or {}), timeout * ROOM)
+        start = functools.partial(local_crew, n, whole, pythons.of(request.path, whole))
+        return crews.run(key, start, path, name, args, dict(env or {}), timeout * ROOM)
 
     return run
 

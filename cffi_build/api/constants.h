@@ -11,12 +11,14 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* Further kernels: wait for a word, write one, all of a short call, one side of a message, and pieces of pages. */
+/* Further kernels: wait for a word, write one, all of a short call, one side of a message, pieces of pages, and all
+ * messages of a stage that wires carry. */
 #define UCCH_AWAIT 4
 #define UCCH_POST 5
 #define UCCH_FUSED 6
 #define UCCH_LANE_COPY 7
 #define UCCH_PIECES 8
+#define UCCH_RING_COPY 9
 /* Types of elements that UCC has none of, numbered as its own are. */
 #define UCCH_E4M3FN 256
 #define UCCH_E4M3FNUZ 264
@@ -38,6 +40,8 @@
 #define UCCH_MEMORY_PINNED 1
 #define UCCH_MEMORY_DEVICE 2
 #define UCCH_MEMORY_MANAGED 3
+/* Bytes of the name by which a process borrows another's device memory. */
+#define UCCH_LENT_BYTES 64
 /* Traits of a GPU runtime, one bit each. EAGER: no kernel is loaded at its first launch, which would wait for the
  * device. PARKS: a stream that waits for a word keeps no part of the device busy. WAITS_ANYWHERE: it may be any word,
  * not one of the runtime's own. OWN_QUEUES: streams share no queue, in which one that waits holds up those behind it.
@@ -89,6 +93,8 @@
 #define UCCH_RMA_COUNTERS 1024
 #define UCCH_RMA_ENTRIES 1048576
 #define UCCH_RMA_NOTICE 65536
+/* Bytes by which a peer borrows a region of device memory. */
+#define UCCH_RMA_LENT 72
 /* Bytes that the addresses of a process's wires take at most. */
 #define UCCH_RMA_REACH 65536
 

@@ -91,6 +91,7 @@ struct ucch_program {
 
 /* Where steps go that are queued in streams. */
 int ucch_lane_of(const ucch_step *s);
+int ucch_step_goes_first(const ucch_step *s);
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s);
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
 int ucch_step_furnish(ucch_channels *c, const ucch_step *s);

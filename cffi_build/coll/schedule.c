@@ -4,9 +4,11 @@
  *
  * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
  * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages, round by round a piece of each channel, and what goes out before what comes in. */
+ * messages: short ones that wires carry by one kernel (copies.c), the others round by round a chunk of each channel,
+ * and what goes out before what comes in. */
 #include <stdlib.h>
 
+#include "coll/copies.h"
 #include "coll/fused.h"
 #include "coll/stream_executor.h"
 
@@ -212,9 +214,17 @@ static char *chunk_of(const queue *q, const ucch_channel *channel) {
     return (q->fused ? channel->seen : channel->ring) + channel->pieces % UCCH_RING_SLOTS * channel->stride;
 }
 
-/* Tell the network threads, if they carry the channel, what this call makes of its next piece. */
-static int announce(const queue *q, const ucch_channel *channel, size_t bytes) {
-    return channel->flow ? ucch_flow_due(channel->flow, bytes, q->l->op.error.seq, q->p->about.signature) : 0;
+/* Tell the network threads, if they carry the channel, what this call makes of its next pieces. */
+static int announce(const queue *q, const ucch_channel *channel, size_t bytes, size_t piece) {
+    return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
+}
+
+/* Let the stream of a lane wait for the other lane that used the channel last, if one did. */
+static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
+    int last = channel->lane;
+    if (q->alone) return 0; /* behind all lanes, as these are behind it */
+    channel->lane = mine;
+    return last && last != mine ? ucch_stream_follow(q->c->tail[last], q->c->lane[last], stream) : 0;
 }
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
@@ -225,7 +235,7 @@ static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data
                    .wait = (comes ? channel->published : channel->consumed).seen,
                    .tell = (comes ? channel->consumed : channel->published).seen,
                    .least = comes ? 1u : 1u - UCCH_RING_SLOTS,
-                   .value = ucch_channel_next(channel) - 1,
+                   .value = ucch_channel_take(channel, 1),
                    .kind = MOVE_COPY,
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
@@ -234,22 +244,46 @@ static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data
     return status ? status : ucch_fused_add(q->fused, m);
 }
 
-static int send_piece(queue *q, ucch_channel *to, const char *data, size_t bytes, void *stream) {
-    char *chunk = chunk_of(q, to);
-    int status = announce(q, to, bytes);
-    uint32_t number = ucch_channel_next(to);
-    if (!status && to->pieces > UCCH_RING_SLOTS)
-        status = wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream);
-    if (!status) status = copy(q, chunk, data, bytes, stream);
+/* Pieces that are moved at a time: from `data` on, `n` of so many bytes each. */
+typedef struct chunk {
+    char *data;
+    size_t bytes;
+    uint32_t n;
+} chunk;
+
+/* As many as slots that lie one behind the other; by wires up to half a ring, few in the beginning and in the end. All
+ * that is left of a longer message at its end is a piece of its own. The same at both ends, and so is the order in
+ * which ranks have their streams move chunks. */
+static uint32_t pieces_now(const ucch_channel *channel, uint64_t nth, uint64_t left) {
+    uint64_t most = channel->flow && !channel->steps ? nth < 2 ? 1 : nth < 4 ? 2 : UCCH_RING_SLOTS / 2 : 1;
+    uint64_t room = UCCH_RING_SLOTS - channel->pieces % UCCH_RING_SLOTS;
+    most = most < left / 2 ? most : left / 2;
+    most = most < room ? most : room;
+    return most ? (uint32_t)most : 1;
+}
+
+static int copy_chunk(queue *q, const ucch_channel *channel, const chunk *some, char *slot, int comes, void *stream) {
+    void *dst = comes ? some->data : slot, *src = comes ? slot : some->data;
+    if (some->n == 1) return copy(q, dst, src, some->bytes, stream);
+    size_t here = some->bytes, there = channel->stride;
+    return ucch_device_fail(
+        ucch_bound_ops()->copy_rows(dst, comes ? here : there, src, comes ? there : here, some->bytes, some->n, stream),
+        "copy");
+}
+
+static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *stream) {
+    char *slot = chunk_of(q, to);
+    uint32_t number = ucch_channel_take(to, some->n) + some->n;
+    int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream) : 0;
+    if (!status) status = copy_chunk(q, to, some, slot, 0, stream);
     return status ? status : signal_counter(q, to->published, number, stream);
 }
 
-static int receive_piece(queue *q, ucch_channel *from, char *data, size_t bytes, void *stream) {
-    char *chunk = chunk_of(q, from);
-    uint32_t number = ucch_channel_next(from);
-    int status = announce(q, from, bytes);
-    if (!status) status = wait_counter(q, from->published, number, stream);
-    if (!status) status = copy(q, data, chunk, bytes, stream);
+static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, void *stream) {
+    char *slot = chunk_of(q, from);
+    uint32_t number = ucch_channel_take(from, some->n) + some->n;
+    int status = wait_counter(q, from->published, number, stream);
+    if (!status) status = copy_chunk(q, from, some, slot, 1, stream);
     return status ? status : signal_counter(q, from->consumed, number, stream);
 }
 
@@ -258,53 +292,100 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
     return (bytes + piece - 1) / piece;
 }
 
-static int next_piece(queue *q, ucch_step *s, ucch_channel *channel) {
+/* Before a message's first piece: 0, or a failure. */
+static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
+    int mine = ucch_lane_of(s), status = await_earlier(q, s, mine, stream);
+    if (status || q->p->in_graph) return status;
+    status = take_over(q, channel, mine, stream);
+    return status ? status
+                  : announce(q, channel, s->kind == STEP_SEND ? s->src.count : s->dst.count, ucch_piece_of(q->c, s));
+}
+
+static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
-    uint64_t nth = pieces_of(q, s) - s->left--;
+    uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
-    char *data = ucch_step_address(q->p, span) + from;
+    chunk some = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
     void *stream;
-    int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
-    if (!status && nth == 0) status = await_earlier(q, s, mine, stream);
+    int status = lane(q, ucch_lane_of(s), &stream);
+    if (!status && nth == 0) status = begin_message(q, s, channel, stream);
+    s->left -= some.n;
     if (!status && q->p->in_graph)
-        status = piece_in_graph(q, channel, s->kind == STEP_RECV, data, length);
+        status = piece_in_graph(q, channel, s->kind == STEP_RECV, some.data, length);
     else if (!status)
-        status = s->kind == STEP_SEND ? send_piece(q, channel, data, length, stream)
-                                      : receive_piece(q, channel, data, length, stream);
+        status =
+            s->kind == STEP_SEND ? send_chunk(q, channel, &some, stream) : receive_chunk(q, channel, &some, stream);
     return status || s->left ? status : mark(q, s, stream);
 }
 
-/* A piece of every channel that still has one, of this direction: how many, or a failure. The messages of one channel
+/* A chunk of every channel that still has one, of this direction: how many, or a failure. The messages of one channel
  * go one after the other. */
-static int round_of(queue *q, int first, int end, int kind) {
+static int round_of(queue *q, int first, int end, int kind, int early) {
     int moved = 0;
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->kind != kind || !s->left) continue;
+        if (s->kind != kind || !s->left || ucch_step_goes_first(s) != early) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round) continue;
         channel->round = round;
-        int status = next_piece(q, s, channel);
+        int status = next_chunk(q, s, channel);
         if (status < 0) return status;
         moved++;
     }
     return moved;
 }
 
+static int is_copy(const ucch_step *s, int kind) { return s->kind == kind && s->left && ucch_lane_of(s) == LANE_WIRES; }
+
+/* One message more for the kernel. */
+static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
+    const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    ucch_channel *channel = ucch_step_channel(q->c, s);
+    int status = begin_message(q, s, channel, stream);
+    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->kind == STEP_RECV);
+    return status;
+}
+
+/* What wires carry of these steps and is short, by a kernel: 0, or a failure. More than one has room for is left to the
+ * rounds, in the same stream. */
+static int by_kernel(queue *q, int first, int end) {
+    static const int kinds[] = {STEP_SEND, STEP_RECV};
+    ucch_ring_copies all = {.n = 0};
+    void *stream;
+    int many = 0, status;
+    for (int i = first; i < end; i++)
+        many += is_copy(&q->p->steps[i], q->p->steps[i].kind);
+    if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
+    status = lane(q, LANE_WIRES, &stream);
+    for (int k = 0; k < 2; k++)
+        for (int i = first; i < end && !status; i++)
+            if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
+    if (!status) status = ucch_copies_launch(q->c, &all, stream);
+    for (int i = first; i < end && !status; i++)
+        if (is_copy(&q->p->steps[i], q->p->steps[i].kind)) {
+            q->p->steps[i].left = 0;
+            status = mark(q, &q->p->steps[i], stream);
+        }
+    return status;
+}
+
+/* The messages of a stage: the same order everywhere, whether a kernel moves some of them or not. */
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
         s->left = s->kind == STEP_SEND || s->kind == STEP_RECV ? pieces_of(q, s) : 0;
     }
-    for (int moved = 1; moved;) {
-        int sent = round_of(q, first, end, STEP_SEND);
-        int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV);
-        if (received < 0) return received;
-        moved = sent + received;
-    }
-    return 0;
+    int status = by_kernel(q, first, end);
+    for (int early = 1; early >= 0 && !status; early--)
+        for (int moved = 1; moved > 0 && !status;) {
+            int sent = round_of(q, first, end, STEP_SEND, early);
+            int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV, early);
+            status = received < 0 ? received : 0;
+            moved = sent + received;
+        }
+    return status;
 }
 
 /* ---- the call ---- */

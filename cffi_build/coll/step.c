@@ -117,14 +117,26 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
 
 /* ---- queued in streams (schedule.c) ---- */
 
-int ucch_lane_of(const ucch_step *s) {
-    return s->kind == STEP_COLL   ? LANE_NATIVE
-           : s->kind == STEP_SEND ? LANE_OUT
-           : s->kind == STEP_RECV ? LANE_IN
-                                  : LANE_LOCAL;
+static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->src.count : s->dst.count; }
+
+/* Slots of the longest message that kernels move: 8 MiB, or 9 by six wires. DDP's usual buckets are longer. */
+#define MOST_SLOTS (UCCH_RING_SLOTS / 2)
+
+/* Whether it is a message by wires that is moved before all others of its stage, by a kernel where one may wait. Longer
+ * ones leave multiprocessors to products that they run beside, which lose a wave if one of them is taken: training of a
+ * model of 10^9 weights was 8 to 12 % slower when kernels, of 2 blocks or of 8, moved all, while an allreduce of 1 MiB
+ * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */
+int ucch_step_goes_first(const ucch_step *s) {
+    const ucch_channels *c = s->program->channels;
+    return (s->kind == STEP_SEND || s->kind == STEP_RECV) && ucch_channels_carried(c, s->peer) &&
+           moved_by(s) <= MOST_SLOTS * c->slot;
 }
 
-static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->src.count : s->dst.count; }
+int ucch_lane_of(const ucch_step *s) {
+    if (s->kind != STEP_SEND && s->kind != STEP_RECV) return s->kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
+    if (s->program->channels->copies && ucch_step_goes_first(s)) return LANE_WIRES;
+    return s->kind == STEP_SEND ? LANE_OUT : LANE_IN;
+}
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {

@@ -7,6 +7,23 @@
 #include "gpu/adapter.h"
 
 typedef uint64_t address; /* CUdeviceptr */
+typedef struct lent {     /* CUipcMemHandle */
+    char name[UCCH_LENT_BYTES];
+} lent;
+
+/* CUDA_MEMCPY2D; of either side only an address that says itself what memory it is, and its pitch. */
+typedef struct side_2d {
+    size_t x, y;
+    int type;
+    const void *host;
+    address at;
+    void *array;
+    size_t pitch;
+} side_2d;
+typedef struct copy_2d {
+    side_2d src, dst;
+    size_t bytes, rows;
+} copy_2d;
 
 #define CUDA_SYMBOLS(X)                                                                                                \
     X(cuInit, "cuInit", (unsigned), 1)                                                                                 \
@@ -27,7 +44,12 @@ typedef uint64_t address; /* CUdeviceptr */
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *), 1)                                                         \
     X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
+    X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", (address *, size_t *, address), 0)                              \
+    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
+    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (address *, lent, unsigned), 0)                                     \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (address), 0)                                                        \
     X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
+    X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const copy_2d *, void *), 1)                                             \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
@@ -60,10 +82,10 @@ static const device_symbol symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
-enum { LOADING_EAGER = 1 };
+enum { LOADING_EAGER = 1, ENABLE_PEER_ACCESS = 1 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
-enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_UNIFIED = 4 };
 #define MOST_DEVICES 64
 #define FLAG_PAGE ((size_t)65536)
 #define FLAG_STRIDE 64
@@ -95,6 +117,7 @@ PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **argumen
 PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
 OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo, (stream, does, which, NULL, NULL, NULL))
 OPTIONAL(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode, (mode))
+OPTIONAL(give_back, (void *where), cuIpcCloseMemHandle, ((address)(uintptr_t)where))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32, (stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST))
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteValue32, (stream, (address)(uintptr_t)word, value, 0))
 /* clang-format on */
@@ -134,6 +157,15 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     return status;
 }
 
+static int cuda_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                          void *stream) {
+    copy_2d all = {.src = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)src, .pitch = src_pitch},
+                   .dst = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)dst, .pitch = dst_pitch},
+                   .bytes = bytes,
+                   .rows = rows};
+    return cu.cuMemcpy2DAsync(&all, stream);
+}
+
 static int cuda_alloc(void **where, size_t bytes) {
     address a = 0;
     int status = cu.cuMemAlloc(&a, bytes);
@@ -150,6 +182,25 @@ static int cuda_mapped(void *memory, void **seen) {
     address a = 0;
     int status = cu.cuMemHostGetDevicePointer(&a, memory, 0);
     *seen = (void *)(uintptr_t)a;
+    return status;
+}
+
+/* Not of pools and virtual addresses, as torch's expandable segments are: the driver says so. */
+static int cuda_lend(const void *where, void *name, uint64_t *offset) {
+    address at = (address)(uintptr_t)where, base = 0;
+    size_t bytes;
+    if (!cu.cuMemGetAddressRange || !cu.cuIpcGetMemHandle) return NOT_SUPPORTED;
+    int status = cu.cuMemGetAddressRange(&base, &bytes, at);
+    *offset = at - base;
+    return status ? status : cu.cuIpcGetMemHandle(name, base);
+}
+
+static int cuda_borrow(const void *name, void **where) {
+    address a = 0;
+    lent from;
+    memcpy(&from, name, sizeof(from));
+    int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, from, ENABLE_PEER_ACCESS) : NOT_SUPPORTED;
+    *where = (void *)(uintptr_t)a;
     return status;
 }
 

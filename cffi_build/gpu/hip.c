@@ -24,6 +24,7 @@
     X(hipHostGetDevicePointer, (void **, void *, unsigned), 1)                                                         \
     X(hipExtMallocWithFlags, (void **, size_t, unsigned), 0)                                                           \
     X(hipMemcpyAsync, (void *, const void *, size_t, int, void *), 1)                                                  \
+    X(hipMemcpy2DAsync, (void *, size_t, const void *, size_t, size_t, size_t, int, void *), 1)                        \
     X(hipStreamCreateWithPriority, (void **, unsigned, int), 1)                                                        \
     X(hipStreamDestroy, (void *), 1)                                                                                   \
     X(hipStreamWaitEvent, (void *, void *, unsigned), 1)                                                               \
@@ -90,6 +91,7 @@ PLAIN(host_register, (void *where, size_t bytes), hipHostRegister(where, bytes, 
 PLAIN(host_unregister, (void *where), hipHostUnregister(where))
 PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
+PLAIN(copy_rows, (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows, void *stream), hipMemcpy2DAsync(dst, dst_pitch, src, src_pitch, bytes, rows, COPY_DEFAULT, stream))
 PLAIN(stream_new, (void **stream), hipStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), hipStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), hipStreamWaitEvent(stream, event, 0))
@@ -103,6 +105,12 @@ OPTIONAL(capture_mode, (int *mode), hipThreadExchangeStreamCaptureMode, (mode))
 OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), hipStreamWaitValue32, (stream, word, least, WAIT_AT_LEAST, ~(uint32_t)0))
 OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), hipStreamWriteValue32, (stream, word, value, 0))
 /* clang-format on */
+
+/* What hipMalloc makes is coarse-grained: other processes' devices may read it from their caches, and HIP 7 takes the
+ * device of the owner's number here for the owner's. */
+static int hip_lend(const void *where, void *name, uint64_t *offset) { return NOT_SUPPORTED; }
+static int hip_borrow(const void *name, void **where) { return NOT_SUPPORTED; }
+static int hip_give_back(void *where) { return NOT_SUPPORTED; }
 
 static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);

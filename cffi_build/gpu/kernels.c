@@ -60,7 +60,8 @@ int ucch_kernel_launch(void *function, const ucch_task *t, void *stream) {
 
 /* Copy and convert pieces, by a list that the device can read until that is done. */
 int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream) {
-    uint64_t blocks = all->n * ((all->most + UCCH_PIECE_SLICE - 1) / UCCH_PIECE_SLICE);
+    uint64_t slice = all->rows.row ? UCCH_PIECE_SLICE : UCCH_PLAIN_SLICE;
+    uint64_t blocks = all->n * ((all->most + slice - 1) / slice);
     void *arguments[] = {(void *)all};
     if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
     return ucch_device_fail(ucch_bound_ops()->launch(function, (unsigned)blocks, THREADS, arguments, stream), "launch");

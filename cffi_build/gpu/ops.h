@@ -22,8 +22,13 @@ DEVICE(unpin, (void *address))
 DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
 DEVICE(host_unregister, (void *address))
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
+DEVICE(lend, (const void *address, void *name, uint64_t *offset))    /* UCCH_LENT_BYTES by which other processes borrow the
+                                                                      * allocation, and where the address lies in it */
+DEVICE(borrow, (const void *name, void **address))                   /* where the current device sees another process's */
+DEVICE(give_back, (void *address))
 DEVICE(flag, (void **word))                                          /* 4 bytes, 0, that host and streams see */
 DEVICE(copy, (void *dst, const void *src, size_t bytes, void *stream))
+DEVICE(copy_rows, (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows, void *stream))
 DEVICE(stream_new, (void **stream))                                  /* not ordered with the default stream; goes first */
 DEVICE(stream_free, (void *stream))
 DEVICE(stream_wait, (void *stream, void *event))

@@ -498,20 +498,29 @@ static int make_room(ucch_flow *f) {
     return 0;
 }
 
-/* This rank's call `number` brings, or takes, one more piece of so many bytes; before its stream does. 0, or a failure.
- */
-int ucch_flow_due(ucch_flow *f, size_t bytes, uint64_t number, uint64_t hash) {
-    ucch_take(&f->lock, UCCH_AT_FLOW);
+static int note_due(ucch_flow *f, due d) {
     uint64_t piece = f->expected;
     if (UCCH_TRACING && piece == f->settled) __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
     int status = piece - f->settled == f->room ? make_room(f) : 0;
-    if (!status) {
-        f->dues[piece % f->room] = (due){bytes, number, hash};
-        __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
-        if (!f->sends) settle_arrivals(f);
-    }
+    if (status) return status;
+    f->dues[piece % f->room] = d;
+    __atomic_store_n(&f->expected, piece + 1, __ATOMIC_RELEASE);
+    return 0;
+}
+
+/* This rank's call `number` brings, or takes, so many bytes more, in pieces of which all but the last have `piece`;
+ * before its stream does. 0, or a failure. */
+int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uint64_t hash) {
+    size_t left = bytes, one;
+    int status;
+    ucch_take(&f->lock, UCCH_AT_FLOW);
+    do {
+        one = left < piece ? left : piece;
+        status = note_due(f, (due){one, number, hash});
+    } while (!status && (left -= one));
+    if (!status && !f->sends) settle_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
-    if (!status) ring_for(f, bytes);
+    if (!status) ring_for(f, bytes < piece ? bytes : piece);
     return status;
 }
 

@@ -44,7 +44,7 @@ typedef struct ucch_flow ucch_flow;
 
 void ucch_calls_note(ucch_calls *calls, uint64_t number, uint64_t hash, const uint32_t *end, uint32_t value);
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag);
-int ucch_flow_due(ucch_flow *flow, size_t bytes, uint64_t number, uint64_t hash);
+int ucch_flow_due(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
 int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
 void ucch_flow_differs(ucch_flow *flow, uint64_t call);
 void ucch_flow_abort(ucch_flow *flow);

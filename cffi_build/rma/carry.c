@@ -124,7 +124,7 @@ int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s) {
 int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s) {
     if (s != &c->slots[c->published % UCCH_RMA_SLOTS]) return 0;
     int status = ucch_flow_failed(c->flow, UINT64_MAX);
-    if (!status) status = ucch_flow_due(c->flow, s->bytes, c->published, 0);
+    if (!status) status = ucch_flow_due(c->flow, s->bytes, s->bytes, c->published, 0);
     if (!status) __atomic_store_n(&c->published, c->published + 1, __ATOMIC_RELEASE);
     return status ? status : 1;
 }
@@ -133,7 +133,7 @@ int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s) {
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece) {
     if (slot != c->next % UCCH_RMA_SLOTS) return UCCH_FAIL_ARGUMENT;
     *piece = c->next++;
-    return ucch_flow_due(c->flow, bytes, (uint32_t)*piece, 0);
+    return ucch_flow_due(c->flow, bytes, bytes, (uint32_t)*piece, 0);
 }
 
 /* Whether a slot has come: 1, 0 when not yet, or a failure. */

@@ -68,24 +68,72 @@ int ucch_peer_status(ucch_peer *peer) {
     return peer->status;
 }
 
-/* How many of our transfers use a region of a peer's. */
-int ucch_region_used_by(const ucch_peer *peer, uint64_t region) {
-    int users = 0;
-    for (ucch_target *t = peer->targets; t; t = t->next)
-        if (t->id == region) users += t->users;
-    return users;
-}
-
-/* Nothing of ours goes to a region any more: its owner waits for that, if it has taken it from us. */
-void ucch_target_left_locked(ucch_target *t) {
-    if (t->is_stale && !ucch_region_used_by(t->peer, t->id))
-        ucch_tell_locked(t->peer, (ucch_header){.what = UCCH_REVOKED, .region = t->id}, NULL, 0);
-}
-
 /* Look after what comes, for a while; not what comes as the worker ends, which nothing must refer to any more. */
 void ucch_attend_locked(ucch_rma *at) {
     at->heard = ucch_now();
     if (!at->has_thread || at->attention.state == UCCH_ACTIVE) return;
     ucch_op_begin_locked(&at->attention, 0);
     ucch_wake_locked();
+}
+
+/* How many of a region's have still to be given back; whether its owner waits for that, if it has asked now. */
+static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
+    int found = 0;
+    for (ucch_opened *o = peer->at->leaving; o; o = o->next) {
+        if (o->peer != peer || o->region != region) continue;
+        o->is_owed |= is_owed;
+        found++;
+    }
+    return found;
+}
+
+/* Tell the owner of a region, who waits for that, when nothing of ours uses it any more. */
+void ucch_region_let_go_locked(ucch_peer *peer, uint64_t region) {
+    int users = leaving(peer, region, 1);
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        if (t->id == region) users += t->users;
+    if (!users) ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = region}, NULL, 0);
+}
+
+/* Have it given back, which nothing of ours may use any more. */
+void ucch_target_return_locked(ucch_target *t) {
+    ucch_opened *o = t->opened;
+    t->opened = NULL;
+    t->seen = NULL;
+    if (!o) return;
+    ucch_rma *at = t->peer->at;
+    o->is_owed = t->is_stale;
+    o->next = at->leaving;
+    at->leaving = o;
+    ucch_attend_locked(at);
+}
+
+/* Whether any of a peer's has still to be given back. */
+int ucch_peer_leaving(const ucch_peer *peer) {
+    int found = 0;
+    ucch_lock();
+    for (const ucch_opened *o = peer->at->leaving; o; o = o->next)
+        found |= o->peer == peer;
+    ucch_unlock();
+    return found;
+}
+
+/* Nothing of ours goes there any more. */
+void ucch_target_left_locked(ucch_target *t) {
+    if (!t->is_stale) return;
+    ucch_target_return_locked(t);
+    ucch_region_let_go_locked(t->peer, t->id);
+}
+
+/* Leave the list; what refers to it from outside keeps it alive. */
+void ucch_transfer_leave_locked(ucch_transfer *t) {
+    if (t->has_left) return;
+    t->has_left = 1;
+    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
+        if (*p == t) {
+            *p = t->following;
+            break;
+        }
+    if (t->local) t->local->users--;
+    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
 }

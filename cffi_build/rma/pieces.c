@@ -4,14 +4,16 @@
 
 #include "rma/rma.h"
 
-/* So many in a slot are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
- * those that are so long on average that the device takes as long for each. */
+/* So many at a time are copied by one kernel, and not by a copy each, which takes the host some microseconds; but for
+ * those that are so long on average that the device takes longer, as it does byte by byte. */
 #define MANY 8
-#define LONG ((uint64_t)32 << 10)
+#define LONG ((uint64_t)1 << 20)
+#define LONG_BYTE_BY_BYTE ((uint64_t)16 << 10)
 /* UCC's number of it. */
-#define UINT64 64
+#define UINT8 40
 
-static const ucch_rows bytes = {.row = UCCH_RMA_SLOT, .rows = 1, .from_bytes = 1, .to_bytes = 1};
+/* Bytes as they are. */
+static const ucch_rows plain = {.from = UINT8, .to = UINT8, .from_bytes = 1, .to_bytes = 1};
 
 static uint64_t less(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -24,7 +26,8 @@ static void convert(const ucch_rows *r, const char *src, char *dst, uint64_t n) 
 
 /* One piece by the host, a row or the rest of one at a time. */
 static void gather(const ucch_rows *r, const ucch_piece *p) {
-    for (uint64_t done = 0, n; done < p->count; done += n) {
+    if (!r->row) memcpy(p->dst, p->src + p->first, p->count);
+    for (uint64_t done = 0, n; r->row && done < p->count; done += n) {
         uint64_t row = (p->first + done) / r->row, at = (p->first + done) % r->row;
         n = less(r->row - at, p->count - done);
         uint64_t place = row / r->rows * r->groups_apart + row % r->rows * r->apart + at;
@@ -32,27 +35,27 @@ static void gather(const ucch_rows *r, const ucch_piece *p) {
     }
 }
 
-/* Move pieces as plain bytes in units of eight, if they all are such. */
-static ucch_rows plain_units(const ucch_piece *pieces, uint64_t n) {
-    uint64_t all = 0;
-    for (uint64_t i = 0; i < n; i++)
-        all |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
-    return (ucch_rows){all % 8 ? 0 : UCCH_RMA_SLOT, 1, .from = UINT64, .to = UINT64, .from_bytes = 8, .to_bytes = 8};
-}
-
-/* Make one of pieces that follow each other on both sides: how many are left, and their bytes. */
-static uint64_t join(ucch_piece *pieces, uint64_t n, uint64_t *all) {
+/* Make one of pieces that follow each other on both sides: how many are left. */
+static uint64_t join(ucch_piece *pieces, uint64_t n) {
     uint64_t last = 0;
-    *all = n ? pieces[0].count : 0;
     for (uint64_t i = 1; i < n; i++) {
         ucch_piece *p = &pieces[last];
-        *all += pieces[i].count;
         if (pieces[i].src == p->src + p->count && pieces[i].dst == p->dst + p->count)
             p->count += pieces[i].count;
         else
             pieces[++last] = pieces[i];
     }
     return n ? last + 1 : 0;
+}
+
+/* Whether a kernel is the best way to copy them. */
+static int are_many(const ucch_piece *pieces, uint64_t n) {
+    uint64_t all = 0, bits = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        all += pieces[i].count;
+        bits |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
+    }
+    return n >= MANY && all / n < (bits % 4 ? LONG_BYTE_BY_BYTE : LONG);
 }
 
 static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
@@ -83,19 +86,20 @@ static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_
 }
 
 /* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
- * What a device does is complete when its event is. */
-int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n) {
-    uint64_t all = 0;
+ * What a device does is complete when its event is. Kernels go `beside` those of other slots, so that one reads while
+ * another ends: `way` is then another one. */
+int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
+                     uint64_t n) {
     for (uint64_t i = 0; i < n && !rows; i++) {
         pieces[i].src += pieces[i].first;
         pieces[i].first = 0;
     }
-    if (!rows) n = join(pieces, n, &all);
-    ucch_rows units = rows ? *rows : region->on_device ? plain_units(pieces, n) : bytes;
-    if (!region->on_device) return move_by_host(&units, pieces, n);
-    ucch_task task = {.kind = UCCH_PIECES, .dtype = units.from, .to = units.to};
-    int many = n >= MANY && units.row && all / n < LONG;
-    void *function = rows || many ? ucch_kernel_of(&task) : NULL;
-    if (function) return by_kernel(way, &units, pieces, n, function);
-    return rows ? UCCH_FAIL_DEVICE : copy_each(way, pieces, n);
+    if (!rows) n = join(pieces, n);
+    const ucch_rows *how = rows ? rows : &plain;
+    if (!region->on_device) return move_by_host(how, pieces, n);
+    ucch_task task = {.kind = UCCH_PIECES, .dtype = how->from, .to = how->to};
+    void *function = rows || are_many(pieces, n) ? ucch_kernel_of(&task) : NULL;
+    if (function && beside) *way = UCCH_ACROSS;
+    if (function) return by_kernel(*way, how, pieces, n, function);
+    return rows ? UCCH_FAIL_DEVICE : copy_each(*way, pieces, n);
 }

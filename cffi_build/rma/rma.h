@@ -54,6 +54,7 @@ typedef struct ucch_here {
 } ucch_here;
 
 typedef struct ucch_carrier ucch_carrier;
+typedef struct ucch_allocation ucch_allocation;
 
 /* Slots of a process as another one sees them, and its device (share.c); pinned: where there is one. */
 typedef struct ucch_share {
@@ -96,6 +97,15 @@ struct ucch_peer {
     ucch_peer *next;
 };
 
+/* Memory of a peer's that our device reaches. */
+typedef struct ucch_opened {
+    ucch_allocation *in; /* NULL: it is this process's own */
+    ucch_peer *peer;
+    uint64_t region;
+    int is_owed; /* its owner waits for us to give it back */
+    struct ucch_opened *next;
+} ucch_opened;
+
 /* A peer's region. */
 struct ucch_target {
     ucch_peer *peer;
@@ -103,6 +113,8 @@ struct ucch_target {
     size_t bytes;
     int on_device, is_stale, users;
     ucp_rkey_h rkey;
+    char *seen; /* where our device reaches it, if it does, and by what */
+    ucch_opened *opened;
     ucch_target *next;
 };
 
@@ -140,7 +152,7 @@ typedef struct ucch_slot {
     ucch_piece *pieces;
     void *event, *request;
     double again;
-    int on_device, is_pinned, is_shared;
+    int on_device, is_pinned, is_shared, is_passed; /* the device copies past it */
     size_t bytes;
     uint64_t serial; /* of the transfer that waits for it, or 0 */
     uint64_t piece;
@@ -192,6 +204,7 @@ struct ucch_rma {
     ucch_share own;
     int alone; /* own slots cannot be shared */
     ucch_arrival *arrivals;
+    ucch_opened *leaving; /* what is to be given back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */
@@ -210,8 +223,11 @@ ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial);
 int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes);
 void ucch_attend_locked(ucch_rma *at);
 
-int ucch_region_used_by(const ucch_peer *peer, uint64_t region);
+void ucch_region_let_go_locked(ucch_peer *peer, uint64_t region);
+void ucch_target_return_locked(ucch_target *target);
+int ucch_peer_leaving(const ucch_peer *peer);
 void ucch_target_left_locked(ucch_target *target);
+void ucch_transfer_leave_locked(ucch_transfer *t);
 
 /* target.c */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
@@ -221,14 +237,16 @@ void ucch_peer_lose_locked(ucch_peer *peer);
 /* transfer.c */
 int ucch_rma_hold(ucch_gate *gate, void *stream);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
-void ucch_transfers_end_locked(ucch_peer *peer, int status);
+void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets, const uint64_t *bytes);
 
 /* pieces.c */
-int ucch_pieces_move(const ucch_region *region, int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n);
+int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
+                     uint64_t n);
 
 /* staged.c */
+int ucch_transfer_passes(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
@@ -248,6 +266,9 @@ int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uin
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
 void ucch_carriers_free(ucch_peer *peer);
+
+/* opened.c */
+void ucch_give_back_locked(ucch_rma *at, int anyway);
 
 /* share.c */
 int ucch_share_make(ucch_share *s, int is_open);

@@ -2,23 +2,18 @@
  * device copies into it and the receiver's device out of it, and no processor copies in between. */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
+#include "shm/segment.h"
 
 #define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_STRIDE)
 
 static int see(ucch_share *s, int file) {
-    struct stat about; /* who looks beyond its end would be killed */
-    if (fstat(file, &about) || (size_t)about.st_size < BYTES) return UCCH_FAIL_MEMORY;
-    void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory == MAP_FAILED) return UCCH_FAIL_MEMORY;
-    s->memory = s->seen = memory;
-    return 0;
+    s->memory = s->seen = ucch_shared_map(file, BYTES);
+    return s->memory ? 0 : UCCH_FAIL_MEMORY;
 }
 
 /* Where the data of a slot lies: behind what network threads say of it. */
@@ -40,9 +35,7 @@ int ucch_share_make(ucch_share *s, int is_open) {
 /* That of a process of our host, which runs in our namespaces as our user: 0, or a failure. */
 int ucch_share_open(ucch_share *s, int pid, int file) {
     if (s->memory) return 0;
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
-    int here = pid ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    int here = pid ? ucch_shared_open(pid, file) : -1;
     if (here < 0) return UCCH_FAIL_MEMORY;
     int status = see(s, here);
     close(here);
@@ -52,13 +45,8 @@ int ucch_share_open(ucch_share *s, int pid, int file) {
 /* Have the bound device see it, if there is one: 0, or a failure. */
 int ucch_share_pin(ucch_share *s) {
     if (s->is_pinned || ucch_bound() < 0) return 0;
-    int before = ucch_device_enter();
-    const device_ops *ops = ucch_bound_ops();
-    void *seen = NULL;
-    int status = ucch_device_fail(ops->host_register(s->memory, BYTES), "pinning shared memory");
-    if (!status) s->is_pinned = 1;
-    if (!status) status = ucch_device_fail(ops->mapped(s->memory, &seen), "address of shared memory");
-    if (!status) s->seen = seen;
+    int before = ucch_device_enter(), status = ucch_shared_pin(s->memory, BYTES, &s->seen);
+    s->is_pinned = !status;
     ucch_device_leave(before);
     return status;
 }

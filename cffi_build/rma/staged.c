@@ -112,6 +112,41 @@ static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     return count;
 }
 
+/* Whether our device copies from place to place. */
+int ucch_transfer_passes(const ucch_transfer *t) {
+    return t->local && t->local->on_device && t->target && t->target->seen && !t->rows.row;
+}
+
+/* Have our device copy the next pieces, of which a slot has the list. */
+static int pass_locked(ucch_transfer *t, ucch_slot *s) {
+    uint64_t n = 0;
+    for (; t->next < t->n && n < UCCH_RMA_PIECES; t->next++) {
+        char *here = t->local->base + t->mine[t->next], *there = t->target->seen + t->theirs[t->next];
+        int puts = t->what == UCCH_RMA_PUT;
+        s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->lengths[t->next]};
+        t->bytes += t->lengths[t->next];
+    }
+    s->serial = t->serial;
+    s->peer = t->peer;
+    s->is_passed = 1;
+    int way = UCCH_ACROSS, status = ucch_pieces_move(t->local, &way, 0, NULL, s->pieces, n);
+    return status ? status : mark(s, t->local, way);
+}
+
+/* Those copies have ended: its transfer goes on, or is let go. */
+static int passed_locked(ucch_slot *s) {
+    int done = s->state == UCCH_COPYING && s->is_passed ? copied(s) : 0;
+    if (!done) return 0;
+    ucch_transfer *t = ucch_transfer_of(s->peer->at, s->serial);
+    s->state = UCCH_FREE;
+    s->is_passed = 0;
+    if (!t) return 1;
+    t->in_flight--;
+    if (done < 0 && !t->status) t->status = done;
+    if (t->op.state != UCCH_ACTIVE && !t->in_flight) ucch_transfer_leave_locked(t);
+    return 1;
+}
+
 static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
     uint32_t count = entries_of(t, most);
@@ -142,13 +177,16 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .count = count,
                               .slot = (uint32_t)(s - outward(t->peer))};
     if (t->peer->out) t->peer->out->next++;
-    int status = ucch_pieces_move(t->local, UCCH_TO_HOST, t->rows.row ? &t->rows : NULL, pieces, count);
-    return status ? status : mark(s, t->local, UCCH_TO_HOST);
+    int way = UCCH_TO_HOST;
+    const ucch_rows *rows = t->rows.row ? &t->rows : NULL;
+    int status = ucch_pieces_move(t->local, &way, s->header.slot % 2, rows, pieces, count);
+    return status ? status : mark(s, t->local, way);
 }
 
 /* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. Memory
  * that libucp still uses is left to it. */
 static void reclaim_locked(ucch_slot *s) {
+    passed_locked(s);
     if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s);
     int is_lost = (s->state == UCCH_SENT || s->state == UCCH_LANDING) && (!s->peer || s->peer->status);
     if (!is_lost) return;
@@ -167,9 +205,24 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
     }
 }
 
+static int pass_on_locked(ucch_transfer *t) {
+    int moved = 0;
+    for (ucch_slot *s = t->peer->at->out; s < t->peer->at->out + UCCH_RMA_SLOTS; s++) {
+        if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_room(t->peer, s)) {
+            t->in_flight++;
+            s->state = UCCH_COPYING;
+            t->status = pass_locked(t, s);
+            moved++;
+        }
+        moved += passed_locked(s);
+    }
+    return moved;
+}
+
 /* Move a transfer on: how many chunks have. */
 int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
+    if (ucch_transfer_passes(t)) return pass_on_locked(t);
     int way = ucch_carries_locked(t->peer);
     if (way < 0 && t->peer->out) t->status = way;
     if (!way || t->status) return 0;
@@ -259,10 +312,11 @@ static int scatter_locked(ucch_slot *s) {
         pieces[k] = (ucch_piece){from, region->base + table[k].offset, 0, table[k].bytes};
         from += table[k].bytes;
     }
-    int status = ucch_pieces_move(region, UCCH_TO_DEVICE, NULL, pieces, s->header.count);
+    int way = UCCH_TO_DEVICE,
+        status = ucch_pieces_move(region, &way, s->header.slot % 2, NULL, pieces, s->header.count);
     if (status) return status;
     s->state = UCCH_COPYING;
-    return mark(s, region, UCCH_TO_DEVICE);
+    return mark(s, region, way);
 }
 
 static void landed_locked(ucch_slot *s, int status) {
@@ -374,7 +428,9 @@ int ucch_staged_busy(ucch_peer *peer) {
     int before = ucch_device_enter();
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         const ucch_slot *in = &peer->at->in[i];
+        const ucch_slot *passed = &peer->at->out[i];
         ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
+        busy |= passed->peer == peer && passed->state == UCCH_COPYING && passed->is_passed;
         busy |= in->peer == peer && in->state == UCCH_COPYING && in->header.what == UCCH_HERE;
         busy |= out && out->state == UCCH_COPYING && !copied(out);
     }
@@ -398,6 +454,8 @@ int ucch_staged_poll_locked(ucch_rma *at) {
     int found = 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &at->in[i];
+        if (at->out[i].state == UCCH_COPYING && at->out[i].is_passed && !found) found = 1;
+        if (passed_locked(&at->out[i])) found = 2;
         reclaim_locked(s);
         if (s->state != UCCH_FREE && !found) found = 1;
         if (s->state == UCCH_LANDING && s->header.what == UCCH_HERE && come_locked(s)) found = 2;

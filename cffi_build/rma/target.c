@@ -54,7 +54,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
 
 void ucch_peer_lose_locked(ucch_peer *peer) {
     if (!peer->status) peer->status = UCCH_FAIL_PEER;
-    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER);
+    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 0);
 }
 
 /* From now on it counts as dead. */
@@ -71,8 +71,17 @@ uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which
 int ucch_peer_close(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0, status = 0;
     double until = ucch_now() + timeout;
+    ucch_lock();
+    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 1);
+    ucch_unlock();
     while (ucch_staged_busy(peer) && ucch_now() < until)
         sched_yield(); /* it may use its slots again when we have left */
+    ucch_lock();
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        if (!t->users) ucch_target_return_locked(t);
+    ucch_unlock();
+    while (ucch_peer_leaving(peer) && ucch_now() < until)
+        sched_yield(); /* and free its memory */
     ucch_lock();
     if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
     ucp_ep_h ep = peer->ep;
@@ -129,8 +138,9 @@ ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes
 /* Take it from all peers; nothing comes in any more. */
 void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
     ucch_lock();
+    int is_first = !region->closing;
     region->closing = 1;
-    for (ucch_peer *p = at->peers; p; p = p->next)
+    for (ucch_peer *p = at->peers; p && is_first; p = p->next)
         if (!p->status && !ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0)) {
             region->asked++;
             p->revoking++;
@@ -188,6 +198,7 @@ int ucch_target_users(ucch_target *t) { return t->users; }
 void ucch_target_free(ucch_target *t) {
     if (t->rkey) ucch_rkey_free(t->rkey);
     ucch_lock();
+    ucch_target_return_locked(t);
     for (ucch_target **p = &t->peer->targets; *p; p = &(*p)->next)
         if (*p == t) {
             *p = t->next;
@@ -199,9 +210,11 @@ void ucch_target_free(ucch_target *t) {
 
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *h) {
     for (ucch_target *t = peer->targets; t; t = t->next)
-        if (t->id == h->region) t->is_stale = 1;
-    if (!ucch_region_used_by(peer, h->region))
-        ucch_tell_locked(peer, (ucch_header){.what = UCCH_REVOKED, .region = h->region}, NULL, 0);
+        if (t->id == h->region) {
+            t->is_stale = 1;
+            if (!t->users) ucch_target_return_locked(t);
+        }
+    ucch_region_let_go_locked(peer, h->region);
 }
 
 /* Say whether a region is there, with as many bytes. */

@@ -30,19 +30,6 @@ static int is_direct(const ucch_transfer *t) {
     return may && t->local && t->target && !t->local->on_device && !t->target->on_device && !t->rows.row;
 }
 
-/* Leave the list; what refers to it from outside keeps it alive. */
-static void leave_locked(ucch_transfer *t) {
-    if (t->has_left) return;
-    t->has_left = 1;
-    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
-        if (*p == t) {
-            *p = t->following;
-            break;
-        }
-    if (t->local) t->local->users--;
-    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
-}
-
 static void end_locked(ucch_transfer *t, int status) {
     if (t->op.state != UCCH_ACTIVE) return;
     if (!t->lists) { /* or it is the peer's get, and counts there */
@@ -54,9 +41,11 @@ static void end_locked(ucch_transfer *t, int status) {
     ucch_op_end_locked(&t->op, status, -1, -1);
     ucch_gate_leave_locked(&t->gate);
     ucch_gate_leave_locked(&t->held);
-    if (status && t->phase == MOVING && !is_direct(t)) ucch_staged_leave_locked(t);
-    /* A process of this host that has died takes nothing more from our memory. */
-    if (!t->in_flight || (t->peer->status && !t->peer->by_errors)) leave_locked(t);
+    int passes = ucch_transfer_passes(t);
+    if (status && t->phase == MOVING && !is_direct(t) && !passes) ucch_staged_leave_locked(t);
+    if (t->in_flight && passes) ucch_attend_locked(t->peer->at);
+    /* A process of this host that has died takes nothing more from our memory; our device may. */
+    if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !passes)) ucch_transfer_leave_locked(t);
     if (t->lists && !t->in_flight) ucch_transfer_free(t);
 }
 
@@ -65,7 +54,7 @@ static void settled_locked(ucch_transfer *t, int status) {
     t->in_flight--;
     if (status && !t->status) t->status = status;
     if (t->op.state == UCCH_ACTIVE || t->in_flight) return;
-    leave_locked(t);
+    ucch_transfer_leave_locked(t);
     if (t->lists) ucch_transfer_free(t);
 }
 
@@ -154,7 +143,7 @@ static int start_locked(ucch_transfer *t) {
     if (t->what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
     t->phase = MOVING;
     ucch_op_started_locked(&t->op);
-    int asks = t->what == UCCH_RMA_OPEN || (t->what == UCCH_RMA_GET && !is_direct(t));
+    int asks = t->what == UCCH_RMA_OPEN || (t->what == UCCH_RMA_GET && !is_direct(t) && !ucch_transfer_passes(t));
     if (!asks) return 1;
     t->phase = ASKED;
     int status = t->what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
@@ -208,11 +197,11 @@ void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
         settled_locked(t, status);
 }
 
-/* End all that are under way with a peer. */
-void ucch_transfers_end_locked(ucch_peer *peer, int status) {
+/* End all that are under way with a peer, or of them those alone that our device copies from place to place. */
+void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing) {
     for (ucch_transfer *t = peer->at->transfers, *next; t; t = next) {
         next = t->following;
-        if (t->peer == peer) end_locked(t, status);
+        if (t->peer == peer && (!passing || ucch_transfer_passes(t))) end_locked(t, status);
     }
 }
 

@@ -130,8 +130,9 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
 static int attend_locked(ucch_op *op) {
     ucch_rma *at = (ucch_rma *)((char *)op - offsetof(ucch_rma, attention));
     int busy = ucch_staged_poll_locked(at);
+    ucch_give_back_locked(at, 0);
     double now = ucch_now();
-    if (busy) at->heard = now;
+    if (busy || at->leaving) at->heard = now;
     if (now - at->heard > LINGER_S && ucp_worker_arm(at->worker) == 0) {
         ucch_op_end_locked(op, 0, -1, -1);
         pthread_cond_broadcast(&at->calm);
@@ -205,6 +206,9 @@ void ucch_rma_stop(ucch_rma *at) {
     pthread_cond_broadcast(&at->calm);
     ucch_unlock();
     if (write(at->stop[1], "", 1) == 1) pthread_join(at->thread, NULL);
+    ucch_lock();
+    ucch_give_back_locked(at, 1);
+    ucch_unlock();
     close(at->stop[0]);
     close(at->stop[1]);
     listen(at, NULL);

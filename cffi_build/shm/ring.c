@@ -25,10 +25,10 @@
 #define FROM_BIT 30
 #define SERIAL_BIT 45
 
-/* Counters on the device: by move how many blocks have done their part, of calls and of those in graphs; and of the
- * latter what they count from one replay to the next, by channel too. */
+/* Counters on the device: by move how many blocks have done their part, of calls and of those in graphs, and by message
+ * and slot; and of graphs what they count from one replay to the next, by channel too. */
 typedef struct counts {
-    uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES];
+    uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES], joined[UCCH_MOST_COPIES * UCCH_RING_SLOTS];
     ucch_replayed replayed;
     uint32_t steps[];
 } counts;
@@ -139,6 +139,9 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
 }
 
 static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
+
+/* Whether wires carry what goes to a rank, and comes from it. */
+int ucch_channels_carried(const ucch_channels *c, int peer) { return by_wire(c, peer); }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */
@@ -293,6 +296,7 @@ static int count_from_zero(ucch_channels *c) {
     counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
     if (!all) return UCCH_FAIL_MEMORY;
     c->arrived = all->arrived;
+    c->joined = all->joined;
     c->meetings = all->steps + 2 * UCCH_RINGS * (size_t)c->size;
     c->graphs = (ucch_graphs){.channels = c,
                               .words = (ucch_replays *)replays.at,
@@ -310,13 +314,15 @@ static int count_from_zero(ucch_channels *c) {
 static int open_locked(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int status = 0;
+    c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
+    c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
+    c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
     for (int i = 0; i < QUEUE_LANES && !status; i++) {
+        if (i == LANE_WIRES && !c->copies) continue;
         status = ucch_device_fail(ops->stream_new(&c->lane[i]), "stream");
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
     if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event");
-    c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
-    c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);

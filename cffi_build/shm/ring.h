@@ -8,8 +8,9 @@
 #include "net/flow.h"
 #include "shm/segment.h"
 
-/* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from shared memory, all else. */
-enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_LOCAL, QUEUE_LANES };
+/* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from rings, kernels that do both
+ * for short messages by wires, all else. */
+enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_WIRES, LANE_LOCAL, QUEUE_LANES };
 
 /* By the length of messages: UCCH_RINGS. Those of calls in graphs, which are replayed without a word to their hosts,
  * are counted by the devices (ucch_moves), and those of lanes by these (p2p/lane.c). */
@@ -41,6 +42,7 @@ typedef struct ucch_channel {
     ucch_flow *flow;     /* that carries it between hosts; NULL: both ranks see it, or nothing has gone by it yet */
     uint64_t pieces;     /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
     uint64_t round;
+    int lane;          /* that has moved its last pieces; 0: none has yet */
     uint64_t *tainted; /* by the rank that it comes from */
     uint32_t
         *steps; /* on the device: pieces of all calls in graphs that have ended; `pieces` are of one kernel there */
@@ -83,8 +85,10 @@ struct ucch_channels {
     ucch_channel *out, *in; /* by rank and ring */
     ucch_counter done[MOST_CALLS];
     unsigned *meetings; /* of lanes' blocks, on the device */
+    unsigned *joined;   /* of those of the kernel that moves messages by wires, by message and slot */
     uint64_t calls, landed, round;
     void *await, *post; /* kernels, where streams cannot wait for any memory */
+    void *copies;       /* kernel that moves short messages by wires; NULL: none may wait here */
     void *lane[QUEUE_LANES], *tail[QUEUE_LANES];
     int ahead[QUEUE_LANES];  /* has work that a call in one stream must wait for */
     int behind[QUEUE_LANES]; /* has not waited for the last call in one stream */
@@ -104,10 +108,12 @@ static inline uint32_t ucch_channel_pieces(const ucch_channel *channel) {
     return (uint32_t)__atomic_load_n(&channel->pieces, __ATOMIC_ACQUIRE);
 }
 
-static inline uint32_t ucch_channel_next(ucch_channel *channel) {
-    return (uint32_t)__atomic_add_fetch(&channel->pieces, 1, __ATOMIC_RELEASE);
+/* So many more: how many there were before. */
+static inline uint32_t ucch_channel_take(ucch_channel *channel, uint64_t pieces) {
+    return (uint32_t)__atomic_fetch_add(&channel->pieces, pieces, __ATOMIC_RELEASE);
 }
 
+int ucch_channels_carried(const ucch_channels *c, int peer);
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
 void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);

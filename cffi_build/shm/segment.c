@@ -18,12 +18,37 @@
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
 
-static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
+/* A file of so many bytes; NULL where it cannot be mapped. */
+char *ucch_shared_map(int file, size_t bytes) {
     struct stat about;
-    int whole = !fstat(here, &about) && (size_t)about.st_size >= bytes; /* else whoever looks beyond would be ended */
-    ucch_mapping *m = whole ? calloc(1, sizeof(*m)) : NULL;
-    void *memory = m ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, here, 0) : MAP_FAILED;
-    if (memory == MAP_FAILED) {
+    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* who looks beyond its end would be ended */
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* The file of another process, which runs in our namespaces as our user; negative where it cannot be opened. */
+int ucch_shared_open(int pid, int file) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Have the bound device see shared memory: 0, or a failure. */
+int ucch_shared_pin(void *memory, size_t bytes, char **seen) {
+    const device_ops *ops = ucch_bound_ops();
+    void *there = NULL;
+    int status = ucch_device_fail(ops->host_register(memory, bytes), "pinning shared memory");
+    if (status) return status;
+    status = ucch_device_fail(ops->mapped(memory, &there), "address of shared memory");
+    if (status) ops->host_unregister(memory);
+    if (!status) *seen = there;
+    return status;
+}
+
+static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
+    ucch_mapping *m = calloc(1, sizeof(*m));
+    char *memory = m ? ucch_shared_map(here, bytes) : NULL;
+    if (!memory) {
         free(m);
         return NULL;
     }
@@ -63,28 +88,17 @@ ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     return m;
 }
 
-/* The file of another process, which runs in our namespaces as our user; NULL where it cannot be opened. */
+/* A file of another process's; NULL where it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
     ucch_lock();
     ucch_mapping *m = found(key, file, bytes);
-    int here = m ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    int here = m ? -1 : ucch_shared_open(pid, file);
     if (here >= 0) {
         m = keep(key, file, bytes, here);
         close(here);
     }
     ucch_unlock();
     return m;
-}
-
-/* Have the bound device see shared memory: 0, or a failure. */
-static int pin(void *memory, size_t bytes, char **seen) {
-    int status = ucch_device_fail(ucch_bound_ops()->host_register(memory, bytes), "pinning shared memory");
-    void *there = NULL;
-    if (!status) status = ucch_device_fail(ucch_bound_ops()->mapped(memory, &there), "address of shared memory");
-    *seen = there;
-    return status;
 }
 
 /* Have the bound device see a part, pages of it, at `seen`: 0, or a failure. No stream is waited for, but the driver
@@ -96,7 +110,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     if (!r) {
         int before = ucch_device_enter();
         int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
-        if (!status) status = pin(m->memory + at, bytes, seen);
+        if (!status) status = ucch_shared_pin(m->memory + at, bytes, seen);
         ucch_device_leave(before);
         r = status ? NULL : malloc(sizeof(*r));
         if (!r) return status ? status : UCCH_FAIL_MEMORY;

@@ -185,7 +185,7 @@ def compiler() -> Answer:
     kernel = hip.load(hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code))
     seconds = time.perf_counter() - start
     fused = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["float32"].code
-    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_LANE_COPY,), fused):
+    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_LANE_COPY,), (lib.UCCH_RING_COPY,), fused):
         hip.load(hip.compiled(*case))
     a, b = (np.random.default_rng().standard_normal(n).astype(np.float32) for _ in range(2))
     host, stream = hip.pinned(2 * a.nbytes), hip.stream()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import channel_failure_scripts as failures
 import lane_scripts
 import message_scripts
 import pytest
@@ -71,6 +72,10 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
     ("every collective in every form", MIXED, {}),
     ("many calls in many streams", PAIR, SMALL),
     ("many calls in many streams", MIXED, SMALL),
+    ("long calls", PAIR, OWN_QUEUES),
+    ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
+    ("long calls", THREE, OWN_QUEUES),
+    ("long calls", MIXED, {}),
     ("several communicators", PAIR, {}),
     ("data that comes late", THREE, {}),
     ("calls under way at the end", THREE, {}),
@@ -102,6 +107,16 @@ def test_on_several_hosts(
 def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
     job = JOBS["a rank that dies"]
     judge_death(recovery, 3, run(job.script, *THREE, **job.env, options=recovery, check=False).stdout)
+
+
+@pytest.mark.parametrize("after", [0, 0.02, 0.1])
+@pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
+def test_a_rank_that_dies_halfway(run: Callable[..., Any], recovery: list[str], after: float, slot: str) -> None:
+    env = {"UCCH_WIRE_SLOT": slot, "UCCH_TIMEOUT": "200", "AFTER": str(after)}
+    out = run(failures.HALFWAY, *THREE, **env, options=recovery, check=False).stdout
+    if not recovery and "died" not in out:
+        pytest.skip("this launcher ends every rank when one dies")
+    assert len(re.findall(r"died: (\w+Error|nothing) (Collective|Peer)Error", out)) == 2, out
 
 
 def test_what_stands_in_the_way_is_said(run: Callable[..., Any], on_crew: Callable[..., Any]) -> None:

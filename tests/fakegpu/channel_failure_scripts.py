@@ -126,3 +126,24 @@ reached(stream)
 print("died:", failure(request.Wait), failure(lambda: comm.Allreduce(x, y)), flush=True)
 os._exit(0)
 """
+
+#: A rank dies in the middle of what it sends and takes in: nobody waits for ever, or takes garbage for a sum.
+HALFWAY = COMMON
+HALFWAY += """
+import signal
+comm = Communicator()
+r, p, n = comm.rank, comm.size, 2_000_000
+stream, x, y = runtime().stream(), Array(n).set(r + 1), Array(n).set(-1)
+comm.Allreduce(x, y)
+assert made["allreduce"] == {True} and (y.peek == p * (p + 1) / 2).all()
+MPI.COMM_WORLD.Barrier()
+request = comm.Iallreduce(x, y.set(-1), stream=stream)
+if r == p - 1:
+    time.sleep(float(os.environ["AFTER"]))
+    os.kill(os.getpid(), signal.SIGKILL)
+reached(stream)
+outcome = failure(request.Wait)
+assert outcome != "nothing" or (y.peek == p * (p + 1) / 2).all()
+print("died:", outcome, failure(lambda: comm.Allreduce(x, y)), flush=True)
+os._exit(0)
+"""

@@ -39,6 +39,7 @@ JOBS = {
     "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT), "no channels": Job(lives.WITHOUT),
     "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
+    "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
     "a rank that never calls": Job(
         failures.MISSING, _LONG, {r"waited for: \['CollectiveTimeout'": 2, "next: CollectiveError": 2}, "nothing",

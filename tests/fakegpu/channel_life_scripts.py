@@ -278,6 +278,48 @@ with Communicator() as comm:
 print("right")
 """
 
+#: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time: streams have a
+#: few things to do.
+LONG = COMMON
+LONG += """
+def most(nbytes, slot=65536):
+    "What a stream has to do for a message."
+    return 8 if nbytes <= 4 * slot else 3 * (-(-nbytes // slot) // 4 + 8)
+
+NAMES = "Allreduce", "Allgather", "Alltoall", "Reduce_scatter_block"
+with Communicator() as comm:
+    p, r, dice = comm.size, comm.rank, np.random.default_rng(int(os.environ["DICE"]))  # the same on every rank
+    streams, library = [runtime().stream() for _ in range(2)], ctypes.CDLL(runtime().path)
+    few, checks = runtime().holds and "shared" not in comm.plan_summary(), []
+    for k in range(16):
+        name = NAMES[k % 4]
+        full = 16384 * dice.integers(7, 25)  # of slots
+        n = int(dice.choice([dice.integers(70_000, 130_000), dice.integers(300_000, 700_000), full, full + 1]))
+        whole, part = n // p * p, n // p
+        sends, gets = dict(zip(NAMES, ((n, n), (n, p * n), (whole, whole), (whole, part))))[name]
+        x, y = Array(sends), Array(gets).set(-4)
+        stream = streams[int(dice.integers(2))]
+        bring(x, numbers(k, r, sends), stream)
+        if k < 4:  # what it takes to be made
+            call("in stream", stream, comm, name, x, y)
+        before = library.fakegpu_given()
+        request = call("queued", stream, comm, name, x, y)
+        given = library.fakegpu_given() - before
+        assert given < 30 + 2 * (p - 1) * most(4 * n) or not few, (name, n, given)
+        checks.append((k, name, sends, x, y, request))
+    [reached(stream) for stream in streams]
+    for k, name, n, x, y, request in checks:
+        request.Wait()
+        all_of = [numbers(k, q, n) for q in range(p)]
+        part = n // p
+        want = {"Allreduce": lambda: np.sum(all_of, axis=0), "Allgather": lambda: np.concatenate(all_of),
+                "Alltoall": lambda: np.concatenate([each[r * part : (r + 1) * part] for each in all_of]),
+                "Reduce_scatter_block": lambda: np.sum(all_of, axis=0)[r * part : (r + 1) * part]}[name]()
+        assert (y.peek == want).all(), (k, name, n)
+    assert all(ways == {True} for ways in made.values()) and len(made) == 4, made
+print("right")
+"""
+
 #: Calls of which nobody asks for a request: left to their stream by a key, until ranks leave different ones.
 HANDED = COMMON
 HANDED += """

@@ -40,11 +40,11 @@
 #endif
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_DEVICE = 101, NOT_READY = 600 };
-enum { NOT_SUPPORTED = 801 };
+enum { NOT_SUPPORTED = 801, ALREADY_MAPPED = 208 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES };
+enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES, RING };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -66,7 +66,7 @@ typedef struct work {
     int kind;
     void *dst;
     const void *src;
-    size_t bytes;
+    size_t bytes, rows, dst_pitch, src_pitch; /* no rows: one */
     float value;
     recording *recording;
     uint64_t ticket;
@@ -92,7 +92,7 @@ typedef struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
-static int misuses, started, open_streams, most_queues, holds;
+static int misuses, started, open_streams, most_queues, given, holds;
 /* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
@@ -173,10 +173,15 @@ static void take_time(queue *s) { usleep((useconds_t)(least_us + (least_us ? ran
 static void run_copy(queue *s, const work *w) {
     char *dst = w->dst;
     const char *src = w->src;
-    if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
+    for (size_t i = 0; i < w->rows || !i; i++, dst += w->dst_pitch, src += w->src_pitch)
+        if (live(dst) && (dst + w->bytes <= src || src + w->bytes <= dst)) memset(dst, IN_WORK, w->bytes);
     take_time(s);
-    if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
-    flip(dst, (ssize_t)w->bytes);
+    dst = w->dst;
+    src = w->src;
+    for (size_t i = 0; i < w->rows || !i; i++, dst += w->dst_pitch, src += w->src_pitch) {
+        if (live(src) + live(dst) == 2) memmove(dst, src, w->bytes);
+        flip(dst, (ssize_t)w->bytes);
+    }
 }
 
 static void run_kernel(queue *s, const work *w) {
@@ -224,6 +229,7 @@ static int reached(const recording *r) { return __atomic_load_n(&r->reached, __A
 #include "fused.h"
 #include "lane.h"
 #include "pieces.h"
+#include "ring.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -256,6 +262,9 @@ static void run(queue *s, const work *w) {
         break;
     case PIECES:
         run_pieces(s, w->dst);
+        break;
+    case RING:
+        run_ring(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
@@ -324,9 +333,9 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how often one was
- * told to wait for memory, whether one is held, whether whoever pins memory stands, and whether the driver is kept from
- * all ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how much they were
+ * given to do, how often one was told to wait for memory, whether one is held, whether whoever pins memory stands, and
+ * whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -352,6 +361,8 @@ int fakegpu_misuses(void) {
 }
 
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
+
+int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
 
 int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
 

@@ -85,7 +85,7 @@ static int captured_locked(stream *s, work w, int *status) {
     if (branch < 0) return 0;
     graph *g = capture;
     *status = OK;
-    if (w.kind == HOLD || w.kind == WRITE || w.kind == LANE) {
+    if (w.kind == HOLD || w.kind == WRITE || w.kind == LANE || w.kind == RING) {
         g->broken = 1;
         *status = CAPTURE_UNSUPPORTED;
         return 1;

@@ -3,6 +3,7 @@ typedef struct region {
     char *base, *seen; /* as the device sees memory of the host */
     size_t bytes;
     int kind, device, freed, file, fine;
+    int owner, name; /* of memory that another process has lent: that, and the file's number there */
     struct region *next;
 } region;
 
@@ -149,9 +150,20 @@ static int takes_for_peer(const share *from) {
     return hip_version() < 7 || mine == from->board || mine == board_of(current < 0 ? 0 : current);
 }
 
+/* CUDA opens memory once in a process. */
+static int is_open(const share *from) {
+    int found = 0;
+    enter();
+    for (region *r = regions; r; r = r->next)
+        found |= r->owner == from->pid && r->name == from->file && !r->freed;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 static int open_memory(void **address, const share *from) {
     char path[64];
-    if (HIP && from->pid == getpid()) return INVALID_CONTEXT;
+    if (from->pid == getpid()) return INVALID_CONTEXT;
+    if (!HIP && is_open(from)) return ALREADY_MAPPED;
     if (HIP && hip_version() >= 7 && from->device >= device_count()) return INVALID_VALUE;
     region *r = calloc(1, sizeof(*r));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", from->pid, from->file);
@@ -168,10 +180,12 @@ static int open_memory(void **address, const share *from) {
             r->base[at] ^= 1;
     r->bytes = from->bytes;
     r->kind = DEVICE_MEMORY;
+    r->owner = from->pid;
+    r->name = from->file;
     return note(r, address);
 }
 
-static void wait_for_device(int device);
+static void wait_for_device(int device, int does);
 
 /* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
 static int release(void *address, int kind) {
@@ -180,12 +194,25 @@ static int release(void *address, int kind) {
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
     pthread_mutex_unlock(&lock);
-    if (status == OK) wait_for_device(r->device);
+    if (status == OK) wait_for_device(r->device, HIP);
     enter();
     if (status == OK) {
         r->freed = 1;
         memset(r->base, FREED, r->bytes);
     }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* Give another process's back: nothing may use it any more. */
+static int close_memory(void *address) {
+    enter();
+    region *r = find_locked(address);
+    int status = r && r->base == (char *)address && r->owner && !r->freed ? OK : INVALID_VALUE;
+    pthread_mutex_unlock(&lock);
+    if (status == OK) wait_for_device(current < 0 ? 0 : current, 1);
+    enter();
+    if (status == OK) r->freed = 1;
     pthread_mutex_unlock(&lock);
     return status;
 }

@@ -70,9 +70,44 @@ int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
     *seen = (uint64_t)(uintptr_t)memory;
     return flags ? INVALID_VALUE : OK;
 }
+int cuMemGetAddressRange_v2(address *base, size_t *bytes, address where) {
+    enter();
+    region *r = find_locked((void *)(uintptr_t)where);
+    int status = r && !r->freed ? OK : INVALID_VALUE;
+    *base = r ? (address)(uintptr_t)r->base : 0;
+    *bytes = r ? r->bytes : 0;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+int cuIpcGetMemHandle(share *out, address where) { return share_memory(out, (void *)(uintptr_t)where); }
+int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
+    void *memory = NULL;
+    int status = usable() ? usable() : flags != 1 ? INVALID_VALUE : open_memory(&memory, &from);
+    *where = (address)(uintptr_t)memory;
+    return status;
+}
+int cuIpcCloseMemHandle(address where) { return close_memory((void *)(uintptr_t)where); }
 int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
 int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
     return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
+}
+typedef struct side_2d {
+    size_t x, y;
+    int type;
+    const void *host;
+    address at;
+    void *array;
+    size_t pitch;
+} side_2d;
+typedef struct copy_2d {
+    side_2d src, dst;
+    size_t bytes, rows;
+} copy_2d;
+int cuMemcpy2DAsync_v2(const copy_2d *c, void *s) {
+    if (c->src.type != 4 || c->dst.type != 4 || c->src.pitch < c->bytes || c->dst.pitch < c->bytes)
+        return INVALID_VALUE;
+    return copy_rows_async((void *)(uintptr_t)c->dst.at, c->dst.pitch, (void *)(uintptr_t)c->src.at, c->src.pitch,
+                           c->bytes, c->rows, s);
 }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return usable() ? usable() : make_stream((stream **)s);
@@ -176,11 +211,7 @@ int hipIpcGetMemHandle(share *out, void *where) { return share_memory(out, where
 int hipIpcOpenMemHandle(void **where, share from, unsigned flags) {
     return flags == (hip_version() >= 6) ? open_memory(where, &from) : INVALID_VALUE;
 }
-int hipIpcCloseMemHandle(void *where) {
-    if (kind_of(where) != DEVICE_MEMORY) return INVALID_VALUE;
-    wait_for_device(current < 0 ? 0 : current); /* the memory is kept, as all is */
-    return OK;
-}
+int hipIpcCloseMemHandle(void *where) { return close_memory(where); }
 int hipMemGetInfo(size_t *room, size_t *all) { return memory_left(room, all); }
 int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
     return flags == 3 ? allocate(where, bytes, PINNED_MEMORY) : INVALID_VALUE; /* portable and mapped, and no others */
@@ -201,6 +232,12 @@ int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     if (current < 0) current = 0;
     return kind == 4 ? copy_async(dst, src, bytes, s) : INVALID_VALUE;
+}
+int hipMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                     int kind, void *s) {
+    if (current < 0) current = 0;
+    if (kind != 4 || dst_pitch < bytes || src_pitch < bytes) return INVALID_VALUE;
+    return copy_rows_async(dst, dst_pitch, src, src_pitch, bytes, rows, s);
 }
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return flags > 1 ? INVALID_VALUE : make_stream((stream **)s);
@@ -239,6 +276,7 @@ int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 /* The numbers of multiprocessors, and of the threads that one holds. */
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
+    if (current < 0) current = 0;
     *module = (void *)image;
     return usable() ? usable() : refused();
 }

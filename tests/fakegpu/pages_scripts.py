@@ -41,6 +41,8 @@ def exchange(axes, dtypes, heads):
     mine, seen = table(axes[r], dtypes[r], heads[r])
     other = 1 - r
     theirs = mine.open(peers[other], mpi.sendrecv(mine.descriptor, other, source=other))
+    way = peers[other].info(mine.regions[0], theirs.targets[0])["put"]
+    assert theirs.direct == way.startswith("direct"), (theirs.direct, way)
     pages, places = rng.permutation(B)[:50], rng.permutation(B)[:50]
     if r == 0:
         ticket = mpi.recv(source=1)

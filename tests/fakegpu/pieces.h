@@ -42,7 +42,8 @@ static void run_pieces(queue *s, ucch_pieces *all) {
             abort();
         }
         if (live(p->src) + live(p->dst) < 2) continue;
-        for (uint64_t k = 0; k < p->count; k++) {
+        if (!r->row) memcpy(p->dst, p->src + p->first, p->count);
+        for (uint64_t k = 0; r->row && k < p->count; k++) {
             uint64_t at = p->first + k, row = at / r->row;
             uint64_t place = row / r->rows * r->groups_apart + row % r->rows * r->apart + at % r->row;
             convert_element(r, p->src + place * r->from_bytes, p->dst + k * r->to_bytes);

@@ -142,6 +142,7 @@ static int submit(void *handle, work w) {
     stream *s = stream_of(handle);
     if (!s) return OUT_OF_MEMORY;
     int status;
+    __atomic_add_fetch(&given, 1, __ATOMIC_RELAXED);
     enter();
     int taken = captured_locked(s, w, &status);
     pthread_mutex_unlock(&lock);
@@ -170,8 +171,11 @@ static int submit_to_engine(queue **engine, stream *s, work w) {
 
 static int usable(void);
 
-static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
-    work w = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
+static int copy_rows_async(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                           void *handle) {
+    work w = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes, .rows = rows};
+    w.dst_pitch = dst_pitch;
+    w.src_pitch = src_pitch;
     int to_device = kind_of(dst) == DEVICE_MEMORY, from_device = kind_of(src) == DEVICE_MEMORY;
     if (usable()) return usable();
     pass_driver();
@@ -180,6 +184,10 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
     pthread_mutex_unlock(&lock);
     if (!HIP || in_graph || to_device == from_device || !setting("HSA_ENABLE_SDMA", 1)) return submit(handle, w);
     return submit_to_engine(&engines[from_device], stream_of(handle), w);
+}
+
+static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
+    return copy_rows_async(dst, 0, src, 0, bytes, 1, handle);
 }
 
 static int synchronize(void *handle) {
@@ -196,8 +204,8 @@ static int synchronize(void *handle) {
 }
 
 /* Wait for all streams of a device, as HIP does before it frees anything there. */
-static void wait_for_device(int device) {
-    for (int busy = HIP; busy; usleep(busy ? LOOK_US : 0)) {
+static void wait_for_device(int device, int does) {
+    for (int busy = does; busy; usleep(busy ? LOOK_US : 0)) {
         busy = 0;
         enter();
         for (stream *s = streams; s && !busy; s = s->next)

@@ -60,7 +60,10 @@ for here, there in ((True, True), (True, False), (False, True)):
     told = mpi.allgather((mine.descriptor, room.descriptor, my_seen.copy(), room_seen.copy()))
     sources, rooms = zip(*[(peer.open(t[0]), peer.open(t[1])) for peer, t in zip(peers, told)])
     devices = {mine.memory, rooms[right].memory} != {"host"}
-    assert peers[right].info(mine, rooms[right])["put"].startswith("staged" if devices else "direct")
+    opens = mine.memory == rooms[right].memory == "nvidia" and "FAKEGPU_NO_PEERS" not in os.environ
+    info = peers[right].info(mine, rooms[right])
+    assert info["put"].startswith("staged" if devices and not opens else "direct"), info
+    assert ("not direct" in info) == (not opens and mine.memory == rooms[right].memory != "host"), info
 
     lists = pieces(N, 3000, 1500)
     every = mpi.allgather(lists)
@@ -68,6 +71,12 @@ for here, there in ((True, True), (True, False), (False, True)):
     note = worker.wait_notification()
     assert note == (peers[left], b"there")
     assert (room_seen == moved(told[r][3], told[left][2], *every[left])).all(), "a put's pieces"
+    mpi.Barrier()
+
+    at = np.arange(0, N, 50_000, dtype=np.uint64)
+    peers[right].put(mine, rooms[right], at, at[::-1], 50_000).Wait()
+    mpi.Barrier()
+    assert (room_seen.reshape(100, -1) == told[left][2].reshape(100, -1)[::-1]).all(), "pages that lie in a row here"
     mpi.Barrier()
 
     peers[right].put(mine, rooms[right]).Wait()
@@ -104,9 +113,102 @@ worker = rma.Worker()
     )
 
 
+#: Memory that a peer's device opens: parts of one allocation, opened again and again; what cannot be lent; memory that
+#: its owner takes back from who is writing there, and whose device has streams that wait.
+OPENED = (
+    COMMON
+    + """
+import ctypes
+from ucc_hetero.native.libraries import lib
+
+class Part:
+    "Bytes in the middle of an allocation, as a caching allocator hands them out."
+    def __init__(self, array, first, n):
+        self.array, self.peek = array, array.peek[first : first + n]
+        data = array.block.handle + first, False
+        self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (n,), "data": data}
+
+N = 3_000_000
+whole = Array(2 * N + 1000, np.uint8)
+parts = [Part(whole, first, N) for first in (104, N + 777)]
+for part in parts:
+    part.peek[:] = rng.integers(0, 256, N, dtype=np.uint8)
+regions = [worker.register(part) for part in parts]
+short, _ = memory(1000)  # the runtime does not lend that
+mine = [region.descriptor for region in regions], short.descriptor, [part.peek.copy() for part in parts]
+theirs, their_short, was = mpi.allgather(mine)[right]
+peer = peers[right]
+targets = [peer.open(theirs[k]) for k in (0, 1, 0)]
+for target in targets:
+    assert peer.info(regions[0], target)["put"].startswith("direct"), peer.info(regions[0], target)
+info = peer.info(short, peer.open(their_short))
+assert info["put"].startswith("staged") and "does not lend" in info["not direct"], info
+
+# Closed in any order, those that are left stay open.
+order = rng.permutation(3)
+for k in order:
+    into, seen = memory(N)
+    peer.get(into, targets[k]).Wait()
+    assert (seen == was[k % 2]).all(), k
+    targets[k].close()
+    into.close()
+mpi.Barrier()
+
+# Taken back while it is written to.
+mine, seen = memory(N)
+room, room_seen = memory(N)
+rooms = mpi.allgather(room.descriptor)
+target = peer.open(rooms[right])
+counter = worker.counter()
+counters = mpi.allgather(counter.number)
+stream = gpu.stream()
+counter.wait(1, stream=stream)  # held: who waits for this device waits for a peer
+begun = [peer.put(mine, target, i, i, 1000) for i in range(0, 100_000, 1000)]
+mpi.Barrier()
+lib.ucch_region_revoke(worker.native, room.native)
+peers[left].notify(counter=counters[left]).Wait()  # only now its stream goes on
+room.close()
+left_over = room_seen.copy()
+for request in begun:
+    try:
+        request.Wait()
+    except RefusedError:
+        pass
+try:
+    while True:
+        peer.put(mine, target).Wait()
+except RefusedError:
+    pass
+assert target.stale and peer.info(mine, target)["put"].startswith("staged")
+stream.synchronize()
+mpi.Barrier()
+assert (room_seen == left_over).all()
+try:
+    peer.open(rooms[right])
+    raise SystemExit("a stale descriptor is opened")
+except RefusedError:
+    pass
+
+# Two workers of one process.
+other = rma.Worker()
+between = worker.connect(other.address)
+other.connect(worker.address)
+array = Array(N, np.uint8)
+array.peek[:] = 0
+near = between.open(other.register(array).descriptor)
+assert between.info(mine, near)["put"].startswith("direct")
+between.put(mine, near).Wait()
+assert (array.peek == seen).all()
+other.close()
+worker.close()
+assert ctypes.CDLL(gpu.path).fakegpu_misuses() == 0
+print("right", flush=True)
+"""
+)
+
 #: The same by wires.
 FAR = far(EVERY).replace(
-    """.startswith("staged" if devices else "direct")""",
+    """.startswith("staged" if devices and not opens else "direct")""",
     """.endswith("wires")""",
 )
 

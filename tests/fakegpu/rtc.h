@@ -1,8 +1,9 @@
 /* The run-time compiler of either vendor: it knows how to add floats, to wait for a word and to write one, and how to
- * do all of a short call, one side of a message, or pieces of pages; everything else is too hard for it. Included by
- * fakegpu.c. */
+ * do all of a short call, one side of a message, pieces of pages, or messages that wires carry; everything else is too
+ * hard for it. Included by fakegpu.c. */
 static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = "posts a word",
-                  FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces";
+                  FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces",
+                  RINGS[] = "moves through rings";
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
@@ -11,6 +12,7 @@ static const char *made_of(const char *source) {
     if (adds && strstr(source, "float FROM;")) return ADDS;
     if (strstr(source, "ucch(ucch_lane_copy c)")) return LANES;
     if (strstr(source, "ucch(ucch_pieces all)")) return PIECES_TEXT;
+    if (strstr(source, "ucch(ucch_ring_copies all)")) return RINGS;
     return strstr(source, "AWAIT(dst, n)") ? AWAITS : strstr(source, "POST(dst, n)") ? POSTS : NULL;
 }
 
@@ -45,6 +47,11 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         ucch_pieces *all = argument(arguments, sizeof(*all), sizeof(*all));
         return all ? submit(handle, (work){.kind = PIECES, .dst = all}) : OUT_OF_MEMORY;
     }
+    if (function == RINGS) {
+        ucch_ring_copies *all = argument(arguments, sizeof(*all), sizeof(*all));
+        if (all && blocks != 2 * all->width) return INVALID_VALUE;
+        return all ? submit(handle, (work){.kind = RING, .dst = all}) : OUT_OF_MEMORY;
+    }
     const void *src = *(void **)arguments[0];
     void *dst = *(void **)arguments[1];
     uint64_t n = *(uint64_t *)arguments[2];
@@ -58,8 +65,8 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
 }
 
 static int find_kernel(void **function, const void *module, const char *name) {
-    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, LANES, PIECES_TEXT};
-    for (int i = 0; i < 6; i++)
+    const char *all[] = {ADDS, AWAITS, POSTS, FUSED_TEXT, LANES, PIECES_TEXT, RINGS};
+    for (int i = 0; i < 7; i++)
         if (!strcmp(module, all[i])) {
             struct function *f = malloc(sizeof(*f));
             if (f) *f = (struct function){all[i], module, HIP}; /* HIP loads all of a module */

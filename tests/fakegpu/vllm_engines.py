@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,15 @@ USUAL = {"vendor": "", "layout": "NHD", "blocks": 64, "scheduler": "own"}
 
 
 class Engine:
-    """A process of vllm_engine.py, started by ``popen``."""
+    """A process of vllm_engine.py, started by ``popen`` with these words for Python."""
 
-    def __init__(self, told: dict[str, Any], popen: Callable[..., subprocess.Popen[str]]) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("vllm_engine.py")), json.dumps(told)]
+    def __init__(
+        self,
+        told: dict[str, Any],
+        popen: Callable[..., subprocess.Popen[str]],
+        python: Sequence[str] = (sys.executable,),
+    ) -> None:
+        command = [*python, str(Path(__file__).with_name("vllm_engine.py")), json.dumps(told)]
         self.process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._said: queue.Queue[dict[str, Any]] = queue.Queue()
         self._done: dict[str, Any] = {}

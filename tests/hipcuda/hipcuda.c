@@ -88,6 +88,19 @@ CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags))
 CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
     return THERE(cuMemcpyAsync, dst, src, bytes, s);
 }
+typedef struct side_2d {
+    size_t x, y;
+    int type;
+    const void *host;
+    address at;
+    void *array;
+    size_t pitch;
+} side_2d;
+typedef struct copy_2d {
+    side_2d src, dst;
+    size_t bytes, rows;
+} copy_2d;
+CU(cuMemcpy2DAsync_v2, (const copy_2d *all, void *s)) { return THERE(cuMemcpy2DAsync_v2, all, s); }
 CU(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority)) {
     return THERE(cuStreamCreateWithPriority, s, flags, priority);
 }
@@ -232,6 +245,14 @@ int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
 }
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
     return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;
+}
+int hipMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
+                     int kind, void *s) {
+    copy_2d all = {.src = {.type = 4, .at = (address)(uintptr_t)src, .pitch = src_pitch},
+                   .dst = {.type = 4, .at = (address)(uintptr_t)dst, .pitch = dst_pitch},
+                   .bytes = bytes,
+                   .rows = rows};
+    return kind == 4 ? cuMemcpy2DAsync_v2(&all, s) : INVALID_VALUE;
 }
 int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return cuStreamCreateWithPriority(s, flags, priority);

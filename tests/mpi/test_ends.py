@@ -99,6 +99,21 @@ u.Communicator()
     assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
 
 
+def test_a_rank_that_was_forked_before_mpi_was_begun(mpirun) -> None:
+    """It has an end of its own, as where its parent had not imported the package."""
+    script = """
+import os, sys
+import ucc_hetero as u
+if child := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+comm = u.Communicator()
+comm.Barrier()
+sys.exit(3 * comm.rank)
+"""
+    job = mpirun(script, 2, env=NEVER, check=False, cold=True)
+    assert "rank 1 has failed (status 3) and ends the job" in job.stderr, job.output
+
+
 @pytest.mark.parametrize("how", ["raise RuntimeError('out of its mind')", "sys.exit(3)"])
 def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> None:
     script = HEAD.replace("comm = u", f"if world.rank == 1:\n    {how}\ncomm = u")

@@ -98,7 +98,7 @@ def test_a_job_that_hangs(mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFix
     """Its processes are asked; it goes on. A stopped process cannot answer, and its memory is read all the same."""
     environment = {"UCCH_FLIGHT": str(tmp_path / "records")}
     job = threading.Thread(
-        target=lambda: mpirun(JOB, 4, args=["gil", "1000"], env=environment, check=False), daemon=True
+        target=lambda: mpirun(JOB, 4, args=["gil", "1000"], env=environment, check=False, cold=True), daemon=True
     )
     job.start()
     pids: set[int] = set()

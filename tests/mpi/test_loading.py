@@ -25,14 +25,14 @@ print("ucx", load().ucx_path, "|".join(load().notes) or "-", flush=True)
 
 
 def test_ours_first(mpirun) -> None:
-    job = mpirun("import ucc_hetero\nfrom mpi4py import MPI\n" + WORK)
+    job = mpirun("import ucc_hetero\nfrom mpi4py import MPI\n" + WORK, cold=True)
     lines = [line for line in job.stdout.splitlines() if line.startswith("ucx")]
     assert len(lines) == 2 and all(line.endswith(" -") for line in lines), job.output
 
 
 def test_mpi_first(mpirun) -> None:
     """MPI's UCX then serves both; when it is another than ours would have been, a note says so."""
-    job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK)
+    job = mpirun("from mpi4py import MPI\nimport ucc_hetero\n" + WORK, cold=True)
     for line in job.stdout.splitlines():
         if line.startswith("ucx") and "/libucx/" not in line.split()[1] and "was not used" in line:
             assert "import ucc_hetero before mpi4py.MPI" in line
@@ -91,7 +91,7 @@ def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
         MPI.COMM_WORLD.Barrier()  # the job goes on
         print("went on", flush=True)
         """
-    job = mpirun(script, env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"})
+    job = mpirun(script, env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"}, cold=True)
     assert job.stdout.count("refused libucc could not be loaded") == 2 and job.stdout.count("went on") == 2
     assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "[ucc]" in job.stdout
 
@@ -109,7 +109,7 @@ def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
             print("refused", str(error).replace("\\n", " / "), flush=True)
         MPI.COMM_WORLD.Barrier()
         """
-    job = mpirun(script, 3)
+    job = mpirun(script, 3, cold=True)
     lines = [line for line in job.stdout.splitlines() if line.startswith("refused")]
     assert len(lines) == 3, job.output
     assert all("UCC_TL_UCP_TUNE" in line and "allreduce:@2" in line and "rank 1" in line for line in lines)
@@ -123,7 +123,7 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
         except ValueError as error:
             print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
         """
-    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"})
+    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
     said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 3"  # the script's, and two of ours
     assert job.stdout.count(said) == 3, job.output
 

@@ -90,7 +90,9 @@ def store() -> Iterator[Server]:
 
 
 @pytest.fixture
-def without_mpi(tmp_path: Path, room: int) -> Callable[..., tuple[list[int], list[str]]]:
+def without_mpi(
+    tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest
+) -> Callable[..., tuple[list[int], list[str]]]:
     """Call as ``without_mpi(script, words of each rank, layout)``: (how the ranks ended, what each has said)."""
 
     def run(script: str, words: list[list[str]], layout: str) -> tuple[list[int], list[str]]:
@@ -99,7 +101,8 @@ def without_mpi(tmp_path: Path, room: int) -> Callable[..., tuple[list[int], lis
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
         env |= {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": env}
-        ranks = [subprocess.Popen([sys.executable, str(path), *each], **options) for each in words]
+        python = pythons.of(request.path, env)
+        ranks = [subprocess.Popen([*python, str(path), *each], **options) for each in words]
         try:
             texts = [rank.communicate(timeout=60 * room)[0].decode() for rank in ranks]
         finally:
@@ -209,7 +212,9 @@ print(f"right: {rank}", flush=True)
 
 
 @pytest.mark.parametrize("how", ["process_group", "torchft"])
-def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int, how: str) -> None:
+def test_ranks_that_are_started_again_join(
+    port: int, tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest, how: str
+) -> None:
     """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
     if how == "torchft":
         pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
@@ -221,7 +226,7 @@ def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int,
     said = tmp_path / "said"
 
     def start(rank: int, generation: int) -> subprocess.Popen[bytes]:
-        words = [sys.executable, str(script), how, str(rank), str(port), str(generation)]
+        words = [*pythons.of(request.path, env), str(script), how, str(rank), str(port), str(generation)]
         with said.open("ab") as out:
             return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
 
@@ -234,6 +239,77 @@ def test_ranks_that_are_started_again_join(port: int, tmp_path: Path, room: int,
     finally:
         for each in ranks:
             each.kill()
+    assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+
+
+MANAGED = """
+import os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torchft import Manager
+from torchft.process_group import ProcessGroupWrapper
+import ucc_hetero.torch
+
+replica, lighthouse, again = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+limit, steps = timedelta(seconds=200), 60
+
+class Group(ProcessGroupWrapper):
+    def _create_pg(self, store, rank, world_size):
+        return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
+
+    def getBackendName(self):
+        return "torchft-ucch"
+
+store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+state = {"w": torch.zeros(1000)}
+manager = Manager(
+    Group(limit), state.update, lambda: {"w": state["w"].clone()}, min_replica_size=2, use_async_quorum=False,
+    timeout=limit, quorum_timeout=limit, rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
+    lighthouse_addr=lighthouse, replica_id=f"replica{replica}", hostname="127.0.0.1")
+all_there = 0
+while manager.current_step() < steps or not all_there:  # the one that comes back is waited for
+    manager.start_quorum()
+    step = manager.current_step()
+    if replica == 1 and not again and step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    gradient = torch.full((1000,), float(step))
+    manager.allreduce(gradient).wait()
+    if manager.should_commit():
+        assert (gradient == step).all(), (gradient, step)
+        state["w"] += gradient
+        all_there += step > 8 and manager.num_participants() == 3
+done = manager.current_step()
+assert (state["w"] == sum(range(done))).all(), (state["w"][0], done)
+print(f"right: {replica}", flush=True)
+manager.shutdown()
+os._exit(0)
+"""
+
+
+def test_torchfts_manager(tmp_path: Path, room: int) -> None:
+    """A replica dies in a step and comes back: the others go on without it, and it gets their state."""
+    pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
+    from torchft.coordination import LighthouseServer
+
+    script, said = tmp_path / "job.py", tmp_path / "said"
+    script.write_text(MANAGED)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+    light = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
+
+    def start(replica: int, again: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(script), str(replica), light.address(), str(again)]
+        with said.open("ab") as out:
+            return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
+
+    replicas = [start(replica, 0) for replica in range(3)]
+    try:
+        assert replicas[1].wait(60 * room) == -signal.SIGKILL, said.read_text()
+        replicas[1] = start(1, 1)
+        ends = [replica.wait(60 * room) for replica in replicas]
+    finally:
+        for each in replicas:
+            each.kill()
+        light.shutdown()
     assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
 
 

@@ -43,6 +43,18 @@ def futures() -> None:
         value = float(N * sum(r + k for r in range(N)))
         same(chain.wait(), torch.full((1000 * (4 - k),), value))
 
+    # Of a call that was waited for, callbacks run before then() returns (torchft's manager counts on it).
+    each = torch.full((1000,), float(R))
+    for first in (True, False):
+        work = dist.all_reduce(each, async_op=True)
+        early = work.get_future() if first else None
+        work.wait()
+        ran: list[Any] = []
+        chain = (early or work.get_future()).then(lambda f, ran=ran: ran.append(f.value()[0]) or threading.get_ident())
+        chain.then(lambda f, ran=ran: ran.append(f.value()))
+        same(ran[0], each)
+        assert ran[1] == threading.get_ident() and chain.done()
+
     def fails(f: Any) -> None:
         raise KeyError("mine")
 

@@ -29,7 +29,7 @@ def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
 
 #: Kernels that wait for another rank. Of the fused ones those whose arithmetic is longest.
 WAITING = {
-    "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0),
+    "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),
     "fused_complex": fused("PROD", "complex128"), "fused_int8": fused("MAX", "int8"),
 }  # fmt: skip

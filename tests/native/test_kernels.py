@@ -59,6 +59,9 @@ FUSED = [(lib.UCCH_FUSED, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("f
 #: One side of a message in a lane.
 LANES = [(lib.UCCH_LANE_COPY, 0, 0, 0)]
 
+#: All messages of a stage that wires carry.
+RINGS = [(lib.UCCH_RING_COPY, 0, 0, 0)]
+
 #: Pieces of pages: as they are, and between the types of caches.
 FLOATS = {DTYPES[name].code: DTYPES[name].itemsize for name in ("float16", "bfloat16", "float32")}
 PIECES = [
@@ -75,7 +78,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
     parts = [_HOST]
-    for i, case in enumerate([*CASES, *FUSED, *LANES, *PIECES]):
+    for i, case in enumerate([*CASES, *FUSED, *LANES, *RINGS, *PIECES]):
         text = sources.source(*case)
         if text is not None:
             # Each in a namespace of its own: they all define the same helpers.
@@ -284,12 +287,75 @@ def test_pieces(library: ctypes.CDLL, i: int, blocks: int) -> None:
         piece.dst = ffi.cast("char *", out.ctypes.data + begin * to_size)
     how = (row, rows, row + 3, 2 * rows * (row + 3), one, other, size, to_size)
     asked = {"each": each, "n": len(each), "most": int(np.diff(cuts).max()), "rows": how}
-    nth = len(CASES) + len(FUSED) + len(LANES) + i
+    nth = len(CASES) + len(FUSED) + len(LANES) + len(RINGS) + i
     for block in rng.permutation(blocks).tolist():
         library.choose(block, blocks)
         call(library, nth, ffi.new("ucch_pieces *", asked))
     library.choose(0, 1)
     assert (out[:-1] == wanted[:-1]).all() and (out[-1] == 77).all()
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+@pytest.mark.parametrize("before", [0, 5, 2**32 - 3])
+def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -> None:
+    """Two ranks' kernels exchange messages by two rings each way, one ring with two messages; words may wrap around."""
+    rng, stride, nth = np.random.default_rng(), 4096 + 64, len(CASES) + len(FUSED) + len(LANES)
+    lengths = [int(rng.integers(1, 4 * 4096)), int(rng.integers(1, 8 * 4096)), int(rng.integers(1, 4 * 4096 + 1))]
+    over = [0, 1, 0]  # by which ring each goes
+    rings = np.zeros((2, 2, 8 * stride), np.uint8)  # by sender
+    words = np.full((2, 2, 2), before, np.uint32)  # published, consumed
+    sent = [[rng.integers(0, 256, n, np.uint8) for n in lengths] for _ in range(2)]
+    got = [[np.full(n + 3, 77, np.uint8) for n in lengths] for _ in range(2)]
+    asked, meetings = [], [np.zeros(48 * 8, np.uint32) for _ in range(2)]
+    for rank in range(2):
+        each = []
+        for sender, data in ((rank, sent[rank]), (1 - rank, got[rank])):
+            behind = [0, 0]
+            for n, ring, array in zip(lengths, over, data, strict=True):
+                word = words[sender, ring].ctypes.data
+                pieces, comes = -(-n // 4096), sender != rank
+                addresses = array.ctypes.data, rings[sender, ring].ctypes.data, word + 4 * (not comes), word + 4 * comes
+                at = [ffi.cast("void *", address) for address in addresses]
+                begins, behind[ring] = behind[ring], behind[ring] + pieces
+                past = (before + begins) % 2**32
+                each.append([*at, n, 4096, stride, past, begins, behind[ring], 0 if comes else 8])
+        where = ffi.cast("void *", meetings[rank].ctypes.data)
+        asked.append(ffi.new("ucch_ring_copies *", {"arrived": where, "n": 6, "out": 3, "width": width, "each": each}))
+    for comes in range(2):  # each block goes through all of its pieces: those that have to come are there then
+        for rank, block in rng.permutation([(r, b) for r in range(2) for b in range(width)]).tolist():
+            library.choose(block + comes * width, 2 * width)
+            call(library, nth, asked[rank])
+    library.choose(0, 1)
+    for rank in range(2):
+        for there, here in zip(sent[1 - rank], got[rank], strict=True):
+            assert (here[: there.size] == there).all() and (here[there.size :] == 77).all()
+        assert not meetings[rank].any()
+    pieces = [sum(-(-n // 4096) for n, ring in zip(lengths, over, strict=True) if ring == k) for k in range(2)]
+    assert (words == [[[(before + n) % 2**32] * 2 for n in pieces]] * 2).all()
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
+    """Pieces of bytes, from anywhere to anywhere, of which some are empty and some take several slices."""
+    rng = np.random.default_rng()
+    source, out = rng.integers(0, 256, 400_000, np.uint8), np.full(400_000, 77, np.uint8)
+    wanted = out.copy()
+    sizes = [0, 1, 8, 16384, *rng.integers(0, 50_000, 6).tolist(), 8 * int(rng.integers(3000, 6000))]
+    each, at = ffi.new("ucch_piece[]", len(sizes)), 0
+    for piece, size in zip(each, sizes, strict=True):
+        begin, first = int(rng.integers(0, len(source) - size)) & ~7, int(rng.integers(0, 2))
+        piece.src, piece.dst = (ffi.cast("char *", a.ctypes.data + k) for a, k in ((source, begin - first), (out, at)))
+        piece.first, piece.count = first, size
+        wanted[at : at + size] = source[begin : begin + size]
+        at += size + int(rng.integers(0, 20))
+        at += -at % 8 if rng.integers(2) else 0
+    code = DTYPES["uint8"].code
+    asked = {"each": each, "n": len(each), "most": max(sizes), "rows": (0, 0, 0, 0, code, code, 1, 1)}
+    for block in rng.permutation(blocks).tolist():
+        library.choose(block, blocks)
+        call(library, len(CASES) + len(FUSED) + len(LANES) + len(RINGS), ffi.new("ucch_pieces *", asked))
+    library.choose(0, 1)
+    assert (out == wanted).all()
 
 
 @pytest.mark.parametrize("arch, blocks", [(750, 2), (800, 4), (860, 3), (890, 3), (1000, 4), (1200, 3)])

@@ -376,6 +376,11 @@ def test_pages_of_devices(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(pages_scripts.EVERY, layout).said("right") == 2
 
 
+def test_pages_of_devices_that_open_each_others_memory(fakes: Callable[..., Any]) -> None:
+    script = pages_scripts.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
+    assert fakes(script, "nvidia:2").said("right") == 2
+
+
 def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
     done = fakes(pages_scripts.NO_COMPILER, "nvidia:1,amd:1", UCCH_RTC_LIB="none")
     assert done.said("right") == 2

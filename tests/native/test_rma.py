@@ -14,6 +14,18 @@ def test_pieces_go_to_their_places(fakes: Callable[..., Any], layout: str) -> No
     assert job.said("right") == job.ranks
 
 
+@pytest.mark.parametrize("env", [{}, {"FAKEGPU_NO_PEERS": "1"}], ids=["opened", "refused"])
+def test_pieces_go_straight_where_devices_open_each_others_memory(
+    fakes: Callable[..., Any], env: dict[str, str]
+) -> None:
+    assert fakes(rma_scripts.EVERY, "nvidia:2", **env).said("right") == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> None:
+    assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
+
+
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
 def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
     job = fakes(rma_scripts.APART, layout)
@@ -26,13 +38,13 @@ def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: s
     assert job.said("right") == job.ranks
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2"])
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2", "nvidia:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
 
 
 @pytest.mark.parametrize("by_wires", [False, True])
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "host:3"])
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "nvidia:3", "host:3"])
 def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
     script = rma_scripts.far(rma_scripts.DEATH) if by_wires else rma_scripts.DEATH
     done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})

@@ -48,7 +48,10 @@ def secret(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def start(secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[str, str]]) -> Iterator[Any]:
+def start(
+    secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[str, str]], pythons: Any,
+    request: pytest.FixtureRequest,
+) -> Iterator[Any]:  # fmt: skip
     """Start an engine: ``start(role, port, **what is told)``."""
     engines: list[Engine] = []
     (tmp_path / "config.json").write_text(
@@ -60,9 +63,10 @@ def start(secret: str, tmp_path: Path, fake_environment: Callable[[str], dict[st
         own = {"secret_file": secret, "host": "127.0.0.1", "timeout": 20, "lease": 60, **dict(extra)}
         env = fake_environment(f"{told.get('vendor') or 'host'}:1") if told.get("vendor") else {}
         popen = functools.partial(subprocess.Popen, env={**os.environ, **env})
-        engine = Engine({**usual, "role": role, "port": port, "extra": own, **told}, popen)
+        python = pythons.of(request.path, env)
+        engine = Engine({**usual, "role": role, "port": port, "extra": own, **told}, popen, python)
         engines.append(engine)
-        engine.hear("ready")
+        engine.pid = engine.hear("ready")["ready"]
         return engine
 
     yield run
@@ -138,10 +142,10 @@ def test_prefill_that_is_gone_is_computed_again(start: Any, scheduler: str) -> N
     check("r3", {**params, "remote_num_tokens": len(asked["r3"])}, loaded=False)  # of the one that was killed
     check("r1", prefill.prefilled("r1", asked["r1"]), loaded=True)
     params = prefill.prefilled(name, prompt)
-    prefill.process.send_signal(signal.SIGSTOP)
+    os.kill(prefill.pid, signal.SIGSTOP)
     decode.add("stopped", prompt, 6, params)
     assert decode.done("stopped")["tokens"] == right[name]
-    prefill.process.send_signal(signal.SIGCONT)
+    os.kill(prefill.pid, signal.SIGCONT)
     check("r2", prefill.prefilled("again", asked["r2"]), loaded=True)
     decode.free(before)
 

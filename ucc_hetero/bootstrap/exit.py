@@ -39,6 +39,7 @@ _WORD = 2.0
 _registered = False
 #: With which status this process ends because it has failed; 0 while it has not.
 _status = 0
+#: The process whose end is arranged: a child that uses its parent's MPI has none of that.
 _pid = 0
 
 
@@ -77,7 +78,13 @@ class _Parents:
 
 
 def _after_fork() -> None:
-    """Communicators are the parent's: a child that used them would take part in its calls."""
+    """Communicators are the parent's: a child that used them would take part in its calls.
+
+    The end of its process is its own where the parent has not begun MPI.
+    """
+    global _pid
+    if not process.inherited():
+        _pid = os.getpid()
     for comm in living:
         comm._run.orphan()
         comm._mpi = _Parents()

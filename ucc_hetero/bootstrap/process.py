@@ -368,6 +368,11 @@ def close_all() -> None:
 _inherited = False
 
 
+def inherited() -> bool:
+    """True where MPI is that of the parent process."""
+    return _inherited
+
+
 def refuse_children() -> None:
     """Raise where MPI is that of the parent process."""
     if _inherited:

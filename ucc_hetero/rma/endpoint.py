@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..buffers.model import Array
+from ..device.rank import bound
 from ..errors import PeerError
 from ..native.libraries import ffi, lib
 from .request import ENDED, Request, failure, stream_argument
@@ -33,6 +34,8 @@ class Target:
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
         self._native = native
+        #: Why our device does not reach it; empty where it does, or is not meant to.
+        self.lack = ""
 
     def __repr__(self) -> str:
         return f"<Target of {self.nbytes} bytes of {self.memory} memory>"
@@ -94,13 +97,16 @@ class Endpoint:
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
             return {"put": "direct: libucp writes", "get": "direct: libucp reads", "peer": where}
+        if local.memory == target.memory and lib.ucch_target_opened(target.native):
+            return {"put": "direct: our device writes", "get": "direct: our device reads", "peer": where}
         wires = lib.ucch_peer_wires(self.native)
         staged = "staged: through pinned memory of both sides, by libucp"
         if lib.ucch_peer_shares(self.native):
             staged = "staged: through pinned memory that both processes see"
         elif wires:
             staged = f"staged: through pinned memory of both sides, by {wires} wires"
-        return {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
+        found = {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
+        return found | ({"not direct": target.lack} if local.memory == target.memory != "host" else {})
 
     def open(self, descriptor: bytes, timeout: float = 30.0) -> Target:
         """A region of the peer's, by its ``descriptor``.
@@ -111,17 +117,38 @@ class Endpoint:
         found = Descriptor.unpack(descriptor)
         if found.uid != self.uid:
             raise ValueError("the descriptor is of a region of another process than this endpoint's")
-        asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
-        lib.ucch_transfer_opens(asks, found.region, found.nbytes)
-        self._start(asks, "the question for a region", None, None, timeout).Wait()
+        # Made before the question: should the owner take the region back once it has answered, it is stale.
         native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
-        if found.key:
-            status = lib.ucch_target_key(native, ffi.from_buffer(found.key))
-            if status < 0:
-                lib.ucch_target_free(native)
+        target = Target(self, found, native)
+        try:
+            asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
+            lib.ucch_transfer_opens(asks, found.region, found.nbytes)
+            self._start(asks, "the question for a region", None, None, timeout).Wait()
+            if found.memory != "host":
+                target.lack = self._borrow(found, native)
+            elif found.key and (status := lib.ucch_target_key(native, ffi.from_buffer(found.key))) < 0:
                 raise failure("the key of a region", status)
-        self._targets.append(Target(self, found, native))
-        return self._targets[-1]
+        except BaseException:
+            target.close()
+            raise
+        self._targets.append(target)
+        return target
+
+    def _borrow(self, found: Descriptor, native: Any) -> str:
+        """Let this process's device reach a region of its vendor's on this host: empty, or why it does not."""
+        place = bound()
+        if not self.near:
+            return "its process is on another host, or in another container"
+        if place is None or place.vendor != found.memory:
+            return f"this process had no {found.memory} device when it opened the region"
+        if len(found.key) != lib.UCCH_RMA_LENT:
+            return "its owner's driver does not lend it, as none does memory of pools and torch's expandable segments"
+        status = lib.ucch_target_borrow(native, ffi.from_buffer(found.key))
+        if status == lib.UCCH_FAIL_DEVICE:
+            return str(ffi.string(lib.ucch_device_error()).decode(errors="replace"))
+        if status:
+            raise failure("the question for a region", status)
+        return ""
 
     def put(
         self,

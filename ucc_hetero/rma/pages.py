@@ -76,7 +76,7 @@ class PageTable(Handle):
         told = Table(worker.uid, number, self.form, tuple(region.descriptor for region in self.regions))
         self.number, self.descriptor = number, told.pack()
         self._receipts: list[Receipt] = []
-        if self.on_device:  # pieces of transfers go by it, if there is one
+        if self.on_device:  # what turns layouts, if there is one: at the first page streams may be held
             kernels.ready(lib.UCCH_PIECES, 0, DTYPES["uint64"].code, DTYPES["uint64"].code)
 
     def _check(self, region: Region) -> None:
@@ -177,8 +177,12 @@ class PageTarget:
     @property
     def direct(self) -> bool:
         """Whether its pages may come without passing this process's slots, so that only the sender knows when."""
-        memories = {self.table.regions[0].memory, Descriptor.unpack(self._descriptors[0]).memory}
-        return memories == {"host"} and (self.peer.near or self.table.worker.by_hardware)
+        mine = self.table.regions
+        if mine[0].memory != Descriptor.unpack(self._descriptors[0]).memory:
+            return False
+        if mine[0].memory == "host":
+            return self.peer.near or self.table.worker.by_hardware
+        return self.peer.near and any(region.lent for region in mine)
 
     @cached_property
     def targets(self) -> list[Target]:

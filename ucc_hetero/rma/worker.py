@@ -16,7 +16,7 @@ from .. import env
 from ..bindings import ucx
 from ..bindings.handle import Handle
 from ..buffers import as_buffer
-from ..device import Place, bind, pointer_vendor
+from ..device import Place, bind, kernels, pointer_vendor
 from ..device.rank import bound
 from ..errors import CollectiveTimeout, DeviceError
 from ..machine import launchers
@@ -25,12 +25,14 @@ from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..transport import wires
+from ..types import DTYPES
 from .endpoint import Endpoint
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
 
 #: Transports between hosts of which the hardware puts: what all names of theirs begin with.
 _HARDWARE = ("rc_", "dc_")
+_BYTE = DTYPES["uint8"].code
 #: Seconds for which peers may go on using a worker's regions when it is closed.
 _PATIENCE = 2.0
 
@@ -56,14 +58,18 @@ class Region(Handle):
             self._registered = worker.context.register((found.ptr, found.nbytes))
         else:
             _bind(Place(found.vendor, found.device))
-        key = self._registered.key if self._registered else b""
+            kernels.ready(lib.UCCH_PIECES, 0, _BYTE, _BYTE)  # lists go by it, if there is one
         number = int.from_bytes(os.urandom(8), "little")
-        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
-        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
         handle = self._registered.handle if self._registered else ffi.NULL
         base = ffi.cast("void *", found.ptr)
         on_device = found.vendor != "host"
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
+        lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
+        #: Whether it is device memory that devices of peers may reach themselves.
+        self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
+        key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
+        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
+        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"

@@ -3,7 +3,8 @@
 A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
 completes futures, and what it posts must be posted in the same order on every rank, although futures complete at
 different times on different ranks. So callbacks run one after the other, in the order in which they were attached,
-in a thread of the group's; calls posted from there go to a communicator of their own.
+in a thread of the group's; calls posted from there go to a communicator of their own. Only those of a future that the
+caller has waited for, which all ranks have then, run at once and in the caller's thread, as torch's do.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _SLICE = 0.25
 
 
 class _Here(threading.local):
-    """Level of the calling thread: 0 is ordinary code."""
+    """Level of the calling thread, 0 in ordinary code; the thread that completes futures is not the user's either."""
 
-    level = 0
+    level, ordinary = 0, True
 
 
 #: Of the calling thread.
@@ -62,7 +63,7 @@ class InOrder:
         job()
 
     def _loop(self) -> None:
-        here.level = self._level
+        here.level, here.ordinary = self._level, False
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -107,6 +108,9 @@ def _raise_failure(result: _Failed) -> None:
 class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     """A torch future whose callbacks run in a thread of the group's, in the order in which they were attached."""
 
+    #: Ordinary code has waited for it, or for its call.
+    waited = False
+
     def __init__(
         self, callbacks: Callable[[int], InOrder], work: Work | None = None, devices: Sequence[Any] | None = None
     ) -> None:
@@ -119,6 +123,8 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
+        if here.ordinary:
+            self.waited = True
         work = self._work
         if work is not None:
             try:
@@ -139,7 +145,10 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        """Call ``callback(self)`` when there is a result; the returned future holds what it returns."""
+        """Call ``callback(self)`` when there is a result; the returned future holds what it returns.
+
+        At once, before this returns, where the caller has waited for the result.
+        """
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
@@ -154,7 +163,11 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                 else:
                     out.set_result(result)
 
-        self._callbacks(level() + 1).add(job)
+        if self.waited and here.ordinary:
+            out.waited = True
+            job()
+        else:
+            self._callbacks(level() + 1).add(job)
         return out
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
@@ -195,6 +208,7 @@ class _Completer:
         lib.ucch_ring()
 
     def _loop(self) -> None:
+        here.ordinary = False
         works: list[Work] = []
         while self._on:
             known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that

@@ -17,7 +17,7 @@ from ..calls.p2p import Messages
 from ..calls.request import SLICE, Request, look_around
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
-from .futures import Future, complete_later
+from .futures import Future, complete_later, here
 from .layout import Finish
 from .p2p_buffers import P2pBuffer
 from .streams import Ready, beside, current_handle, kept_for_current, used_in_current
@@ -92,6 +92,7 @@ class Work(dist.Work):
     _ready: Ready | None = None
     _error: Exception | None = None
     _future: Future | None = None
+    _waited = False
     _published = False
     _done = True
     #: Whether it is a collective, which barriers wait for, and no message.
@@ -206,6 +207,10 @@ class Work(dist.Work):
 
     def _told(self) -> bool:
         """Raise what is known to have gone wrong with the call, or with data that streams had to go on without."""
+        if here.ordinary:
+            self._waited = True
+            if self._future is not None:
+                self._future.waited = True
         if self._error is not None:
             raise self._error
         if self._group.streams_wait:
@@ -282,6 +287,7 @@ class Work(dist.Work):
             if self._future is not None:
                 return self._future
             self._future = Future(self._group.callbacks, self)
+            self._future.waited = self._waited
         if self._done or self._ready is not None:
             self.publish()
         else:
@@ -618,7 +624,7 @@ class Works(Work):
                 part.wait(timeout)
         for ready in self._entered:
             ready.order()
-        return True
+        return self._told()
 
     def publish(self, failure: Exception | None = None) -> None:
         """Set the result of the future; whoever takes it gets a stream that waits for every part."""

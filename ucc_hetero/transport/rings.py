@@ -281,7 +281,8 @@ def _offer(
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
-    compiles = ready and kernels.all_ready([sums, (lib.UCCH_LANE_COPY, 0, 0, 0)])
+    copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
+    compiles = ready and kernels.all_ready([sums, *((kind, 0, 0, 0) for kind in copies)])
     reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
         lack = "no network threads"

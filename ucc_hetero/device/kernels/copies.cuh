@@ -8,27 +8,49 @@
 #define READ(p) (*(const volatile T *)(p))
 #define WRITE(p, v) (*(volatile T *)(p) = (v))
 #endif
-template <class T> __device__ void copy(void *to, const void *from, unsigned bytes) {
-    const unsigned n = bytes / sizeof(T), some = 8, far = some * blockDim.x;
+/* Sixteen bytes: CUDA loads and stores them at once, AMD's atomics do not. */
+#if defined(__CUDA_ARCH__)
+struct quad {
+    unsigned long long x, y;
+};
+__device__ quad fetch(const quad *p) {
+    quad v;
+    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+    return v;
+}
+__device__ void put(quad *p, quad v) {
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" : : "l"(p), "l"(v.x), "l"(v.y) : "memory");
+}
+#else
+typedef unsigned long long quad;
+#endif
+template <class T> __device__ T fetch(const T *p) { return READ(p); }
+template <class T> __device__ void put(T *p, T v) { WRITE(p, v); }
+/* Of every thread `some` are under way at a time. */
+template <class T, unsigned some> __device__ void copy(void *to, const void *from, unsigned bytes) {
+    const unsigned n = bytes / sizeof(T), far = some * blockDim.x;
     T *dst = (T *)to;
     const T *src = (const T *)from;
     unsigned i = threadIdx.x;
     for (; i + far - blockDim.x < n; i += far) {
         T held[some];
         for (unsigned k = 0; k < some; k++)
-            held[k] = READ(src + i + k * blockDim.x);
+            held[k] = fetch(src + i + k * blockDim.x);
         for (unsigned k = 0; k < some; k++)
-            WRITE(dst + i + k * blockDim.x, held[k]);
+            put(dst + i + k * blockDim.x, held[k]);
     }
     for (; i < n; i += blockDim.x)
-        WRITE(dst + i, READ(src + i));
+        put(dst + i, fetch(src + i));
+}
+__device__ unsigned long long alignment(const void *dst, const void *src, unsigned bytes) {
+    return (unsigned long long)dst | (unsigned long long)src | bytes;
 }
 __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
-    unsigned long long all = (unsigned long long)dst | (unsigned long long)src | bytes;
+    unsigned long long all = alignment(dst, src, bytes);
     if (all % 8 == 0)
-        copy<unsigned long long>(dst, src, bytes);
+        copy<unsigned long long, 8>(dst, src, bytes);
     else if (all % 4 == 0)
-        copy<unsigned>(dst, src, bytes);
+        copy<unsigned, 8>(dst, src, bytes);
     else
-        copy<unsigned char>(dst, src, bytes);
+        copy<unsigned char, 8>(dst, src, bytes);
 }

@@ -18,17 +18,18 @@ __device__ void check(const ucch_moves &all, const ucch_move &m, const void *dat
     const volatile ucch_slot_header *h = header(data);
     if (h->hash != all.hash || h->bytes != m.n) PUT(&all.replays->wrong.word, REPLAY_DIFFERS);
 }
-/* A kernel of a graph begins: another that still runs has the same slots. */
+/* A kernel of a graph begins: another that still runs has the same slots. Hosts look at these words and at nothing
+ * else. */
 __device__ void enter(const ucch_moves &all) {
     if (atomicExch(&all.counts->running, 1)) PUT(&all.replays->wrong.word, REPLAY_OVERLAPS);
-    POST(&all.replays->begun.word, all.counts->ended + 1);
+    PUT(&all.replays->begun.word, all.counts->ended + 1);
 }
 /* The last block has done its part: the channels have carried so many pieces more. */
 __device__ void leave(const ucch_moves &all) {
     for (unsigned k = 0; k < all.n; k++)
         if (all.each[k].steps) ++*all.each[k].steps;
     all.counts->running = 0;
-    POST(&all.replays->ended.word, ++all.counts->ended);
+    PUT(&all.replays->ended.word, ++all.counts->ended);
 }
 extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
     const bool first = blockIdx.x == 0 && threadIdx.x == 0;
@@ -56,7 +57,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
         DONE();
         __syncthreads();
         if (m.tell && threadIdx.x == 0) {
-            __threadfence_system();
+            if (gridDim.x > 1) __threadfence_system();
             if (gridDim.x == 1 || atomicInc(all.arrived + k, gridDim.x - 1) == gridDim.x - 1) {
                 if (m.slot == SLOT_DST) {
                     volatile ucch_slot_header *h = header(dst);

@@ -1,14 +1,11 @@
 /* One side of a message in a lane (cffi_build/p2p/lane.c). Every block does a slice of every piece, and the last to
  * have done so tells the other side. */
+#include "blocks.cuh"
 #include "copies.cuh"
 #include "lane.h"
 #include "layout.h"
 #include "words.cuh"
 
-__device__ unsigned long long edge(unsigned long long bytes, unsigned block) {
-    unsigned long long at = (bytes + 63) / 64 * block / gridDim.x * 64;
-    return at < bytes ? at : bytes;
-}
 /* Whether a word has reached a number; not where the lane carries nothing any more. */
 __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0) {
@@ -19,11 +16,6 @@ __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     return true;
 }
 __device__ volatile ucch_slot_header *header(char *data) { return (volatile ucch_slot_header *)data - 1; }
-/* Whether this block is the last of all to have come here. */
-__device__ bool last_at(unsigned *counter) {
-    __threadfence_system();
-    return gridDim.x == 1 || atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
-}
 /* A message as a block knows it. */
 struct about {
     unsigned long long bytes, tag;
@@ -66,7 +58,7 @@ __device__ void do_head(const ucch_lane_copy &c, const about &m) {
         h->bytes = is_short ? m.bytes : 0;
         h->more[0] = m.bytes;
         POST(c.short_published, c.number);
-    } else if (receives && last_at(c.arrived + UCCH_RING_SLOTS)) {
+    } else if (receives && last_at(c.arrived + UCCH_RING_SLOTS, gridDim.x)) {
         if (m.status) PUT(c.short_consumed + 1, c.number);
         POST(c.short_consumed, c.number);
     }
@@ -85,7 +77,8 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         const unsigned k = m.base + p;
         char *there = c.longs + (unsigned long long)(k % UCCH_RING_SLOTS) * c.stride;
         const unsigned long long left = m.bytes - p * piece, bytes = left < piece ? left : piece;
-        const unsigned long long from = edge(bytes, blockIdx.x), to = edge(bytes, blockIdx.x + 1);
+        const unsigned long long from = edge(bytes, blockIdx.x, gridDim.x);
+        const unsigned long long to = edge(bytes, blockIdx.x + 1, gridDim.x);
         if (threadIdx.x == 0)
             goes = receives ? reach(c.published, k + 1, c.stop) : reach(c.consumed, k + 1 - UCCH_RING_SLOTS, c.stop);
         __syncthreads();
@@ -95,7 +88,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
             copy_bytes((receives ? here : there) + from, (receives ? there : here) + from, (unsigned)(to - from));
         DONE();
         __syncthreads();
-        if (threadIdx.x == 0 && last_at(c.arrived + k % UCCH_RING_SLOTS)) {
+        if (threadIdx.x == 0 && last_at(c.arrived + k % UCCH_RING_SLOTS, gridDim.x)) {
             if (!receives) {
                 volatile ucch_slot_header *h = header(there);
                 h->call = k;
@@ -106,7 +99,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         }
     }
     __syncthreads();
-    if (!(c.flags & LANE_LAST) || threadIdx.x || !last_at(c.arrived + UCCH_RING_SLOTS + 1)) return;
+    if (!(c.flags & LANE_LAST) || threadIdx.x || !last_at(c.arrived + UCCH_RING_SLOTS + 1, gridDim.x)) return;
     volatile ucch_lane_line *line = c.line;
     line->status = GET(c.stop) ? LANE_STOPPED : m.status;
     line->tag = m.tag;

@@ -9,12 +9,15 @@
 #define UCCH_MOST_MOVES 40
 /* Pieces that lie in a ring between two ranks at a time. */
 #define UCCH_RING_SLOTS 8
+/* Messages of one kernel between hosts, at most. */
+#define UCCH_MOST_COPIES 48
 
 /* In the place of the tag that is wanted of a message in a lane: any. */
 #define UCCH_ANY_TAG 4294967295
 
-/* Elements of a piece that a block does at a time. */
+/* Elements of a piece that a block does at a time, and bytes of one that is copied as it is. */
 #define UCCH_PIECE_SLICE 1024
+#define UCCH_PLAIN_SLICE 16384
 
 /* Word in a cache line of its own. */
 typedef struct ucch_line {
@@ -45,6 +48,24 @@ typedef struct ucch_lane_copy {
     unsigned long long bytes, tag;
     unsigned number, base, limit, slot, stride, from, to, status, flags, more;
 } ucch_lane_copy;
+
+/* Message that a kernel moves through a ring whose words the host counts (cffi_build/coll/copies.c): this rank's data;
+ * the first slot; the word that is waited for, which has to be within `room` of the piece's number, and the one that is
+ * written. `before`: pieces that went by the ring so far; from round `begins` up to `ends` there is one of these. */
+typedef struct ucch_ring_copy {
+    char *data, *ring;
+    unsigned *wait, *tell;
+    unsigned long long bytes;
+    unsigned piece, stride, before, begins, ends, room;
+} ucch_ring_copy;
+
+/* Arguments of that kernel: where blocks meet, by message and slot; and `n` messages, of which the first `out` are
+ * sent. Each direction has `width` blocks. */
+typedef struct ucch_ring_copies {
+    unsigned *arrived;
+    unsigned n, out, width, more;
+    ucch_ring_copy each[UCCH_MOST_COPIES];
+} ucch_ring_copies;
 
 /* Words of a communicator's calls in graphs, whose replays no host sees begin. `begun` and `ended` count kernels, from
  * which the host tells whether one is under way; `stop` is the host's: wait for nothing any more; `wrong` says what a
@@ -88,7 +109,7 @@ typedef struct ucch_piece {
 } ucch_piece;
 
 /* How the elements of pieces lie at their source: `row` of them in a row, rows `apart`, and groups of `rows` rows
- * `groups_apart`, in elements; and their types. */
+ * `groups_apart`, in elements; and their types. Row 0: bytes follow each other. */
 typedef struct ucch_rows {
     unsigned long long row, rows, apart, groups_apart;
     int from, to;
@@ -117,5 +138,7 @@ static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
 static_assert(sizeof(ucch_move) == 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 64, "one layout for C and kernels");
+static_assert(sizeof(ucch_ring_copy) == 64, "one layout for C and kernels");
+static_assert(sizeof(ucch_ring_copies) == 24 + UCCH_MOST_COPIES * 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_piece) == 32, "one layout for C and kernels");
 static_assert(sizeof(ucch_pieces) == 72, "one layout for C and kernels");

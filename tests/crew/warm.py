@@ -1,0 +1,122 @@
+"""Forks the ranks of jobs: this process has imported the package, which costs a rank most of what its start takes.
+
+``warm.py FD module ...``, with a socket that listens, and more to import. Each connection is `warm_rank.py`'s, which
+stands where mpirun has started a rank: it sends that process's streams, words, variables, folder and cores, and hears
+the rank's number and how it ended. The rank lives as long as the connection, and this process, do.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ucc_hetero  # noqa: F401
+
+PR_SET_PDEATHSIG = 1
+#: Where modules are found by every program: without this one's folder, and those of its own PYTHONPATH.
+COMMON = sys.path[1 + len([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]) :]
+
+
+def end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Nursery:
+    """Ranks by the connections that ask for them."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self.door, self.ranks, self.ready = door, dict[socket.socket, tuple[int, int]](), selectors.PollSelector()
+        self.ready.register(door, selectors.EVENT_READ)
+
+    def serve(self) -> dict[str, Any]:
+        """Fork ranks; returns in each of them, with what it is to be."""
+        while True:
+            for key, _ in self.ready.select():
+                if key.fileobj is not self.door:
+                    self._ended(key.data)
+                elif rank := self._fork():
+                    return rank
+
+    def _fork(self) -> dict[str, Any] | None:
+        """Fork a rank; what it is to be, in the rank. Who asks for it may have been killed meanwhile."""
+        talk, _ = self.door.accept()
+        try:
+            _, streams, _, _ = socket.recv_fds(talk, 1, 3)
+            with talk.makefile("rb") as lines:
+                asked: dict[str, Any] = json.loads(lines.readline())
+        except (OSError, ValueError):
+            talk.close()
+            return None
+        pid = os.fork()
+        if not pid:
+            self._leave(talk, streams)
+            return asked
+        for stream in streams:
+            os.close(stream)
+        self.ranks[talk] = pid, os.pidfd_open(pid)
+        for each in (talk, self.ranks[talk][1]):
+            self.ready.register(each, selectors.EVENT_READ, talk)
+        return None
+
+    def _leave(self, talk: socket.socket, streams: list[int]) -> None:
+        """In a rank: its own streams, and nothing of this process's."""
+        end_with_parent()
+        os.setpgid(0, 0)
+        for number, each in enumerate(streams):
+            os.dup2(each, number)
+            os.close(each)
+        self.ready.close()
+        for other, (_, end) in self.ranks.items():
+            other.close()
+            os.close(end)
+        self.door.close()
+        talk.sendall(b"%d\n" % os.getpid())
+        talk.close()
+
+    def _ended(self, talk: socket.socket) -> None:
+        """A rank has ended, or whom it works for has: then it is killed."""
+        if talk not in self.ranks:
+            return
+        pid, end = self.ranks.pop(talk)
+        for kill in (os.kill, os.killpg):  # what it has left behind, too; its number is nobody else's yet
+            with suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):
+            talk.sendall(b"%d\n" % status)
+        for each in (talk, end):
+            self.ready.unregister(each)
+        talk.close()
+        os.close(end)
+
+
+def become(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Make this process one that was started with these words; the code of its program, and where it runs."""
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["folder"])
+    os.sched_setaffinity(0, asked["cores"])
+    sys.argv[:] = asked["words"]
+    path = Path(sys.argv[0])
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [str(path.parent), *given, *COMMON]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    return compile(path.read_bytes(), path, "exec"), vars(main)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()
+    exec(*become(Nursery(socket.socket(fileno=int(sys.argv[1]))).serve()))

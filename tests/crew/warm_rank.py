@@ -1,0 +1,51 @@
+"""Stands where mpirun has started a rank, which `warm.py` forks: signals go on to it, and its end is this one's.
+
+``python -I -S warm_rank.py DOORS program argument ...``: ranks come from two processes in turn. Strings have other
+hashes in each: the order of a set is not the same on all ranks.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def end_as(status: int) -> NoReturn:
+    """End as another process did: with its status, or by the signal of this number below 0."""
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def main() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    asked = {"words": sys.argv[2:], "env": dict(os.environ), "folder": os.getcwd(), "cores": cores}
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.connect(f"{sys.argv[1]}/{os.getpid() % 2}")
+        socket.send_fds(talk, [b" "], [0, 1, 2])
+        talk.sendall(json.dumps(asked).encode() + b"\n")
+        with talk.makefile() as lines:
+            pid = int(lines.readline())
+
+            def pass_on(number: int, frame: FrameType | None) -> None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+            for each in PASSED_ON:
+                signal.signal(each, pass_on)
+            status = int(lines.readline())
+    end_as(status)
+
+
+if __name__ == "__main__":
+    main()

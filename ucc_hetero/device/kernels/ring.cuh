@@ -1,0 +1,52 @@
+/* Short messages of a stage of a call that wires carry (cffi_build/coll/copies.c). Half of the blocks do what goes out,
+ * the others what comes in: round by round a piece of each message, of which every block does a slice, and the last to
+ * have done so tells the other end. */
+#include "blocks.cuh"
+#include "copies.cuh"
+#include "layout.h"
+#include "words.cuh"
+
+/* Sixteen bytes that a thread has under way at a time: few blocks are to copy as much as wires carry. */
+#define DEEP 8
+#if defined(__CUDA_ARCH__)
+#define FEW __launch_bounds__(512)
+#else
+#define FEW RESIDENT
+#endif
+__device__ void move(char *dst, const char *src, unsigned bytes) {
+    if (alignment(dst, src, bytes) % 16 == 0)
+        copy<quad, sizeof(quad) == 16 ? DEEP : 8>(dst, src, bytes);
+    else
+        copy_bytes(dst, src, bytes);
+}
+/* Looks less often than AWAIT, as wires take longer. */
+__device__ void await_piece(unsigned *word, unsigned n) {
+    while ((int)(GET(word) - n) < 0)
+        DOZE();
+    __threadfence_system();
+}
+extern "C" __global__ FEW void ucch(ucch_ring_copies all) {
+    const bool comes = blockIdx.x >= all.width;
+    const unsigned block = blockIdx.x - (comes ? all.width : 0);
+    const unsigned first = comes ? all.out : 0, end = comes ? all.n : all.out;
+    for (unsigned round = 0, more = 1; more; round++) {
+        more = 0;
+        for (unsigned k = first; k < end; k++) {
+            const ucch_ring_copy m = all.each[k];
+            more |= round < m.ends;
+            if (round < m.begins || round >= m.ends) continue;
+            const unsigned nth = round - m.begins, number = m.before + nth + 1;
+            const unsigned slot = (number - 1) % UCCH_RING_SLOTS;
+            const unsigned long long at = (unsigned long long)nth * m.piece, left = m.bytes - at;
+            const unsigned long long bytes = left < m.piece ? left : m.piece;
+            const unsigned long long from = edge(bytes, block, all.width), to = edge(bytes, block + 1, all.width);
+            char *here = m.data + at + from, *there = m.ring + (unsigned long long)slot * m.stride + from;
+            if (threadIdx.x == 0) await_piece(m.wait, number - m.room);
+            __syncthreads();
+            move(comes ? here : there, comes ? there : here, (unsigned)(to - from));
+            DONE();
+            __syncthreads();
+            if (threadIdx.x == 0 && last_at(all.arrived + k * UCCH_RING_SLOTS + slot, all.width)) POST(m.tell, number);
+        }
+    }
+}
