@@ -244,6 +244,29 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
     return piece < channel->slot ? piece : channel->slot;
 }
 
+/* Pieces that a copy engine moves at a time, of `left` from the `nth` of a message on: up to `most` slots that lie one
+ * behind the other from that of piece `number` on, few in the beginning and in the end. All that is left of a longer
+ * message at its end is a piece of its own. */
+uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
+    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth < 2 ? 1 : nth < 4 ? 2 : most;
+    most = most < few ? most : few;
+    most = most < left / 2 ? most : left / 2;
+    most = most < room ? most : room;
+    return most ? (uint32_t)most : 1;
+}
+
+/* Let a stream copy `n` pieces of so many bytes, one behind the other, to the slots of a ring from that of piece
+ * `number` on, or from there: 0, or a failure. */
+int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+                      void *stream) {
+    const device_ops *ops = ucch_bound_ops();
+    char *slot = channel->ring + number % UCCH_RING_SLOTS * channel->stride;
+    void *dst = comes ? data : slot, *src = comes ? slot : data;
+    size_t to = comes ? bytes : channel->stride, from = comes ? channel->stride : bytes;
+    return ucch_device_fail(
+        n == 1 ? ops->copy(dst, src, bytes, stream) : ops->copy_rows(dst, to, src, from, bytes, n, stream), "copy");
+}
+
 static int furnish(ucch_channels *c, int peer, int comes, int ring) {
     int wire = by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);

@@ -185,6 +185,24 @@ with Communicator() as comm:
 print("right")
 """
 
+#: Long messages leave the devices' multiprocessors to others: copy engines move them, to devices and to hosts.
+COPIES = COMMON
+COPIES += """
+import ctypes
+from arrays import runtime
+with Communicator() as comm:
+    r, n, driver = comm.rank, 6_000_000, ctypes.CDLL(runtime().path)
+    x, y, host = Array(n), Array(n), np.empty(n, np.float32)
+    for turn in range(4):
+        x.peek[:] = np.random.default_rng(100 * turn + r).integers(-99, 99, n)
+        sent = np.random.default_rng(100 * turn + 1 - r).integers(-99, 99, n).astype("f4")
+        before, got = driver.fakegpu_lane_kernels(), host if turn == 3 else y.set(-1)
+        comm.Sendrecv(x, 1 - r, turn, got, 1 - r, turn)
+        assert ((host if turn == 3 else y.peek) == sent).all(), turn
+        assert driver.fakegpu_lane_kernels() == before
+print("right")
+"""
+
 #: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
 STREAMS = COMMON
 STREAMS += """

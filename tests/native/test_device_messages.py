@@ -26,6 +26,7 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
       for each in ("nvidia:1,amd:1", "nvidia:2,amd:2") for queues in (OWN_QUEUES, FEW_QUEUES)],
     ("random", _S.RANDOM, "nvidia:1,amd:1", {"UCCH_CHANNELS": "n", "FAKEGPU_DELAY_US": "10"}),
     *[("pinned memory", _S.PINS, "nvidia:1,amd:1", queues) for queues in (OWN_QUEUES, FEW_QUEUES)],
+    *[("by copies", _S.COPIES, "nvidia:1,amd:1", queues) for queues in (OWN_QUEUES, FEW_QUEUES)],
     ("on its way", _S.ON_ITS_WAY, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "10000"}),
     *[("given up", _S.GIVEN_UP, each, {}) for each in ("nvidia:1,amd:1", "nvidia:2")],
 ]  # fmt: skip
