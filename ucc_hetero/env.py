@@ -111,13 +111,6 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def _window(text: str) -> int:
-    value = parse_size(text)
-    if value and not 2 << 20 <= value <= 64 << 30:
-        raise ValueError(f"{text!r} is neither 0 nor from 2M to 64G")
-    return int(value)
-
-
 def _wires(text: str) -> int | str:
     if text.strip().lower() == "auto":
         return "auto"
@@ -273,13 +266,6 @@ _VARIABLES = (
         "auto|direct|staged",
     ),
     Variable(
-        "WINDOW",
-        _window,
-        256 << 20,
-        "Shared pinned memory of each rank on a host whose devices are of several islands; 0: none.",
-        "bytes",
-    ),
-    Variable(
         "CHANNELS",
         parse_flag,
         True,
@@ -340,8 +326,9 @@ TABLE: dict[str, Variable] = {variable.name: variable for variable in _VARIABLES
 
 #: Variables that there were, and what to do instead.
 GONE = {
-    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp or through "
-    "UCCH_WINDOW; unset it",
+    "ARENA": "messages within a vendor go by that vendor's library in torch's groups, and else by libucp; unset it",
+    "WINDOW": f"messages between devices of one host go by rings, which are pinned as they are needed; unset it, and "
+    f"instead of 0 set {PREFIX}CHANNELS=n",
     "WIRE_UCX_DIR": f"set {PREFIX}UCX_DIR, whose UCX serves network threads, too",
 }
 

@@ -150,6 +150,11 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t count);
 int ucch_scale(int dtype, void *data, uint64_t count, double factor);
 
 /* ---- message.c: tagged messages ---- */
+/* A message that has been found: its tag, its length, and the sender's number of an offer's data, or 0. */
+typedef struct ucch_offer {
+    uint64_t code, bytes, serial;
+} ucch_offer;
+
 ucch_message *ucch_message_new(void);
 void ucch_message_free(ucch_message *message);
 ucch_op *ucch_message_op(ucch_message *message);
@@ -158,7 +163,7 @@ int ucch_send(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const voi
 int ucch_recv(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout);
 int ucch_recv_matched(ucch_message *message, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
-                      int mem_type, double timeout);
+                      const ucch_offer *found, int mem_type, double timeout);
 void ucch_message_info(ucch_message *message, uint64_t *sender_tag, size_t *bytes);
 void ucch_message_cancel(ucch_message *message);
 void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int rank);
@@ -170,16 +175,17 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
 int ucch_message_deliver(ucch_message *message, void *data, void *stream);
+int ucch_message_delivered(ucch_message *message);
 
-/* ---- rendezvous.c: messages through windows, and what looks at messages before they are received ---- */
-int ucch_send_rendezvous(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                         uint64_t tag, int dest, int on_device, double timeout);
-void ucch_message_rendezvous(ucch_message *message, void *data, size_t bytes, int on_device);
-int ucch_message_moved(ucch_message *message);
-int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, const uint64_t *keys, int me,
-               uint64_t *sender_tag, size_t *bytes, ucp_tag_message_h *matched);
-void ucch_discard(ucp_worker_h worker, ucp_tag_message_h matched, int is_rts);
+/* ---- offer.c: messages whose data goes by lanes, and what looks at messages before they are received ---- */
+int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
+int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
+                    uint64_t tag, int dest, double timeout);
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
+               ucp_tag_message_h *matched);
+void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
+int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
 
 /* ---- direct.c: one-sided transfers of libucp's ---- */
 int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);

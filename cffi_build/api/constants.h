@@ -26,6 +26,7 @@
 #define UCCH_LETTER_COMES 1
 #define UCCH_LETTER_SYNC 2
 #define UCCH_LETTER_ORDERED 4
+#define UCCH_LETTER_BY_HOST 8
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_FUSED_BYTES 786432
 
@@ -102,7 +103,7 @@
 #define UCCH_FAIL_OVERLAP -1019
 
 /* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
-#define UCCH_RINGS 7
+#define UCCH_RINGS 8
 
 /* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
  * asks for all of them: the best of their fates. */
@@ -113,9 +114,10 @@
 #define UCCH_UNREACHABLE 4
 #define UCCH_ALL_PEERS -1
 
-/* Where a communicator's tags have the source's rank, and the bit of a rendezvous header. */
+/* Where a communicator's tags have the source's rank, and the bits of the package's own messages and of offers. */
 #define UCCH_SOURCE_BIT 31
-#define UCCH_RTS_BIT 50
+#define UCCH_OWN_BIT 49
+#define UCCH_OFFER_BIT 50
 
 #define UCCH_LABEL_BYTES 48
 /* Bytes of the text of a refusal, and the signature of a call that is one. */

@@ -33,6 +33,7 @@ int ucch_device_target(int runtime, int device, char *text, int room);
 int ucch_device_room(int runtime, size_t *bytes);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
+int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
 int ucch_device_bind(int runtime, int device);
 void ucch_device_reserve(void);
 void ucch_device_hold(int may);
@@ -43,16 +44,8 @@ void ucch_pool_give(void *memory);
 /* ---- kernels.c: arithmetic on the device ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
-/* ---- segment.c: shared memory that devices of several vendors copy to and from ---- */
-int ucch_window_own(uint64_t key, size_t *bytes);
-int ucch_window_open(uint64_t key, int pid, int file, size_t bytes);
-int ucch_windows_pin(void);
-
-/* ---- room.c: chunks of windows ---- */
-int ucch_window_room(void);
-
 /* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
-ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot);
+ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
 int ucch_channels_carry(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t serial);
@@ -65,9 +58,12 @@ size_t ucch_channels_pinned(void);
 
 /* ---- lane.c: messages that streams hand each other ---- */
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board);
+void ucch_lanes_reach(ucch_lanes *lanes, int peer, int slot, ucp_ep_h ep);
+int ucch_lanes_ready(ucch_lanes *lanes, int peer);
 void ucch_lanes_discard(ucch_lanes *lanes);
 void ucch_lanes_stop(ucch_lanes *lanes);
 int ucch_lanes_idle(ucch_lanes *lanes);
+void ucch_lanes_close(ucch_lanes *lanes);
 void ucch_lanes_free(ucch_lanes *lanes);
 ucch_letter *ucch_letter_new(void);
 void ucch_letter_free(ucch_letter *letter);

@@ -62,12 +62,6 @@ static int signal_counter(queue *q, ucch_counter counter, uint32_t value, void *
                     : ucch_counter_signal(counter, value, q->c->post, stream);
 }
 
-static int copy(queue *q, void *dst, const void *src, size_t bytes, void *stream) {
-    if (q->fused)
-        return ucch_fused_add(q->fused, (ucch_move){.src = src, .dst = dst, .kind = MOVE_COPY, .n = (uint32_t)bytes});
-    return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
-}
-
 static int wait_call(queue *q, ucch_ticket call, void *stream) {
     return ucch_channels_done(q->c, call) ? 0 : wait_counter(q, q->c->done[call.slot], call.value, stream);
 }
@@ -209,11 +203,6 @@ static int step(queue *q, ucch_step *s) {
 
 /* ---- messages ---- */
 
-/* A place in a ring, as whoever copies knows it. */
-static char *chunk_of(const queue *q, const ucch_channel *channel) {
-    return (q->fused ? channel->seen : channel->ring) + channel->pieces % UCCH_RING_SLOTS * channel->stride;
-}
-
 /* Tell the network threads, if they carry the channel, what this call makes of its next pieces. */
 static int announce(const queue *q, const ucch_channel *channel, size_t bytes, size_t piece) {
     return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
@@ -251,40 +240,35 @@ typedef struct chunk {
     uint32_t n;
 } chunk;
 
-/* As many as slots that lie one behind the other; by wires up to half a ring, few in the beginning and in the end. All
- * that is left of a longer message at its end is a piece of its own. The same at both ends, and so is the order in
+/* As many as the ring's kind has at a time: by wires up to half a ring. The same at both ends, and so is the order in
  * which ranks have their streams move chunks. */
 static uint32_t pieces_now(const ucch_channel *channel, uint64_t nth, uint64_t left) {
-    uint64_t most = channel->flow && !channel->steps ? nth < 2 ? 1 : nth < 4 ? 2 : UCCH_RING_SLOTS / 2 : 1;
-    uint64_t room = UCCH_RING_SLOTS - channel->pieces % UCCH_RING_SLOTS;
-    most = most < left / 2 ? most : left / 2;
-    most = most < room ? most : room;
-    return most ? (uint32_t)most : 1;
+    uint64_t most = channel->flow && !channel->steps ? UCCH_RING_SLOTS / 2 : 1;
+    return ucch_channel_chunk((uint32_t)channel->pieces, nth, left, most);
 }
 
-static int copy_chunk(queue *q, const ucch_channel *channel, const chunk *some, char *slot, int comes, void *stream) {
-    void *dst = comes ? some->data : slot, *src = comes ? slot : some->data;
-    if (some->n == 1) return copy(q, dst, src, some->bytes, stream);
-    size_t here = some->bytes, there = channel->stride;
-    return ucch_device_fail(
-        ucch_bound_ops()->copy_rows(dst, comes ? here : there, src, comes ? there : here, some->bytes, some->n, stream),
-        "copy");
+static int copy_chunk(queue *q, const ucch_channel *channel, uint32_t number, const chunk *some, int comes,
+                      void *stream) {
+    if (!q->fused) return ucch_channel_copy(channel, comes, number, some->n, some->data, some->bytes, stream);
+    char *slot = channel->seen + number % UCCH_RING_SLOTS * channel->stride;
+    return ucch_fused_add(q->fused, (ucch_move){.src = comes ? slot : some->data,
+                                                .dst = comes ? some->data : slot,
+                                                .kind = MOVE_COPY,
+                                                .n = (uint32_t)some->bytes});
 }
 
 static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *stream) {
-    char *slot = chunk_of(q, to);
-    uint32_t number = ucch_channel_take(to, some->n) + some->n;
-    int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, number - UCCH_RING_SLOTS, stream) : 0;
-    if (!status) status = copy_chunk(q, to, some, slot, 0, stream);
-    return status ? status : signal_counter(q, to->published, number, stream);
+    uint32_t first = ucch_channel_take(to, some->n), end = first + some->n;
+    int status = to->pieces > UCCH_RING_SLOTS ? wait_counter(q, to->consumed, end - UCCH_RING_SLOTS, stream) : 0;
+    if (!status) status = copy_chunk(q, to, first, some, 0, stream);
+    return status ? status : signal_counter(q, to->published, end, stream);
 }
 
 static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, void *stream) {
-    char *slot = chunk_of(q, from);
-    uint32_t number = ucch_channel_take(from, some->n) + some->n;
-    int status = wait_counter(q, from->published, number, stream);
-    if (!status) status = copy_chunk(q, from, some, slot, 1, stream);
-    return status ? status : signal_counter(q, from->consumed, number, stream);
+    uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
+    int status = wait_counter(q, from->published, end, stream);
+    if (!status) status = copy_chunk(q, from, first, some, 1, stream);
+    return status ? status : signal_counter(q, from->consumed, end, stream);
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {

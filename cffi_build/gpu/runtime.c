@@ -261,6 +261,16 @@ void ucch_device_leave(int before) {
     if (before >= 0) table[bound_runtime]->ops.use(before);
 }
 
+/* Copy in a stream of this rank's device, whichever the calling thread has chosen, and wait for it if so wanted. */
+int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits) {
+    const device_ops *ops = ucch_bound_ops();
+    int before = ucch_device_enter();
+    int status = ucch_device_fail(ops->copy(dst, src, bytes, stream), "copy");
+    if (!status && waits) status = ucch_device_fail(ops->stream_sync(stream), "stream_sync");
+    ucch_device_leave(before);
+    return status;
+}
+
 /* ---- the pool ---- */
 
 #define GRAIN ((size_t)4096)

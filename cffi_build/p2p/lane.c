@@ -12,7 +12,11 @@
  * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. */
+ * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle.
+ *
+ * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
+ * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
+ * to bring. What goes to host memory the host takes out of the ring itself. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +24,7 @@
 #include "base/progress.h"
 #include "gpu/device.h"
 #include "kernels/lane.h"
+#include "p2p/lane.h"
 #include "shm/ring.h"
 
 #define DEPTH UCCH_LANE_DEPTH
@@ -28,39 +33,17 @@
  * 48 and 44 (H200). */
 #define FEW 1
 #define MANY 8
+/* Bytes from which copy engines move what is given to a stream in parts. Two directions at a time have 26 GB/s each by
+ * kernels and 41 by copies (H200), and copies leave all multiprocessors to others; a short message waits longer for
+ * them. */
+#define LONG ((uint64_t)4 << 20)
 /* Seconds for which a receive goes on hoping after its sender has ended well. */
 #define LEFT_GRACE_S 5
-
-typedef struct lane {
-    pthread_mutex_t turn; /* whoever gives its streams work; never waited for with the engine's lock */
-    ucch_channels *channels;
-    ucch_channel *shorts, *longs;
-    int comes, peer;
-    void *stream, *kernel;
-    void *entered[DEPTH], *done[DEPTH];
-    ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
-    unsigned *arrived;                  /* where a kernel's blocks meet: by slot, at the header and at the end */
-    char taken[DEPTH];                  /* lines of messages whose ends nobody has seen yet */
-    uint32_t posted, begun, pieces,
-        refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
-    void *from;                          /* stream of the messages since the lane was last empty */
-    int mixed;                           /* these were of several streams */
-    struct ucch_letter *waiting, **last; /* that have not been given to the stream */
-    int failed, users, closed;
-    unsigned refs; /* letters that have been posted, and the lane itself */
-} lane;
-
-struct ucch_lanes {
-    ucch_channels *channels;
-    ucch_board *board;
-    int size;
-    lane *each[]; /* by rank, out and in */
-};
 
 /* A message, for use once. */
 struct ucch_letter {
     ucch_op op; /* first */
-    lane *of;
+    ucch_lane *of;
     ucch_board *board;
     ucch_record about;
     int slot; /* of the peer, on the board */
@@ -68,7 +51,7 @@ struct ucch_letter {
     char *data;
     void *copy; /* of what is sent, from the pool */
     uint64_t bytes, tag, found_bytes, found_tag;
-    int sync, ordered, queued;
+    int sync, ordered, queued, by_host;
     /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
     int headed, status;
     uint32_t base, done, pieces;
@@ -76,81 +59,11 @@ struct ucch_letter {
     struct ucch_letter *behind;
 };
 
-static ucch_lane_line *line_of(const lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
-
-/* ---- making lanes ---- */
-
-ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
-    size_t n = (size_t)channels->size;
-    ucch_lanes *all = calloc(1, sizeof(*all) + 2 * n * sizeof(lane *));
-    if (!all) return NULL;
-    all->channels = channels;
-    all->board = board;
-    all->size = channels->size;
-    return all;
-}
-
-/* Have all that a lane needs of the device: 0, or a failure. Nothing is allocated: that could wait for streams which
- * wait for what this lane is to send. */
-static int equip(lane *l) {
-    const device_ops *ops = ucch_bound_ops();
-    ucch_counter lines = ucch_channels_lines(l->channels, l->peer, l->comes, &l->arrived);
-    l->lines = (ucch_lane_line *)lines.at;
-    l->lines_seen = lines.seen;
-    l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
-    if (!l->kernel) return UCCH_FAIL_DEVICE;
-    int status = ucch_device_fail(ops->stream_new(&l->stream), "stream");
-    for (int i = 0; i < DEPTH && !status; i++) {
-        status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");
-        if (!status) status = ucch_device_fail(ops->event_new(&l->done[i]), "event");
-    }
-    return status;
-}
-
-static void let_go(lane *l) {
-    if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL)) return;
-    pthread_mutex_destroy(&l->turn);
-    free(l);
-}
-
-static void drop(lane *l) {
-    const device_ops *ops = ucch_bound_ops();
-    if (l->stream) ops->stream_free(l->stream);
-    for (int i = 0; i < DEPTH; i++) {
-        if (l->entered[i]) ops->event_free(l->entered[i]);
-        if (l->done[i]) ops->event_free(l->done[i]);
-    }
-    l->closed = 1;
-    let_go(l);
-}
-
-/* The lane to or from a rank, made at its first use; NULL and why not. */
-static lane *lane_with(ucch_lanes *all, int peer, int comes, int *status) {
-    lane **at = &all->each[2 * peer + comes];
-    if (*at) return *at;
-    lane *l = calloc(1, sizeof(*l));
-    *status = l ? 0 : UCCH_FAIL_MEMORY;
-    if (!l) return NULL;
-    pthread_mutex_init(&l->turn, NULL);
-    l->channels = all->channels;
-    l->peer = peer;
-    l->comes = comes;
-    l->last = &l->waiting;
-    l->refs = 1;
-    *status = ucch_channels_ring(l->channels, peer, comes, SHORT_LANE_RING);
-    l->shorts = ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
-    l->longs = ucch_channels_at(l->channels, peer, comes, LONG_LANE_RING);
-    if (!*status) *status = equip(l);
-    if (*status) {
-        drop(l);
-        return NULL;
-    }
-    return *at = l;
-}
+static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
 
 /* ---- giving a stream its work ---- */
 
-static uint32_t pieces_of(const lane *l, uint64_t bytes) {
+static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     if (bytes <= l->shorts->slot) return 0;
     uint64_t piece = UCCH_LANE_PIECE(bytes, l->longs->slot);
     return (uint32_t)((bytes + piece - 1) / piece);
@@ -158,11 +71,11 @@ static uint32_t pieces_of(const lane *l, uint64_t bytes) {
 
 /* Whether the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
  */
-static int loses(const lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
+static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
 
 /* Launch a kernel for the header, if `head`, and pieces from one number up to another; the last one says how it ended.
  */
-static int launch(lane *l, const ucch_letter *m, int head, uint32_t from, uint32_t to, int last) {
+static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, uint32_t to, int last) {
     ucch_lane_copy c = {.shorts = l->shorts->seen + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride,
                         .longs = l->longs->seen,
                         .short_published = l->shorts->published.seen,
@@ -190,17 +103,17 @@ static int launch(lane *l, const ucch_letter *m, int head, uint32_t from, uint32
     return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, l->stream), "launch");
 }
 
-static int enter(lane *l, const ucch_letter *m) {
+static int enter(ucch_lane *l, const ucch_letter *m) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(l->stream, l->entered[m->number % DEPTH]), "a stream's wait");
 }
 
-static int mark(lane *l, const ucch_letter *m) {
+static int mark(ucch_lane *l, const ucch_letter *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], l->stream), "record");
 }
 
 /* Whole: its kernels may wait for what the other side has still to do. */
-static int queue_all(lane *l, ucch_letter *m) {
+static int queue_all(ucch_lane *l, ucch_letter *m) {
     int status = enter(l, m);
     if (!status) status = launch(l, m, 1, 0, UINT32_MAX, 1);
     if (!status) status = mark(l, m);
@@ -209,7 +122,7 @@ static int queue_all(lane *l, ucch_letter *m) {
 }
 
 /* The header of a message that has come, as a host reads it. */
-static void read_header(const lane *l, ucch_letter *m) {
+static void read_header(const ucch_lane *l, ucch_letter *m) {
     const char *slot = l->shorts->ring + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride;
     const ucch_slot_header *h = (const ucch_slot_header *)slot - 1;
     m->found_bytes = h->more[0];
@@ -222,7 +135,7 @@ static void read_header(const lane *l, ucch_letter *m) {
 }
 
 /* How many pieces more a kernel can move without waiting. */
-static uint32_t pieces_ready(const lane *l, const ucch_letter *m) {
+static uint32_t pieces_ready(const ucch_lane *l, const ucch_letter *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
     if (l->comes)
         there = __atomic_load_n(l->longs->published.at, __ATOMIC_ACQUIRE) - next;
@@ -231,10 +144,62 @@ static uint32_t pieces_ready(const lane *l, const ucch_letter *m) {
     return (int32_t)there < 0 ? 0 : there < left ? there : left;
 }
 
+/* Note how a message ends, in the line where a kernel would have. */
+static void note_end(ucch_lane *l, const ucch_letter *m) {
+    ucch_lane_line *line = line_of(l, m->number);
+    line->status = (unsigned)m->status;
+    line->tag = m->found_tag;
+    line->bytes = m->found_bytes;
+}
+
+/* Wires read how much there is in a slot. */
+static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number, uint32_t n, uint64_t bytes) {
+    for (uint32_t k = number; k != number + n; k++) {
+        char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
+        *((ucch_slot_header *)slot - 1) = (ucch_slot_header){.call = k, .hash = m->found_tag, .bytes = bytes};
+    }
+}
+
+/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. */
+static int copy_pieces(ucch_lane *l, ucch_letter *m, uint32_t to) {
+    uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
+    ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
+    int status = 0;
+    while (m->done < to && !status) {
+        uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, UCCH_RING_SLOTS / 2);
+        uint64_t at = m->done * piece, bytes = m->found_bytes - at < piece ? m->found_bytes - at : piece;
+        n = n < to - m->done ? n : to - m->done;
+        if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
+        if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
+        if (!status)
+            status = ucch_counter_signal(l->comes ? l->longs->consumed : l->longs->published, k + n, l->channels->post,
+                                         l->stream);
+        m->done += n;
+    }
+    if (status || m->done < m->pieces) return status;
+    note_end(l, m);
+    return ucch_counter_signal(line, m->number, l->channels->post, l->stream);
+}
+
+/* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */
+static int queue_pieces(ucch_lane *l, ucch_letter *m) {
+    uint32_t from = m->done, to = from + pieces_ready(l, m);
+    int status = 0;
+    if (to > from && m->found_bytes >= LONG)
+        status = copy_pieces(l, m, to);
+    else if (to > from)
+        status = launch(l, m, 0, from, to, to == m->pieces);
+    m->done = to;
+    if (to > from && !status) status = mark(l, m);
+    if (status || m->done < m->pieces) return status;
+    __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
 /* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
  * failure.
  */
-static int queue_ready(lane *l, ucch_letter *m) {
+static int queue_ready(ucch_lane *l, ucch_letter *m) {
     int status = 0;
     if (!m->headed) {
         if (l->comes ? !ucch_reached(l->shorts->published.at, m->number)
@@ -245,30 +210,48 @@ static int queue_ready(lane *l, ucch_letter *m) {
         m->headed = 1;
         status = enter(l, m);
         if (!status) status = launch(l, m, 1, 0, 0, !m->pieces);
+        if (!status) status = mark(l, m);
     }
-    uint32_t more = status ? 0 : pieces_ready(l, m);
-    if (more) {
-        m->done += more;
-        status = launch(l, m, 0, m->done - more, m->done, m->done == m->pieces);
+    return status ? status : queue_pieces(l, m);
+}
+
+/* The host's part of a message to its memory: as above. */
+static int take_pieces(ucch_lane *l, ucch_letter *m) {
+    uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
+    for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
+        uint64_t at = m->done * piece, left = m->bytes - at;
+        uint32_t k = m->base + m->done;
+        const char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
+        if (m->data) memcpy(m->data + at, slot, left < piece ? left : piece);
+        __atomic_store_n(l->longs->consumed.at, k + 1, __ATOMIC_RELEASE);
     }
-    if (!status) status = mark(l, m);
-    if (status || m->done < m->pieces) return status;
+    if (m->done < m->pieces) return 0;
+    note_end(l, m);
+    __atomic_store_n(&line_of(l, m->number)->done, m->number, __ATOMIC_RELEASE);
     __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
     return 1;
 }
 
-static void fail_lane(lane *l, int status) {
-    if (!l->failed) l->failed = status;
-    __atomic_store_n(&l->lines->done, 1, __ATOMIC_RELEASE);
+/* As queue_ready, of a message that libucp has matched, from when its turn has come. */
+static int queue_matched(ucch_lane *l, ucch_letter *m) {
+    if (l->posted != m->number) {
+        if (l->posted + 1 != m->number || __atomic_load_n(&l->taken[m->number % DEPTH], __ATOMIC_ACQUIRE)) return 0;
+        l->posted = m->number;
+        l->taken[m->number % DEPTH] = 1;
+        m->base = l->pieces;
+        l->pieces += m->pieces;
+        if (!l->comes && l->longs->flow) ucch_flow_ring(l->longs->flow);
+    }
+    return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
 }
 
 /* With the turn: go on with those that wait, in their order; whether anything has moved. */
-static int queue_waiting(lane *l) {
+static int queue_waiting(ucch_lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
         ucch_letter *m = l->waiting;
-        int status = queue_ready(l, m);
-        if (status < 0) fail_lane(l, status);
+        int status = l->is_matched ? queue_matched(l, m) : queue_ready(l, m);
+        if (status < 0) ucch_lane_fail(l, status);
         if (status <= 0) break;
         l->waiting = m->behind;
         if (!l->waiting) l->last = &l->waiting;
@@ -294,7 +277,7 @@ static int end_locked(ucch_letter *m, int status) {
 
 static int advance_locked(ucch_op *op) {
     ucch_letter *m = (ucch_letter *)op;
-    lane *l = m->of;
+    ucch_lane *l = m->of;
     int moved = 0;
     if (!m->queued && !pthread_mutex_trylock(&l->turn)) {
         moved = queue_waiting(l);
@@ -307,7 +290,7 @@ static int advance_locked(ucch_op *op) {
     m->found_bytes = line->bytes;
     m->found_tag = line->tag;
     if (line->status == LANE_STOPPED) return end_locked(m, l->failed ? l->failed : UCCH_FAIL_BROKEN);
-    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && loses(l)) fail_lane(l, UCCH_FAIL_BROKEN);
+    if (line->status > LANE_STOPPED && line->bytes > l->shorts->slot && loses(l)) ucch_lane_fail(l, UCCH_FAIL_BROKEN);
     if (line->status == LANE_TOO_LONG) return end_locked(m, UCCH_FAIL_TRUNCATED);
     if (line->status == LANE_OTHER_TAG) return end_locked(m, UCCH_FAIL_MISMATCH);
     if (m->sync && !ucch_reached(l->shorts->consumed.at, m->number)) return moved;
@@ -316,7 +299,7 @@ static int advance_locked(ucch_op *op) {
 
 static int check_locked(ucch_op *op, double now) {
     ucch_letter *m = (ucch_letter *)op;
-    const lane *l = m->of;
+    const ucch_lane *l = m->of;
     if (l->failed) return l->failed;
     if (ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
     const ucch_channel *rings[] = {l->shorts, l->longs};
@@ -324,7 +307,8 @@ static int check_locked(ucch_op *op, double now) {
         if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_PEER;
     int fate = ucch_board_fate(m->board, m->slot);
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
-    if (l->comes && ucch_reached(l->shorts->published.at, m->number)) return 0; /* it is there, and is taken in time */
+    int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);
+    if (is_there) return 0; /* and is taken in time */
     if (fate == UCCH_LEFT && m->left == 0) m->left = now;
     return fate == UCCH_LEFT && now - m->left > LEFT_GRACE_S ? UCCH_FAIL_PEER : 0;
 }
@@ -333,7 +317,7 @@ static int check_locked(ucch_op *op, double now) {
  */
 static void abandon_locked(ucch_op *op, int status) {
     ucch_letter *m = (ucch_letter *)op;
-    fail_lane(m->of, status);
+    ucch_lane_fail(m->of, status);
     end_locked(m, status);
 }
 
@@ -346,7 +330,7 @@ ucch_letter *ucch_letter_new(void) { return calloc(1, sizeof(ucch_letter)); }
 
 void ucch_letter_free(ucch_letter *m) {
     give_copy(m);
-    if (m->of) let_go(m->of);
+    if (m->of) ucch_lane_let_go(m->of);
     free(m);
 }
 
@@ -354,8 +338,10 @@ ucch_op *ucch_letter_op(ucch_letter *m) { return &m->op; }
 
 /* Whether a stream may still use its memory, although it has ended for us. */
 int ucch_letter_held(const ucch_letter *m) {
-    const lane *l = m->of;
-    if (!l || l->closed || !(m->queued || m->headed)) return m->op.state == UCCH_ACTIVE;
+    const ucch_lane *l = m->of;
+    if (m->op.state == UCCH_ACTIVE) return 1;
+    if (!l || l->closed || !(m->queued || m->headed)) return 0;
+    if (l->is_matched && (m->by_host || !m->done)) return 0;
     uint32_t done = __atomic_load_n(&line_of(l, m->number)->done, __ATOMIC_ACQUIRE);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
     int before = ucch_device_enter(), passed = 1; /* given up when only a part of it had been given to the stream */
@@ -379,7 +365,7 @@ static void describe(ucch_letter *m, int peer, int comes) {
 }
 
 /* With the lane's turn: 0, or why the message cannot be taken now. */
-static int admit(lane *l, ucch_letter *m) {
+static int admit(ucch_lane *l, ucch_letter *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
     uint32_t refused = l->comes ? 0 : __atomic_load_n(l->shorts->consumed.at + 1, __ATOMIC_ACQUIRE);
     if (refused != l->refused) {
@@ -391,12 +377,12 @@ static int admit(lane *l, ucch_letter *m) {
 }
 
 /* Whether every message so far has ended. */
-static int is_empty(const lane *l) {
+static int is_empty(const ucch_lane *l) {
     return __atomic_load_n(&line_of(l, l->posted)->done, __ATOMIC_ACQUIRE) == l->posted;
 }
 
 /* Whether a send ends without its receiver, and without any other stream than its own: the rings have room. */
-static int ends_alone(const lane *l, const ucch_letter *m, const void *stream) {
+static int ends_alone(const ucch_lane *l, const ucch_letter *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
@@ -413,10 +399,10 @@ static int set_aside(ucch_letter *m, void *stream) {
 }
 
 /* With the lane's turn: give the stream its work if that can be, else it has it later. */
-static int queue(lane *l, ucch_letter *m) {
+static int queue(ucch_lane *l, ucch_letter *m) {
     if (ucch_may_hold()) {
         int status = queue_all(l, m);
-        if (status) fail_lane(l, status);
+        if (status) ucch_lane_fail(l, status);
         return status;
     }
     *l->last = m;
@@ -426,7 +412,7 @@ static int queue(lane *l, ucch_letter *m) {
 }
 
 /* With the lane's turn: give the message its number, and queue it. */
-static int post(lane *l, ucch_letter *m, void *stream) {
+static int post(ucch_lane *l, ucch_letter *m, void *stream) {
     int status = admit(l, m);
     if (status) return status;
     m->number = l->posted + 1;
@@ -455,7 +441,7 @@ static int post(lane *l, ucch_letter *m, void *stream) {
 int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
                      uint64_t tag, uintptr_t stream, double timeout) {
     int before = ucch_device_enter(), status = 0, comes = !!(how & UCCH_LETTER_COMES);
-    lane *l = lane_with(all, peer, comes, &status);
+    ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
     if (l) {
         if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
         *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress, .of = l, .board = all->board};
@@ -485,6 +471,50 @@ int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int ho
     return status;
 }
 
+/* ---- messages that libucp has matched ---- */
+
+static void queue_in_order(ucch_lane *l, ucch_letter *m) {
+    ucch_letter **at = &l->waiting;
+    while (*at && (int32_t)((*at)->number - m->number) < 0)
+        at = &(*at)->behind;
+    m->behind = *at;
+    *at = m;
+    if (!m->behind) l->last = &m->behind;
+}
+
+/* Move a message as number `*number` of its lane, which a receiver is given here and its sender has to know: 0,
+ * UCCH_LATER while the lane is made, or a failure. */
+int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,
+                            uint32_t *number) {
+    int comes = !!(how & UCCH_LETTER_COMES), status;
+    ucch_lane *l = ucch_lane_matched_locked(all, peer, comes, &status);
+    if (!l) return status;
+    if (comes) *number = ++l->promised;
+    __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
+    if (m->of) ucch_lane_let_go(m->of);
+    *m = (ucch_letter){.op.kind = &by_progress, .of = l, .board = all->board, .data = data, .bytes = bytes};
+    m->slot = all->peers[peer].slot;
+    m->number = *number;
+    m->found_bytes = bytes;
+    m->pieces = pieces_of(l, bytes);
+    m->headed = 1;
+    m->by_host = how & UCCH_LETTER_BY_HOST;
+    queue_in_order(l, m);
+    l->users++;
+    ucch_op_begin_locked(&m->op, 0);
+    return 0;
+}
+
+/* Give up a receive that is under way: what still comes is passed over, so that those behind it come, too. */
+void ucch_letter_pass_locked(ucch_letter *m) { m->data = NULL; }
+
+/* Give up one whose number the sender cannot be told. */
+void ucch_letter_abandon_locked(ucch_letter *m, int status) {
+    if (m->op.state == UCCH_ACTIVE) abandon_locked(&m->op, status);
+}
+
+/* ---- streams that wait for messages ---- */
+
 /* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
  * The message has `timeout` seconds from now, if that is not 0. */
 int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
@@ -496,57 +526,4 @@ int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
     int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");
     ucch_device_leave(before);
     return status ? status : 1;
-}
-
-/* ---- the end of lanes ---- */
-
-/* Whether our kernels have ended: the last one that was begun has said so, or been passed by its stream. */
-static int idle(const lane *l) {
-    int passed = 1;
-    if (l->begun) ucch_bound_ops()->event_done(l->done[l->begun % DEPTH], &passed);
-    return passed;
-}
-
-/* Pass over what has come and nobody will receive, as the communicator is about to end: its senders must not wait. */
-void ucch_lanes_discard(ucch_lanes *all) {
-    ucch_lock();
-    for (int i = 0; i < all->size; i++) {
-        lane *l = all->each[2 * i + 1];
-        for (int ring = SHORT_LANE_RING; i != all->channels->rank && !(l && l->users) && ring < UCCH_RINGS; ring++) {
-            const ucch_channel *way = ucch_channels_at(all->channels, i, 1, ring);
-            uint32_t there = __atomic_load_n(way->published.at, __ATOMIC_ACQUIRE);
-            __atomic_store_n(way->consumed.at, there, __ATOMIC_RELEASE);
-            if (l && ring == SHORT_LANE_RING) l->posted = there;
-        }
-    }
-    ucch_unlock();
-}
-
-/* Let streams go on that wait for what will not come, as the communicator is about to end. */
-void ucch_lanes_stop(ucch_lanes *all) {
-    ucch_lock();
-    for (int i = 0; i < 2 * all->size; i++)
-        if (all->each[i]) fail_lane(all->each[i], UCCH_FAIL_BROKEN);
-    ucch_unlock();
-}
-
-/* Whether nothing of them is under way any more. */
-int ucch_lanes_idle(ucch_lanes *all) {
-    int quiet = 1, before = ucch_device_enter();
-    ucch_lock();
-    for (int i = 0; i < 2 * all->size; i++) {
-        const lane *l = all->each[i];
-        quiet &= !l || (!l->users && idle(l));
-    }
-    ucch_unlock();
-    ucch_device_leave(before);
-    return quiet;
-}
-
-void ucch_lanes_free(ucch_lanes *all) {
-    int before = ucch_device_enter();
-    for (int i = 0; i < 2 * all->size; i++)
-        if (all->each[i]) drop(all->each[i]);
-    ucch_device_leave(before);
-    free(all);
 }

@@ -1,48 +1,25 @@
-/* Tagged point-to-point messages over UCP: their data, or a rendezvous header for data that waits in a window
- * (rendezvous.c).
+/* Tagged point-to-point messages over UCP; the data of long ones between devices may go by lanes (offer.c).
  *
  * A message may start when a stream has got somewhere: what is sent is there by then, and what is received may be
  * written. Neither the host nor the stream waits, and no Python runs: the progress thread looks (gpu/counter.c).
  * Messages of a communicator do not overtake each other: behind one that still waits other sends to its receiver wait
  * for their turn, and behind a receive all others. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "p2p/message.h"
 
-#define FLAG_NO_IMM_CMPL 0x10000
-#define UCS_TRUNCATED (-9)
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
-#define COMMUNICATOR(tag) ((tag) >> (UCCH_RTS_BIT + 1))
+#define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
 /* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
 #define LEFT_GRACE_S 5
 
-/* Where libucp is to put what comes in: a rendezvous header needs its room, however little the caller has. */
-static void *landing_of(ucch_message *m, void *buffer, size_t *bytes) {
-    m->landing = buffer;
-    m->landing_room = *bytes;
-    m->moving = m->moved = 0;
-    if (!m->by_rts || *bytes >= sizeof(m->rts)) return buffer;
-    *bytes = sizeof(m->rts);
-    return &m->rts;
-}
-
+/* What has been lost may have been another message, and this one too long. */
 static void arrived_locked(ucch_message *m, int status) {
-    if (status != UCS_CANCELED && m->board && ucch_board_lossy(m->board))
-        status = UCCH_FAIL_LOST; /* it may be another one, and too long */
-    if (m->by_rts && !status) {
-        int is_short = m->landing_room < sizeof(m->rts);
-        if (m->info.sender_tag & UCCH_RTS_TAG) {
-            if (!is_short) memcpy(&m->rts, m->landing, sizeof(m->rts));
-            status = ucch_rts_arrived_locked(m);
-            if (!status) return;
-        } else if (is_short && m->info.length > m->landing_room)
-            status = UCS_TRUNCATED;
-        else if (is_short)
-            memcpy(m->landing, &m->rts, m->info.length);
-    }
-    ucch_message_end_locked(m, status);
+    int lost = status != UCS_CANCELED && m->board && ucch_board_lossy(m->board);
+    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
+    if (by_lane == 0 || by_lane == 1) return;
+    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
 }
 
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
@@ -81,23 +58,16 @@ int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer,
     m->worker = worker;
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
-    void *landing = landing_of(m, buffer, &bytes);
-    return posted_locked(m, ucp_tag_recv_nbx(worker, landing, bytes, tag, ~(uint64_t)0, &p));
+    return posted_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
-    if (s->what == START_RENDEZVOUS) {
-        ucch_offer offer = {
-            .data = s->buffer, .bytes = s->bytes, .on_device = s->on_device, .dest = s->dest, .tag = s->tag};
-        return ucch_message_offer_begun_locked(m, s->ep, &offer);
-    }
+    if (s->what == START_OFFER) return ucch_offer_send_locked(m);
     if (s->what == START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
-        size_t bytes = s->bytes;
-        void *landing = landing_of(m, s->buffer, &bytes);
-        return posted_locked(m, ucp_tag_recv_nbx(m->worker, landing, bytes, s->tag, s->mask, &p));
+        return posted_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
     }
     ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
@@ -158,16 +128,21 @@ static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint
     m->op.late = m->waits;
 }
 
+/* Whether libucp or a lane has something of it. */
+static int is_under_way(const ucch_message *m) {
+    return m->request != NULL || (m->letter && ucch_letter_held(m->letter));
+}
+
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
-    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
+    if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
     ucch_lock();
     m->worker = worker;
     m->start = *start;
     if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
-    m->moved = m->delivered = 0;
+    m->delivered = m->by_lane = m->matched = m->moving = 0;
     m->waits = m->gate.closed || has_elders(m);
     int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
     describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
@@ -208,15 +183,6 @@ int ucch_send(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *buf
     return begin(m, worker, &start, timeout);
 }
 
-/* `dest` is the receiver's rank in the communicator that `tag` names. */
-int ucch_send_rendezvous(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
-                         uint64_t tag, int dest, int on_device, double timeout) {
-    ucch_start start = start_of(START_RENDEZVOUS, ep, data, bytes, tag);
-    start.dest = dest;
-    start.on_device = on_device;
-    return begin(m, worker, &start, timeout);
-}
-
 int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag, uint64_t mask,
               int mem_type, double timeout) {
     ucch_start start = {
@@ -224,9 +190,17 @@ int ucch_recv(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, 
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive what a matching probe has taken out of libucp's queue. */
+/* Send device memory by lanes, to rank `dest` of their communicator: ucch_message_lanes has said from where. */
+int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes, uint64_t tag,
+                    int dest, double timeout) {
+    ucch_start start = start_of(START_OFFER, ep, data, bytes, tag);
+    start.dest = dest;
+    return begin(m, worker, &start, timeout);
+}
+
+/* Receive what a matching probe has found and taken out of libucp's queue. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
-                      int mem_type, double timeout) {
+                      const ucch_offer *found, int mem_type, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     ucp_request_param_t p = receive_params(m, mem_type);
     m->worker = worker;
@@ -236,8 +210,13 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     m->waits = 0;
     describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
     ucch_op_begin_locked(&m->op, timeout);
-    void *landing = landing_of(m, buffer, &bytes);
-    int status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, landing, bytes, matched, &p));
+    int status;
+    if (found->serial) {
+        ucch_discard_locked(worker, matched);
+        status = ucch_offer_taken_locked(m, found);
+        if (status < 0) ucch_message_end_locked(m, status);
+    } else
+        status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
     ucch_unlock();
     return status;
 }
@@ -267,6 +246,9 @@ int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     return found && !status;
 }
 
+/* Whether a stream brings what was received to its place, or a lane has done so. */
+int ucch_message_delivered(ucch_message *m) { return m->delivered || m->by_lane; }
+
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
     *bytes = m->info.length;
@@ -283,10 +265,10 @@ void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) 
 /* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
-    int held = m->op.state == UCCH_ACTIVE || m->request != NULL;
+    int held = m->op.state == UCCH_ACTIVE || is_under_way(m);
     if (!held) {
         int before = ucch_device_enter();
-        held = (m->pipe && ucch_pipe_busy_locked(m->pipe)) || ucch_gate_due(&m->gate) || ucch_gate_due(&m->landed);
+        held = ucch_gate_due(&m->gate) || ucch_gate_due(&m->landed);
         ucch_device_leave(before);
     }
     ucch_unlock();
@@ -297,7 +279,7 @@ int ucch_message_held(ucch_message *m) {
 
 static int advance_locked(ucch_op *op) {
     ucch_message *m = (ucch_message *)op;
-    return m->waits ? try_locked(m) : ucch_rendezvous_pump_locked(m);
+    return m->waits ? try_locked(m) : m->lanes ? ucch_offer_advance_locked(m) : 0;
 }
 
 /* A peer that died fails its messages at once. One that ended well may have sent before, so that a receive from it
@@ -317,15 +299,13 @@ static int check_locked(ucch_op *op, double now) {
     return 0;
 }
 
-/* A receive is taken out of the matching queue; a send stays libucp's until its endpoint closes, and the callback then
- * finds the message no longer active. The owner keeps message and buffer alive (Python never frees abandoned ones). */
+/* A receive is taken out of the matching queue, or what comes for it is passed over; a send stays libucp's until its
+ * endpoint closes, and the callback then finds the message no longer active. The owner keeps message and buffer alive
+ * (Python never frees abandoned ones). */
 void ucch_message_abandon_locked(ucch_message *m) {
-    if (m->moving) {
-        ucch_pipe_abort_locked(m->pipe);
-        m->moving = 0;
-        ucch_message_end_locked(m, UCS_CANCELED);
-    }
     forget_locked(m);
+    if (m->start.what == START_OFFER) return;
+    if (m->lanes) ucch_offer_abandon_locked(m);
     if (m->request) ucp_request_cancel(m->worker, m->request);
 }
 
@@ -346,9 +326,9 @@ ucch_message *ucch_message_new(void) {
 }
 
 void ucch_message_free(ucch_message *m) {
-    ucch_pipe_free(m->pipe);
     ucch_gate_free(&m->gate);
     ucch_gate_free(&m->landed);
+    if (m->letter) ucch_letter_free(m->letter);
     free(m);
 }
 

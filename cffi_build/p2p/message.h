@@ -1,9 +1,9 @@
-/* A message as message.c and rendezvous.c know it. */
+/* A message as message.c, offer.c and request.c know it. */
 #ifndef UCCH_MESSAGE_H
 #define UCCH_MESSAGE_H
 
 #include "base/op.h"
-#include "p2p/pipe.h"
+#include "gpu/device.h"
 
 #define ATTR_CALLBACK 0x2
 #define ATTR_USER_DATA 0x4
@@ -11,20 +11,27 @@
 #define ATTR_MEMORY_TYPE 0x40
 #define BYTES 8 /* ucp_dt_make_contig(1) */
 #define USER_TAG (((uint64_t)1 << UCCH_SOURCE_BIT) - 1)
-#define OWN_TAG ((uint64_t)1 << (UCCH_RTS_BIT - 1))
-#define UCCH_RTS_TAG ((uint64_t)1 << UCCH_RTS_BIT)
+#define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
+#define UCCH_OFFER_TAG ((uint64_t)1 << UCCH_OFFER_BIT)
+#define FLAG_NO_IMM_CMPL 0x10000
 #define UCS_OK 0
 #define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_RENDEZVOUS, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_OFFER, START_RECV } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
-    int mem_type, dest, on_device;
+    int mem_type, dest;
 } ucch_start;
+
+/* What a receiver says of an offer: 0 and the number of its data in the lane, or why it does not want it. */
+typedef struct ucch_answer {
+    int32_t status;
+    uint32_t number;
+} ucch_answer;
 
 struct ucch_message {
     ucch_op op;
@@ -36,19 +43,20 @@ struct ucch_message {
     int peer;
     ucch_record about; /* whom it is from or to, with which tag */
     double left;       /* when the peer was first seen to have ended; 0 = not yet */
-    /* Through a window: whether a rendezvous header may come in, the data's own place, what moves it. */
-    int by_rts, on_device, moving, moved;
-    void *data;
-    size_t room;
-    ucch_rts rts;
-    ucch_pipe *pipe;
-    void *landing; /* where libucp puts what comes in */
-    size_t landing_room;
     /* Its start, whether that waits for its turn, for a stream too, and who comes next. */
     ucch_start start;
     int waits;
     ucch_gate gate;
     ucch_message *behind;
+    /* Data that may go by lanes: where it is, or belongs, and who moves it; whether its receiver has still to answer,
+     * and whether it is on its way. */
+    ucch_lanes *lanes;
+    ucch_letter *letter;
+    void *data;
+    size_t room;
+    ucch_offer offer;
+    ucch_answer answer;
+    int by_host, by_lane, matched, moving;
     /* Of a receive into memory of ours that a stream is to copy to its place: its end, and that of the copy. */
     int delivered;
     ucch_gate landed;
@@ -61,12 +69,13 @@ int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 
-/* rendezvous.c */
-int ucch_message_pipe(ucch_message *m);
-int ucch_message_offer_begun_locked(ucch_message *m, ucp_ep_h ep, const ucch_offer *offer);
-int ucch_rts_send_locked(ucch_message *m, ucp_ep_h ep, uint64_t tag);
-int ucch_rts_arrived_locked(ucch_message *m);
-int ucch_rendezvous_pump_locked(ucch_message *m);
+/* offer.c */
+int ucch_offer_send_locked(ucch_message *m);
+int ucch_offer_taken_locked(ucch_message *m, const ucch_offer *offer);
+int ucch_offer_arrived_locked(ucch_message *m);
+int ucch_offer_advance_locked(ucch_message *m);
+void ucch_offer_abandon_locked(ucch_message *m);
+void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
 
 /* For those that have the lock. */
 void ucch_message_abandon_locked(ucch_message *m);

@@ -50,6 +50,8 @@ ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem
     return p;
 }
 
+/* ---- endpoints ---- */
+
 ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status) {
     /* Error mode NONE: with PEER, ROCm IPC and default shared memory drop out (docs/native.md). */
     ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address, .err_mode = 0};

@@ -37,7 +37,7 @@ typedef struct counts {
 #define MEETINGS 16
 
 static size_t counts_of(int size) {
-    return sizeof(counts) + 2 * (UCCH_RINGS + MEETINGS) * (size_t)size * sizeof(uint32_t);
+    return sizeof(counts) + (2 * UCCH_RINGS + UCCH_LANES * MEETINGS) * (size_t)size * sizeof(uint32_t);
 }
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
@@ -51,7 +51,7 @@ static size_t line_of(int what, int size) {
                       [ENDS] = MOST_CALLS,
                       [TAINTED] = 1 + n,
                       [REPLAYS] = sizeof(ucch_replays) / LINE,
-                      [LANES] = 2 * n * (1 + UCCH_LANE_DEPTH),
+                      [LANES] = UCCH_LANES * n * (1 + UCCH_LANE_DEPTH),
                       [ZEROS] = counts_of(size) / LINE + 1,
                       [HEADER_END] = 0};
     size_t first = 0;
@@ -69,7 +69,7 @@ static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
     size_t most[] = {
         [SHORT_RING] = SHORT_SLOT,       [MIDDLE_RING] = SHORTEST,     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
         [SHORT_GRAPH_RING] = SHORT_SLOT, [LONG_GRAPH_RING] = SHORTEST, [SHORT_LANE_RING] = SHORT_SLOT,
-        [LONG_LANE_RING] = c->slot};
+        [LONG_LANE_RING] = c->slot,      [MATCHED_LANE_RING] = c->slot};
     return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
 }
 
@@ -104,9 +104,9 @@ static void forget(ucch_channels *c) {
     free(c);
 }
 
-/* Channels of rank `rank` of `size`, whose longest slots between hosts have so many bytes; NULL where there is no
- * memory. */
-ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t slot) {
+/* Channels of rank `rank` of `size`, which is process `key`, whose longest slots between hosts have so many bytes; NULL
+ * where there is no memory. */
+ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot) {
     ucch_channels *c = calloc(1, sizeof(*c));
     if (!c) return NULL;
     size_t n = (size_t)size;
@@ -122,7 +122,7 @@ ucch_channels *ucch_channels_new(int rank, int size, const int *hosts, size_t sl
     int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
-        c->parts[rank] = ucch_mapping_new(place_of(c, size, 0, 0));
+        c->parts[rank] = ucch_mapping_new(key, place_of(c, size, 0, 0));
     }
     if (!well || !c->parts[rank]) {
         forget(c);
@@ -244,6 +244,29 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
     return piece < channel->slot ? piece : channel->slot;
 }
 
+/* Pieces that a copy engine moves at a time, of `left` from the `nth` of a message on: up to `most` slots that lie one
+ * behind the other from that of piece `number` on, few in the beginning and in the end. All that is left of a longer
+ * message at its end is a piece of its own. */
+uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
+    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth < 2 ? 1 : nth < 4 ? 2 : most;
+    most = most < few ? most : few;
+    most = most < left / 2 ? most : left / 2;
+    most = most < room ? most : room;
+    return most ? (uint32_t)most : 1;
+}
+
+/* Let a stream copy `n` pieces of so many bytes, one behind the other, to the slots of a ring from that of piece
+ * `number` on, or from there: 0, or a failure. */
+int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+                      void *stream) {
+    const device_ops *ops = ucch_bound_ops();
+    char *slot = channel->ring + number % UCCH_RING_SLOTS * channel->stride;
+    void *dst = comes ? data : slot, *src = comes ? slot : data;
+    size_t to = comes ? bytes : channel->stride, from = comes ? channel->stride : bytes;
+    return ucch_device_fail(
+        n == 1 ? ops->copy(dst, src, bytes, stream) : ops->copy_rows(dst, to, src, from, bytes, n, stream), "copy");
+}
+
 static int furnish(ucch_channels *c, int peer, int comes, int ring) {
     int wire = by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
@@ -258,15 +281,17 @@ static int furnish(ucch_channels *c, int peer, int comes, int ring) {
 }
 
 /* Lines of a lane, in which its kernels say how messages have ended, and where their blocks meet. */
-ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int comes, unsigned **arrived) {
-    size_t nth = 2 * (size_t)peer + (size_t)comes;
+ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived) {
+    size_t nth = UCCH_LANES * (size_t)peer + (size_t)which;
     *arrived = c->meetings + nth * MEETINGS;
     return counter_at(c->parts[c->rank], line_of(LANES, c->size) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
+/* Taken before the engine's lock. */
+static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
+
 /* Have a ring at its first use: 0, or a failure. No peer has a part in that. */
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
-    static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&one_by_one);
     int status = furnish(c, peer, comes, ring);
     pthread_mutex_unlock(&one_by_one);
@@ -327,7 +352,7 @@ static int open_locked(ucch_channels *c) {
     return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
 }
 
-/* Make what calls need; once the windows are pinned and everybody is known. 0, or a failure. */
+/* Make what calls need, once everybody is known. 0, or a failure. */
 int ucch_channels_open(ucch_channels *c) {
     ucch_lock();
     int before = ucch_device_enter(), status = open_locked(c);

@@ -14,11 +14,21 @@ enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_WIRES, LANE_LOCAL, QUEUE_LANES };
 
 /* By the length of messages: UCCH_RINGS. Those of calls in graphs, which are replayed without a word to their hosts,
  * are counted by the devices (ucch_moves), and those of lanes by these (p2p/lane.c). */
-enum { SHORT_RING, MIDDLE_RING, LONG_RING, SHORT_GRAPH_RING, LONG_GRAPH_RING, SHORT_LANE_RING, LONG_LANE_RING };
+enum {
+    SHORT_RING,
+    MIDDLE_RING,
+    LONG_RING,
+    SHORT_GRAPH_RING,
+    LONG_GRAPH_RING,
+    SHORT_LANE_RING,
+    LONG_LANE_RING,
+    MATCHED_LANE_RING
+};
 #define UCCH_BY_DEVICE(ring) ((ring) >= SHORT_GRAPH_RING)
 #define UCCH_OF_LANE(ring) ((ring) >= SHORT_LANE_RING)
-/* Messages of a lane that are under way at a time. */
+/* Messages of a lane that are under way at a time, and lanes with a rank: two each way. */
 #define UCCH_LANE_DEPTH 64
+#define UCCH_LANES 4
 /* Calls of a communicator that are under way. */
 #define MOST_CALLS 256
 /* How often scratch can grow: each time it doubles. */
@@ -111,8 +121,11 @@ int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_first(ucch_channels *c, ucch_ticket ticket);
 ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
+uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most);
+int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
+                      void *stream);
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring);
-ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int comes, unsigned **arrived);
+ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived);
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring);
 int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);

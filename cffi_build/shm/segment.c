@@ -3,9 +3,7 @@
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
- * such files for its channels (ring.c), so that nobody's calls take the room of anybody's messages; and every process
- * one for messages that hosts move, its window. That begins with room for the messages that are offered (pipe.c); the
- * rest is chunks (room.c). These take no memory before they are pinned or written to. */
+ * such a file of each rank for its channels (ring.c). It takes no memory before it is pinned or written to. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 
@@ -17,14 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MOST_WINDOWS 1024
-
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
-static ucch_window none, own, peers[MOST_WINDOWS];
-static int npeers;
-
-/* ---- files ---- */
 
 /* A file of so many bytes; NULL where it cannot be mapped. */
 char *ucch_shared_map(int file, size_t bytes) {
@@ -83,14 +75,15 @@ static ucch_mapping *make(uint64_t key, size_t bytes) {
     int able = file >= 0 && !ftruncate(file, (off_t)bytes);
     ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
     if (!m && file >= 0) close(file);
+    if (m) m->ours = 1;
     return m;
 }
 
-/* Memory of this process's, which has a window, of parts that are to be pinned; NULL where there can be none. */
-ucch_mapping *ucch_mapping_new(size_t bytes) {
+/* Memory of this process's, which is `key`, of parts that are to be pinned; NULL where there can be none. */
+ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     ucch_lock();
-    ucch_mapping *m = found(own.key, -1, bytes);
-    if (!m) m = make(own.key, bytes);
+    ucch_mapping *m = found(key, -1, bytes);
+    if (!m) m = make(key, bytes);
     ucch_unlock();
     return m;
 }
@@ -115,8 +108,8 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     while (r && (r->at != at || r->bytes != bytes))
         r = r->next;
     if (!r) {
-        int ours = m->key == own.key, before = ucch_device_enter();
-        int status = ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
+        int before = ucch_device_enter();
+        int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
         if (!status) status = ucch_shared_pin(m->memory + at, bytes, seen);
         ucch_device_leave(before);
         r = status ? NULL : malloc(sizeof(*r));
@@ -124,7 +117,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
         *r = (ucch_range){at, bytes, *seen, m->ranges};
         m->ranges = r;
         m->pinned += bytes;
-        __atomic_add_fetch(&pinned, ours ? bytes : 0, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&pinned, m->ours ? bytes : 0, __ATOMIC_RELAXED);
     }
     *seen = r->seen;
     m->seen = at ? m->seen : r->seen;
@@ -141,56 +134,3 @@ void ucch_mapping_give(ucch_mapping *m) {
 
 /* Bytes of our own that have been pinned for channels, in use or not. */
 size_t ucch_channels_pinned(void) { return __atomic_load_n(&pinned, __ATOMIC_RELAXED); }
-
-/* ---- windows ---- */
-
-static size_t length_of(size_t chunks) { return UCCH_OFFERS_BYTES + chunks * UCCH_CHUNK; }
-
-static ucch_window window_in(const ucch_mapping *m, size_t chunks) {
-    return (ucch_window){.key = m->key,
-                         .file = m->file,
-                         .nchunks = chunks,
-                         .offers = m->memory,
-                         .chunks = m->memory + UCCH_OFFERS_BYTES};
-}
-
-/* A window by its process's key, 0: our own; without memory where there is none. */
-ucch_window *ucch_window_of(uint64_t key) {
-    for (int i = 0; key && i < npeers; i++)
-        if (peers[i].key == key) return &peers[i];
-    return !key || key == own.key ? &own : &none;
-}
-
-/* This process's window, of so many chunks, anew in a child: 0, or a failure. */
-int ucch_window_make_locked(uint64_t key, size_t chunks) {
-    ucch_mapping *m = make(key, length_of(chunks));
-    if (m) own = window_in(m, chunks);
-    return m ? 0 : UCCH_FAIL_MEMORY;
-}
-
-/* Map the window of another process; 0, or a failure. */
-int ucch_window_open(uint64_t key, int pid, int file, size_t bytes) {
-    ucch_lock();
-    size_t chunks = bytes / UCCH_CHUNK;
-    int known = ucch_window_of(key)->key == key, able = !known && npeers < MOST_WINDOWS;
-    ucch_mapping *m = able ? ucch_mapping_open(key, pid, file, length_of(chunks)) : NULL;
-    if (m) peers[npeers++] = window_in(m, chunks);
-    ucch_unlock();
-    return known || m ? 0 : UCCH_FAIL_PEER;
-}
-
-static int pin_window(ucch_window *w) {
-    if (!ucch_bound_ops()) return UCCH_FAIL_DEVICE;
-    return w->chunks_seen ? 0 : ucch_shared_pin(w->chunks, w->nchunks * UCCH_CHUNK, &w->chunks_seen);
-}
-
-/* Pin all windows that are mapped: 0, or a failure. */
-int ucch_windows_pin(void) {
-    ucch_lock();
-    int before = ucch_device_enter(), status = pin_window(&own);
-    for (int i = 0; i < npeers && !status; i++)
-        status = pin_window(&peers[i]);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
-}

@@ -11,6 +11,7 @@ from typing import Any
 
 import channel_failure_scripts as failures
 import lane_scripts
+import message_scripts
 import pytest
 import torch_scripts
 from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
@@ -154,9 +155,15 @@ def test_streams_hand_each_other_messages(on_crew: Callable[..., Any], script: s
     assert on_crew(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
 
 
-def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.RANDOM])
+def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: str) -> None:
     where = MIXED
-    assert on_crew(lane_scripts.RANDOM, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+    assert on_crew(script, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
+
+
+@pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}])
+def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
+    assert on_crew(message_scripts.RANDOM, *PAIR, **env).stdout.count("right") == 2
 
 
 @pytest.mark.usefixtures("with_torch")

@@ -32,7 +32,7 @@ Start = Callable[..., "subprocess.Popen[Any]"]
 #: Variables that are read for every communicator or case, of those that have meant something to a library before: a
 #: crew takes cases with different ones. Others make a crew of their own.
 OF_A_CASE = (
-    *("UCCH_CHANNELS", "UCCH_FABRIC", "UCCH_HOLD", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE", "UCCH_TUNE_FILE"),
+    *("UCCH_CHANNELS", "UCCH_FABRIC", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE", "UCCH_TUNE_FILE"),
     *("UCCH_WIRES", "UCCH_WIRE_SLOT"),
     *("FAKEGPU_AHEAD", "FAKEGPU_CONNECTIONS", "FAKEGPU_DELAY_US", "HSA_ENABLE_SDMA"),
     *("DICE", "LENGTH", "LENGTHS", "QUEUED", "TABLE", "WAY", "WHY", "WITHOUT"),

@@ -32,11 +32,11 @@ JOBS = {
     "data that comes late": Job(calls.LATE),
     "counts that change elsewhere": Job(calls.COUNTS),
     # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
-    "several communicators": Job(lives.SEVERAL, {"UCCH_WINDOW": "64M", **OWN_QUEUES}),
+    "several communicators": Job(lives.SEVERAL, OWN_QUEUES),
     "calls that nobody asks for": Job(lives.HANDED, OWN_QUEUES),
     "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
     "the driver waits": Job(lives.KEPT, OWN_QUEUES),
-    "no pinned memory is left": Job(lives.PINNED_OUT, {"UCCH_WINDOW": "16M"}),
+    "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT), "no channels": Job(lives.WITHOUT),
     "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),

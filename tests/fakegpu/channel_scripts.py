@@ -104,7 +104,7 @@ with Communicator() as comm:
     p, r = comm.size, comm.rank
     streams = [runtime().stream() for _ in range(3)]
     parts = [(n, Array(n), Array(n)) for n in SIZES for _ in streams]
-    long = Array(700_000), Array(700_000)  # many times what a small window's rings hold
+    long = Array(700_000), Array(700_000)  # many times what the rings of short messages hold
     checks, gate = [], None
     dice = np.random.default_rng(int(os.environ["DICE"]))  # the same on every rank
     for k in range(CALLS):

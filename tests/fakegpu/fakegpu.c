@@ -334,8 +334,8 @@ static const char *error_name(int code) {
 }
 
 /* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how much they were
- * given to do, how often one was told to wait for memory, whether one is held, and whether the driver is kept from all
- * ---- */
+ * given to do, how often one was told to wait for memory, whether one is held, whether whoever pins memory stands, and
+ * whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -374,6 +374,10 @@ int fakegpu_held(void *handle) {
     pthread_mutex_unlock(&lock);
     return held;
 }
+
+void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ_CST); }
+
+int fakegpu_pins_waiting(void) { return __atomic_load_n(&pins_waiting, __ATOMIC_SEQ_CST); }
 
 int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
 

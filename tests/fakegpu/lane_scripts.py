@@ -48,7 +48,7 @@ with Communicator() as comm:
 RANDOM = (
     ROUND
     + """
-    lengths = [1, 3, SHORT - 1, SHORT, SHORT + 1, 70_000, LONG, 3 * LONG]
+    lengths = [1, 3, SHORT - 1, SHORT, SHORT + 1, 70_000, LONG, 3 * LONG, 2_200_000]
     same = np.random.default_rng(comm.mpi.bcast(seed))
     print("seed", seed)
     streams = [gpu.stream() for _ in range(4)]

@@ -84,13 +84,26 @@ static int allocate_as(void **address, size_t bytes, int kind, int fine) {
     return note(r, address);
 }
 
-static int allocate(void **address, size_t bytes, int kind) { return allocate_as(address, bytes, kind, !HIP); }
+static size_t pinned; /* of the host's own memory, which nothing unpins */
+
+static int can_pin(size_t bytes) { return (pinned + bytes) >> 20 <= (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20); }
+
+static int allocate(void **address, size_t bytes, int kind) {
+    if (kind == PINNED_MEMORY && !can_pin(bytes)) return OUT_OF_MEMORY;
+    return allocate_as(address, bytes, kind, !HIP);
+}
+
+/* Whether the driver lets those wait that would have it see memory of the host's, and how many wait now. */
+static int pins_stand, pins_waiting;
 
 /* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
-    static size_t pinned; /* nothing is ever unpinned */
+    __atomic_fetch_add(&pins_waiting, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&pins_stand, __ATOMIC_SEQ_CST))
+        usleep(100);
+    __atomic_fetch_sub(&pins_waiting, 1, __ATOMIC_SEQ_CST);
     if (refused()) return refused();
-    if ((pinned + bytes) >> 20 > (size_t)setting("FAKEGPU_PINNED_MB", 1 << 20)) return OUT_OF_MEMORY;
+    if (!can_pin(bytes)) return OUT_OF_MEMORY;
     pinned += bytes;
     region *r = calloc(1, sizeof(*r));
     void *seen = mremap(where, 0, bytes, MREMAP_MAYMOVE), *unused;

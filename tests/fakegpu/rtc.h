@@ -5,6 +5,8 @@ static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = 
                   FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces",
                   RINGS[] = "moves through rings";
 
+static int lane_kernels;
+
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
     if (strstr(source, "ucch(ucch_moves all)"))
@@ -40,6 +42,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == LANES) {
+        __atomic_add_fetch(&lane_kernels, 1, __ATOMIC_RELAXED);
         ucch_lane_copy *c = argument(arguments, sizeof(*c), sizeof(*c));
         return c ? submit(handle, (work){.kind = LANE, .dst = c}) : OUT_OF_MEMORY;
     }
@@ -75,6 +78,8 @@ static int find_kernel(void **function, const void *module, const char *name) {
         }
     return INVALID_VALUE;
 }
+
+int fakegpu_lane_kernels(void) { return __atomic_load_n(&lane_kernels, __ATOMIC_RELAXED); }
 
 #ifdef FAKE_CUDA
 #define RTC(name) nvrtc##name

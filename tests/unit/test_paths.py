@@ -13,8 +13,7 @@ from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.transport.paths import MessagePaths, path_of
-from ucc_hetero.transport.segments import crowded_hosts
+from ucc_hetero.transport.paths import MessagePaths, crowded_hosts, path_of
 from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport

@@ -188,10 +188,10 @@ class Worker:
 
     def probe(self, tag: int, mask: int = TAG_FULL) -> tuple[int, int] | None:
         """(tag, bytes) of a message that has arrived and matches, or None; it stays where it is."""
-        sender, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
-        if not lib.ucch_probe(self.handle, tag, mask, 0, ffi.NULL, 0, sender, nbytes, matched):
+        found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
+        if not lib.ucch_probe(self.handle, tag, mask, 0, found, matched):
             return None
-        return int(sender[0]), int(nbytes[0])
+        return int(found.code), int(found.bytes)
 
     def _message(self) -> Message:
         message = Message()

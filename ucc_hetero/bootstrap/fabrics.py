@@ -13,7 +13,6 @@ from ..machine.facts import Facts
 from ..planner.rules import Layout, Table, measured_fabric
 from ..planner.topology import Topology
 from ..transport import rings
-from ..transport.segments import alone
 
 #: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
 _SOCKETS = 16
@@ -80,7 +79,7 @@ def _obstacle(
 ) -> str:
     """Reason why streams cannot do calls between these islands; empty if nothing is in the way. Collective."""
     hosts = _numbered([f.host.node for f in everyone])
-    several = not alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
+    several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
     mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from .. import env, log
 from ..bindings import quarantine
 from ..device import bind
-from ..errors import CollectiveError, UCCHError
+from ..errors import CollectiveError, PeerError, UCCHError
 from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
@@ -22,7 +23,6 @@ from ..transport import rings
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, path_of
 from ..transport.rings import Channels
-from ..transport.segments import join as join_windows
 from ..types import Transport
 from . import faults, numbers, process
 from .links import Links
@@ -102,7 +102,6 @@ class Membership:
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
-        self.windows = join_windows(mpi, self.bare, self.facts)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
@@ -117,9 +116,9 @@ class Membership:
         memory = None if self.runtime is None else self.runtime.memory_type
         able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
         #: Channels, and why there are none where devices of several islands could have some.
-        self.channels, self.lacks = rings.join(
-            mpi, self.windows, self.bare, self.facts, self.runtime, able, self.tuning.wires
-        )
+        self.channels, self.lacks = None, ""
+        if not self.bare.flat:
+            self.channels, self.lacks = rings.join(mpi, self.bare, self.facts, self.runtime, able, self.tuning.wires)
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
@@ -199,7 +198,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
             try:
-                found = rings.join(self.mpi, None, apart, self.facts, self.runtime, False, self.tuning.wires)
+                found = rings.join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]
@@ -211,9 +210,13 @@ class Membership:
 
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
-        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51)
-        if self.channels is not None:
-            self.channels.discard()
+        here = self.job.process
+        # Offers are thrown away as what they are: their senders are told.
+        users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
+        with suppress(PeerError):  # it has died, and waits for nobody
+            while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
+                self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
+        lib.ucch_discard_all(*users)
 
     def close(self) -> None:
         """Release teams and board; collective."""

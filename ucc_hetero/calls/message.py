@@ -9,11 +9,11 @@ from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
 
-#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), rendezvous header or data
-#: (1; ``UCCH_RTS_BIT``), message of the caller's or of the package's own calls (1), source rank (18), MPI tag (31).
+#: Bits of a UCX tag, high to low: communicator (12), program message or not (1), offer or data (1), message of the
+#: caller's or of the package's own calls (1; ``UCCH_OWN_BIT``), answer or not (1), source rank (17), MPI tag (31).
 SOURCE_SHIFT, COMM_SHIFT = lib.UCCH_SOURCE_BIT, 52
 TAG_MASK = (1 << SOURCE_SHIFT) - 1
-OWN = 1 << lib.UCCH_RTS_BIT - 1
+OWN = 1 << lib.UCCH_OWN_BIT
 SOURCE_MASK = OWN - 1 - TAG_MASK
 
 
@@ -37,15 +37,17 @@ class Transfer:
         "buffer",
         "by_stream",
         "handle",
+        "lanes",
+        "offered",
         "op",
         "original",
         "peer",
+        "pinned",
         "stream",
         "sync",
         "tag",
         "ways",
         "what",
-        "window",
     )
 
     def __init__(
@@ -56,7 +58,10 @@ class Transfer:
         tag: int,
         bounce: Bounce | None = None,
         stream: int | None = None,
+        *,
+        pinned: bool = True,
     ) -> None:
+        """``pinned``: so is the memory in which it is received, if it goes by ``bounce``."""
         self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
@@ -65,22 +70,23 @@ class Transfer:
         self.bounce = bounce
         #: It starts when this stream gets there.
         self.stream = stream
+        self.pinned = pinned
         self.buffer = self._staged()
         #: How it is begun, of that buffer, once it was.
         self.ways: Ways | None = None
         self.sync = False
-        #: A send by way of shared pinned memory, which its receiver is told of.
-        self.window = False
-        #: A receive from another host that a stream copies to its place, if one waits for it.
+        #: A send by a lane, which libucp only matches; and the lanes of its communicator, which it may keep.
+        self.offered, self.lanes = False, None
+        #: A receive that a stream copies to its place, if one waits for it.
         self.by_stream = False
 
     def _staged(self) -> Buffer:
         if self.bounce is None:
             return pack(self.original)
-        pinned = self.bounce.memory_for(self.original)
+        staged = self.bounce.memory_for(self.original, pinned=self.pinned)
         if self.what != "receive":
-            self.bounce.down(self.original, pinned, self.stream)
-        return pinned
+            self.bounce.down(self.original, staged, self.stream)
+        return staged
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +121,7 @@ class Transfer:
         """Bring what was received to the caller's memory."""
         if self.bounce is None:
             unpack(self.buffer, self.original)
-        elif not lib.ucch_message_moved(self.handle):
+        elif not lib.ucch_message_delivered(self.handle):
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
@@ -31,7 +32,6 @@ from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
-from ..transport.segments import LEAST, key_of
 from ..types import DTYPES
 from .arguments import whole
 from .dispatch import Runner
@@ -52,6 +52,8 @@ _DYING_S = 1.0
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
+#: Messages without a stream that are longer, of device memory, go by lanes: shorter ones need no receiver to be sent.
+_LEAST = 64 << 10
 _ANY_TAG = lib.UCCH_ANY_TAG
 _post = lib.ucch_letter_post
 
@@ -137,22 +139,19 @@ class Messages:
         self._endpoints: list[Any] = [None] * self.size
         self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
         members = runner.members
-        shared = members.windows
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
-        #: Ranks that messages from or to device memory reach through shared pinned memory.
-        self._windows = shared.peers
-        #: Every rank's key of its window; NULL where no message goes through a window.
-        self.keys: Any = ffi.NULL
-        if self._windows:
-            self.keys = ffi.new("uint64_t[]", [key_of(facts) for facts in members.facts])
         board, channels = members.board, members.channels
         #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
         #: late may be kept from the driver, by a launch, when another one needs a message of it.
         self._lanes: Any = ffi.NULL
         late = any(facts.late for facts in members.facts)
-        if channels is not None and channels.computes and not (own or late):
-            self._lanes = channels.lanes(board.native)
+        #: The same for long messages between devices that libucp has matched.
+        self.lanes: Any = ffi.NULL
+        if channels is not None and channels.computes and not late:
+            self.lanes = channels.lanes(board.native)
+            self._lanes = ffi.NULL if own else self.lanes
+        self._reached: set[int] = set()
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if self._slots and len(self._slots) == self.size:
@@ -202,6 +201,17 @@ class Messages:
                 lib.ucch_progress_idle()
         return endpoint
 
+    def reach(self, peer: int) -> None:
+        """Have what tells a rank, or any, that a message of its memory has been matched."""
+        if self.lanes == ffi.NULL or peer in self._reached:
+            return
+        self._reached.add(peer)
+        for rank in range(self.size) if peer == self.any_source else (peer,):
+            if rank not in (self.rank, self.null):
+                with suppress(PeerError):  # it has died, and offers nothing
+                    slot = self._slots.get(rank, self.size)
+                    lib.ucch_lanes_reach(self.lanes, rank, slot, self._endpoint(rank))
+
     def pattern(self, source: int, tag: int) -> tuple[int, int]:
         """(tag, mask) that a receive matches."""
         value, mask = self._base, _COMM_MASK
@@ -233,9 +243,9 @@ class Messages:
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        window = bounce is not None and dest in self._windows and source.nbytes >= LEAST and not copy
-        transfer = Transfer(what, source, dest, tag, None if window else bounce, at)
-        transfer.sync, transfer.window = sync, window
+        offered = bounce is not None and source.nbytes > _LEAST and self.lanes != ffi.NULL and dest != self.rank
+        transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
+        transfer.sync, transfer.offered = sync, offered
         self._in_place(transfer)
         if copy:
             transfer.buffer = copied(transfer.buffer, self.rank)
@@ -289,8 +299,8 @@ class Messages:
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any, taken: bool = ...) -> Moved: ...
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what comes
-        from another host is left to :meth:`take`."""
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what
+        comes is left to :meth:`take`."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
@@ -298,19 +308,16 @@ class Messages:
         if at is not None and self.by_lane(source):
             return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
-        transfer = Transfer("receive", target, source, tag, bounce, at)
+        # What is long comes by a lane into its place, unless it is from memory of the sender's host, which is rare.
+        pinned = self.lanes == ffi.NULL or target.nbytes <= _LEAST or source == self.rank
+        transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
         self._in_place(transfer)
-        transfer.by_stream = taken and bounce is not None and source >= 0 and source not in self._windows
-        # A receive without a bounce buffer into a device's memory is from another host, and not through a window.
-        if self._windows and (transfer.bounce is not None or target.vendor == "host"):
-            into = transfer.buffer if transfer.bounce is None else target
-            pointer, on_device = ffi.cast("void *", into.ptr), into.vendor != "host"
-            lib.ucch_message_rendezvous(transfer.handle, pointer, into.nbytes, on_device)
+        transfer.by_stream = taken and bounce is not None and source >= 0 and self.lanes == ffi.NULL
         return transfer
 
     @staticmethod
     def take(request: Request, stream: int) -> bool:
-        """Let a stream wait for a message of another host, and copy it to its place.
+        """Let a stream wait for a message that comes by way of the host, and copy it to its place.
 
         False where the host goes on receiving it: as for any message, the request is waited for.
         """
@@ -378,19 +385,36 @@ class Messages:
     def _ways(self, transfer: Transfer) -> Ways:
         peer, buffer = transfer.peer, transfer.buffer
         pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
+        if self.lanes != ffi.NULL and peer != self.rank:
+            self._by_lanes(transfer)
         if transfer.what == "receive":
             matched = self.pattern(peer, transfer.tag)
             receive = partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
             return Ways(buffer, receive)
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
-        if not transfer.window:
-            return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
-        return Ways(buffer, partial(lib.ucch_send_rendezvous, *what, peer, 1))
+        if transfer.offered:
+            return Ways(buffer, partial(lib.ucch_send_offer, *what, peer))
+        return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
+
+    def _by_lanes(self, transfer: Transfer) -> None:
+        """Say where the data of a message is, or belongs, should it go by a lane."""
+        receives = transfer.what == "receive"
+        if not (receives or transfer.offered):
+            return
+        if receives:
+            self.reach(transfer.peer)
+        place = transfer.original if transfer.bounce is not None else transfer.buffer
+        by_host, transfer.lanes = place.vendor == "host", self.lanes
+        status = 0 if receives else lib.ucch_lanes_ready(self.lanes, transfer.peer)
+        pointer = ffi.cast("void *", place.ptr)
+        if status or lib.ucch_message_lanes(transfer.handle, self.lanes, pointer, place.nbytes, by_host):
+            raise self._not_begun(transfer)
 
     def _not_begun(self, transfer: Moved) -> DeviceError:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-        return DeviceError(f"rank {self.rank}: {self._said(transfer)}, in stream {transfer.stream}: {reason}")
+        where = "" if transfer.stream is None else f", in stream {transfer.stream}"
+        return DeviceError(f"rank {self.rank}: {self._said(transfer)}{where}: {reason}")
 
     def _watch(self, transfer: Transfer) -> None:
         """Let a transfer fail when its peer is gone."""
@@ -398,12 +422,14 @@ class Messages:
         board = self.runner.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
-    def begin_matched(self, transfer: Transfer, matched: Any, timeout: float) -> None:
-        """Start the receive of a message that a matching probe took out."""
+    def begin_matched(self, transfer: Transfer, matched: Any, found: Any, timeout: float) -> None:
+        """Start the receive of a message that a matching probe has found and taken out."""
         pointer, memory = ffi.cast("void *", transfer.buffer.ptr), self.arrays.memory(transfer.buffer)
         nbytes = transfer.buffer.nbytes
         self._watch(transfer)
-        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, memory, timeout)
+        if self.lanes != ffi.NULL and transfer.peer != self.rank:
+            self._by_lanes(transfer)
+        lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, found, memory, timeout)
 
     def run(self, transfer: Moved, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
@@ -476,7 +502,7 @@ class Messages:
         if transfer.original.vendor == "host":
             return True
         by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
-        if by_host != (transfer.window or transfer.bounce is not None):
+        if by_host != (transfer.offered or transfer.bounce is not None):
             return False
         return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
 
@@ -569,16 +595,23 @@ class Messages:
                 f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
             )
         if error.status == lib.UCCH_FAIL_MEMORY:
-            return CollectiveError(f"{where}: no memory, or too many messages to devices of this host under way: Wait")
+            return CollectiveError(f"{where}: no memory left on this host")
         if error.status == lib.UCCH_FAIL_LOST:
             return CollectiveError(f"{where}: {LOST}")
-        if error.status == lib.UCCH_FAIL_DEVICE:
+        if error.status == lib.UCCH_FAIL_REFUSED:
+            return CollectiveError(f"{where}: rank {transfer.peer} could not receive it, and its own error says why")
+        if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         if error.status == lib.UCCH_FAIL_MISMATCH:
             source, tag, nbytes = transfer.envelope()
             return CollectiveError(
                 f"{where}: rank {source} sent {nbytes} bytes with tag {tag}: messages with stream= are matched in the "
                 "order in which both ranks begin them"
+            )
+        if error.status == lib.UCCH_FAIL_BROKEN:
+            return CollectiveError(
+                f"{where}: an earlier message between the memory of the two ranks' devices has failed, and none can "
+                "follow it: make a new communicator"
             )
         known = error.status == lib.UCCH_FAIL_PEER
         if known or self._goes(transfer.peer):

@@ -26,9 +26,9 @@ class Message:
     received, equals ``MPI.MESSAGE_NO_PROC`` until then.
     """
 
-    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, is_rts: bool = False) -> None:
+    def __init__(self, messages: Messages, matched: Any, source: int, tag: int, found: Any = None) -> None:
         self._messages, self._matched, self.source, self.tag = messages, matched, source, tag
-        self._is_rts = is_rts
+        self._found = found
         #: Nothing to receive: the message of MPI.PROC_NULL.
         self._none = source == messages.null
 
@@ -76,7 +76,7 @@ class Message:
         assert isinstance(transfer, Transfer), "no stream is named"
         if not self._none:
             matched, self._matched = self._matched, None
-            self._messages.begin_matched(transfer, matched, timeout)
+            self._messages.begin_matched(transfer, matched, self._found, timeout)
         self._none = False
         return transfer
 
@@ -91,7 +91,7 @@ class Message:
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
         if matched is not None and self._messages.process.worker.handle:  # at exit the worker may have gone first
-            lib.ucch_discard(self._messages.worker, matched, self._is_rts)
+            lib.ucch_discard(self._messages.worker, self._messages.lanes, matched, self._found)
 
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
@@ -102,16 +102,15 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
         set_status(status, messages.null, messages.any_tag, 0)
         return Message(messages, None, messages.null, messages.any_tag)
     value, mask = messages.pattern(source, tag)
-    code, nbytes, matched = ffi.new("uint64_t *"), ffi.new("size_t *"), ffi.new("ucp_tag_message_h *")
+    found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
+    messages.reach(source)
     # Progress for everything in flight: the message may depend on it.
     lib.ucch_progress_once()
-    keys, me = messages.keys, messages.rank
-    if not lib.ucch_probe(messages.worker, value, mask, remove, keys, me, code, nbytes, matched):
+    if not lib.ucch_probe(messages.worker, value, mask, remove, found, matched):
         return None
-    where, what = source_and_tag(int(code[0]))
-    set_status(status, where, what, int(nbytes[0]))
-    is_rts = bool(code[0] >> lib.UCCH_RTS_BIT & 1)
-    return Message(messages, matched[0] if remove else None, where, what, is_rts)
+    where, what = source_and_tag(int(found.code))
+    set_status(status, where, what, int(found.bytes))
+    return Message(messages, matched[0] if remove else None, where, what, found)
 
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:

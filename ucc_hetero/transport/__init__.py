@@ -1,1 +1,1 @@
-"""Ways for bytes between ranks: shared segments, ring buffers, bounce buffers."""
+"""Ways for bytes between ranks: ring buffers, bounce buffers, network threads."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..buffers import Buffer
 from ..device import DeviceRuntime, Event, own_device
 from ..errors import DeviceError
@@ -38,10 +40,15 @@ class Bounce:
         with own_device():
             self._stream = runtime.stream()
 
-    def memory_for(self, original: Buffer) -> Buffer:
-        """Host memory for as much as ``original`` holds."""
-        memory = _Pinned(original.nbytes)
-        return Buffer(memory.address, original.count, original.dtype, "host", 0, memory, False)
+    def memory_for(self, original: Buffer, *, pinned: bool = True) -> Buffer:
+        """Host memory for as much as ``original`` holds; it takes no room before it is written to if not ``pinned``."""
+        if pinned:
+            memory: Any = _Pinned(original.nbytes)
+            address = memory.address
+        else:
+            memory = np.empty(original.nbytes, np.uint8)
+            address = memory.ctypes.data
+        return Buffer(address, original.count, original.dtype, "host", 0, memory, False)
 
     def down(self, original: Buffer, pinned: Buffer, stream: int | None = None) -> None:
         """Fetch what is to be sent; it must be ready, or be so when ``stream`` gets there, which then does the copy."""
@@ -67,7 +74,5 @@ class Bounce:
 
     def _copy(self, dst: int, src: int, nbytes: int, stream: int | None) -> None:
         if nbytes:
-            with own_device():
-                self._runtime.copy(dst, src, nbytes, self._stream.handle if stream is None else stream)
-                if stream is None:
-                    self._stream.synchronize()
+            to, of, at = (ffi.cast("void *", a) for a in (dst, src, self._stream.handle if stream is None else stream))
+            self._runtime.check("copy", lib.ucch_device_move(to, of, nbytes, at, stream is None))

@@ -16,7 +16,6 @@ from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
 from .rings import streams_wait
-from .segments import crowded_hosts
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
@@ -39,6 +38,15 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
     unlike = any(len(found) > 1 for found in kinds.values())
     direct = not (blind or unlike or _strangers(everyone))
     return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
+
+
+def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
+    """The hosts where ranks of several islands have devices: no library moves data between the memory of these."""
+    seen: dict[tuple[object, ...], set[int]] = {}
+    for rank, facts in enumerate(everyone):
+        if facts.device_memory:
+            seen.setdefault(facts.host.memory, set()).add(topology.island_of[rank])
+    return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
 def _knows(one: Facts, *others: Facts) -> bool:

@@ -24,7 +24,6 @@ from ..planner.rules import Wires
 from ..planner.topology import Topology
 from ..types import DTYPES, OPS
 from . import wires
-from .segments import Windows, alone, key_of, may_wait
 
 #: Most bytes of a slot between hosts, where nothing else was measured.
 SLOT = 2 << 20
@@ -48,7 +47,7 @@ class Channels:
     def lanes(self, board: Any) -> Any:
         """The lanes of messages in streams, of a communicator with this arrival board."""
         if self._lanes == ffi.NULL:
-            self._lanes = lib.ucch_lanes_new(self.handle, board)
+            self._lanes = ffi.gc(lib.ucch_lanes_new(self.handle, board), lib.ucch_lanes_free)
         return self._lanes
 
     def describe(self) -> str:
@@ -61,10 +60,17 @@ class Channels:
         each = "; ".join(f"{ranks_text(some)} {what}" for what, some in ranks.items())
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
-    def discard(self) -> None:
-        """Throw away messages in streams that have come, as nobody will receive them."""
-        if self._lanes != ffi.NULL:
-            lib.ucch_lanes_discard(self._lanes)
+    def discard(self, worker: Any, tag: int, mask: int) -> int:
+        """Throw away messages by lanes that have come, as nobody will receive them; those without a stream under such
+        tags. A rank to which :meth:`reach` is needed first, or -1."""
+        if self._lanes == ffi.NULL:
+            return -1
+        lib.ucch_lanes_discard(self._lanes)
+        return int(lib.ucch_offers_discard(worker, self._lanes, tag, mask))
+
+    def reach(self, rank: int, endpoint: Any) -> None:
+        """Have what tells a rank of this communicator that nobody receives its message."""
+        lib.ucch_lanes_reach(self._lanes, rank, len(self.carriers) + 1, endpoint)
 
     def close(self, timeout: float) -> None:
         """Give the memory back once nothing is under way; collective. What does not end by then is left alone."""
@@ -76,7 +82,7 @@ class Channels:
                 return
             time.sleep(0)
         if self._lanes != ffi.NULL:
-            lib.ucch_lanes_free(self._lanes)
+            lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
 
@@ -95,7 +101,6 @@ def streams_wait() -> bool:
 
 def join(
     mpi: Any,
-    windows: Windows | None,
     topology: Topology,
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
@@ -104,12 +109,12 @@ def join(
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else; ``windows``:
-    None where it is to be tried without, and in one island. Raises :class:`DeviceError` on all ranks where one of them
-    has no pinned memory left: calls of this communicator would be slow, and nobody would know.
+    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
+    :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
+    slow, and nobody would know.
     """
     places = _places(everyone)
-    why = _needless(topology, everyone, windows is None or windows.complete, windows is not None, max(places) > 0)
+    why = _needless(everyone)
     if why is not None:
         return None, why
     rank = int(mpi.Get_rank())
@@ -141,17 +146,10 @@ def usual_slot(nwires: int) -> int:
     return -(-SLOT // part) * part if part else SLOT
 
 
-def _needless(topology: Topology, everyone: Sequence[Facts], seen: bool, windows: bool, hosts: bool) -> str | None:
-    """Why no rank needs channels, or none could have them, by what all know; None where they are to be made.
-
-    ``seen``: ranks on one host see each other's memory. ``hosts``: there are several.
-    """
+def _needless(everyone: Sequence[Facts]) -> str | None:
+    """Why no rank has channels, by what all know; empty where no device is there, None where they are to be made."""
     devices = [facts.device_memory for facts in everyone]
-    if (topology.flat and windows) or not all(devices):
-        return "some ranks have host memory" if any(devices) and not topology.flat else ""
-    if not (seen or hosts or (alone(topology) and any(facts.late for facts in everyone))):
-        return "UCCH_WINDOW=0, or processes that cannot open each other's memory"
-    return None
+    return None if all(devices) else "some ranks have host memory" if any(devices) else ""
 
 
 def _obstacle(rank: int, offers: Sequence[_Offer]) -> str:
@@ -174,17 +172,8 @@ def _unwanted(hosts: bool) -> str:
     return next((text for text, found in settings.items() if found), "")
 
 
-def _lack(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
-    """Lack of this rank that keeps it from channels; empty if none. ``late`` as in :func:`.segments.may_wait`."""
-    unable = _unable(runtime, late=late)
-    if unable:
-        return unable
-    words = ffi.new("size_t *", int(env.get("WINDOW")))
-    return "" if lib.ucch_window_own(key_of(mine), words) >= 0 else "no shared memory"
-
-
 def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
-    """Lack of this rank's device; empty if none."""
+    """Lack of this rank's device that keeps it from channels; empty if none. ``late`` as in :func:`may_wait`."""
     if runtime is None:
         return "no GPU runtime"
     if not (runtime.eager or late):
@@ -193,10 +182,34 @@ def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 
+def alone(topology: Topology) -> bool:
+    """Whether every rank is the only one of its island, so that no vendor's library has a part in calls."""
+    return all(island.size == 1 for island in topology.islands)
+
+
+def may_wait(runtime: DeviceRuntime | None, *, late: bool = False) -> bool:
+    """Whether this rank's streams may wait for those of others; ``late``: though it loads kernels at their first
+    launch, which waits for the device, and so for calls of others, while nothing else gets to the driver. It may where
+    nobody needs progress of ours meanwhile that calls it (:func:`alone`; PyTorch's calls of four ranks, two of either
+    vendor, stood still on an H100)."""
+    waits = runtime is not None and (runtime.eager or late) and _words(runtime)
+    return bool(env.get("CHANNELS")) and waits
+
+
+def _words(runtime: DeviceRuntime) -> bool:
+    """Whether the device's streams can wait for any memory, or have kernels that do it for them."""
+    return runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
+
+
+def key_of(facts: Facts) -> int:
+    """Key of a process in the native engine."""
+    return int(facts.process, 16)
+
+
 def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
     """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
 
-    ``late`` as in :func:`.segments.may_wait`; empty where nothing is in the way.
+    ``late`` as in :func:`may_wait`; empty where nothing is in the way.
     """
     return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, late=late)
 
@@ -263,7 +276,7 @@ def _offer(
     """That of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
-    unwanted, lack = _unwanted(hosts), _lack(mine, runtime, late=alone(topology))
+    unwanted, lack = _unwanted(hosts), _unable(runtime, late=alone(topology))
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
@@ -297,7 +310,7 @@ def _connected(
 ) -> Any:
     """The native side of channels, whose ranks see each other's memory or have wires between them; collective."""
     rank, places = where
-    handle = lib.ucch_channels_new(rank, len(places), list(places), slot)
+    handle = lib.ucch_channels_new(key_of(everyone[rank]), rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
     _last[0] = max(reach.serial for reach in reaches)

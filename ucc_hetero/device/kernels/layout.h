@@ -5,8 +5,6 @@
 #include <assert.h>
 #endif
 
-/* Bytes that a window is shared out in. */
-#define UCCH_CHUNK_BYTES 2097152
 /* Moves of one fused kernel, at most. */
 #define UCCH_MOST_MOVES 40
 /* Pieces that lie in a ring between two ranks at a time. */

@@ -1,0 +1,61 @@
+/* Lanes as lane.c, lanes.c and offer.c know them. */
+#ifndef UCCH_LANE_H
+#define UCCH_LANE_H
+
+#include <pthread.h>
+
+#include "base/op.h"
+#include "gpu/device.h"
+#include "shm/ring.h"
+
+typedef struct ucch_lane {
+    pthread_mutex_t turn; /* whoever gives its streams work; never waited for with the engine's lock */
+    ucch_channels *channels;
+    ucch_channel *shorts, *longs;
+    int comes, peer, is_matched;
+    void *stream, *kernel;
+    void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
+    ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
+    unsigned *arrived;                  /* where a kernel's blocks meet: by slot, at the header and at the end */
+    char taken[UCCH_LANE_DEPTH];        /* lines of messages whose ends nobody has seen yet */
+    uint32_t posted, begun, pieces,
+        refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
+    uint32_t promised;                   /* numbers that a matched lane's receiver has given */
+    void *from;                          /* stream of the messages since the lane was last empty */
+    int mixed;                           /* these were of several streams */
+    struct ucch_letter *waiting, **last; /* that have not been given to the stream */
+    int failed, users, closed;
+    unsigned refs; /* letters that have been posted, and the lane itself */
+} ucch_lane;
+
+struct ucch_lanes {
+    ucch_channels *channels;
+    ucch_board *board;
+    int rank, size;
+    ucch_lane **each;       /* by rank, out and in, and the same of matched messages; NULL: closed */
+    pthread_mutex_t making; /* never waited for with the engine's lock */
+    int is_stopped;
+    unsigned makers; /* threads that make lanes */
+    unsigned refs;   /* these, and the communicator's */
+    struct {
+        ucp_ep_h ep;
+        int slot;                  /* on the board */
+        int is_in_making, failure; /* of the lane from it, of matched messages */
+    } peers[];
+};
+
+/* lanes.c */
+ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, int *status);
+ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status);
+void ucch_lane_fail(ucch_lane *l, int status);
+void ucch_lane_let_go(ucch_lane *l);
+ucp_ep_h ucch_lanes_endpoint(const ucch_lanes *all, int peer);
+int ucch_lanes_rank(const ucch_lanes *all);
+
+/* lane.c */
+int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,
+                            uint32_t *number);
+void ucch_letter_pass_locked(ucch_letter *m);
+void ucch_letter_abandon_locked(ucch_letter *m, int status);
+
+#endif

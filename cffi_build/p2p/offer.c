@@ -1,0 +1,255 @@
+/* Offers: long messages of device memory, which libucp matches with all others, and whose data goes by lanes (lane.c).
+ *
+ * The sender sends a note with the length and a number of its own, and behind it an offer: a message without data under
+ * the user's tag, with a bit that says what it is. Whoever matches the offer takes the note, which has come before, and
+ * answers under the sender's number: by the data's number in the lane, in which order both move their messages, or by
+ * the reason why it does not want the data. A probe takes the note, and keeps it for the receive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "p2p/lane.h"
+#include "p2p/message.h"
+
+/* The bits of a tag by which notes and answers are told from what users send. */
+#define NOTE_TAG ((uint64_t)3 << UCCH_OFFER_BIT)
+#define ANSWER_TAG (NOTE_TAG | OWN_TAG >> 1)
+#define USER_BITS (OWN_TAG - 1)
+
+/* Notes of offers that a probe has found. */
+typedef struct note {
+    ucch_offer offer;
+    struct note *next;
+} note;
+static note *notes;
+
+static int source_of(uint64_t code) { return (int)((code & USER_BITS) >> UCCH_SOURCE_BIT); }
+
+static uint64_t answer_tag(uint64_t code, int from, uint64_t serial) {
+    return ((code & ~USER_BITS) | ANSWER_TAG | (uint64_t)from << UCCH_SOURCE_BIT) + serial;
+}
+
+/* ---- what the two sides tell each other ---- */
+
+static void said(void *request, ucs_status_t status, void *data) {
+    (void)status;
+    ucp_request_free(request);
+    free(data);
+}
+
+/* Send a few bytes, whose memory is the caller's: 0, or a failure. */
+static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag) {
+    char *copy = malloc(bytes + 1);
+    if (!copy) return UCCH_FAIL_MEMORY;
+    if (bytes) memcpy(copy, what, bytes);
+    ucp_request_param_t p = ucch_message_params(NULL, said, 0);
+    p.user_data = copy;
+    void *request = ucp_tag_send_nbx(ep, copy, bytes, tag, &p);
+    if (!request || IS_STATUS(request)) free(copy);
+    return IS_STATUS(request) ? (int)(intptr_t)request : 0;
+}
+
+static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
+    ucp_ep_h ep = ucch_lanes_endpoint(lanes, source_of(offer->code));
+    uint64_t tag = answer_tag(offer->code, ucch_lanes_rank(lanes), offer->serial);
+    return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
+}
+
+/* Tell a sender that nobody wants its data. */
+static void refuse_locked(ucch_lanes *lanes, const ucch_offer *offer) {
+    answer_locked(lanes, offer, (ucch_answer){UCCH_FAIL_CANCELLED, 0});
+}
+
+/* Find the note of the oldest offer under a tag, and take it away: whether there is one. */
+static int note_of_locked(ucp_worker_h worker, uint64_t code, int take, ucch_offer *found) {
+    note **at = &notes;
+    while (*at && (*at)->offer.code != code)
+        at = &(*at)->next;
+    if (!*at) {
+        ucp_tag_recv_info_t info;
+        ucp_tag_message_h matched = ucp_tag_probe_nb(worker, code | NOTE_TAG, ~(uint64_t)0, 1, &info);
+        note *n = matched ? calloc(1, sizeof(*n)) : NULL;
+        if (!n) return 0;
+        /* It is there whole: of one that is not, and that libucp still writes to, the memory stays. */
+        ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+        if (ucp_tag_msg_recv_nbx(worker, &n->offer, sizeof(n->offer), matched, &p)) return 0;
+        *at = n;
+    }
+    note *n = *at;
+    *found = n->offer;
+    if (!take) return 1;
+    *at = n->next;
+    free(n);
+    return 1;
+}
+
+static int is_offer(const ucp_tag_recv_info_t *info) {
+    return (info->sender_tag & NOTE_TAG) == UCCH_OFFER_TAG && !info->length;
+}
+
+/* ---- a message's data ---- */
+
+/* Where a message's data is, or goes, if that is by lanes. 0, or a failure. */
+int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t bytes, int by_host) {
+    if (!m->letter) m->letter = ucch_letter_new();
+    if (!m->letter) return UCCH_FAIL_MEMORY;
+    m->lanes = lanes;
+    m->data = data;
+    m->room = bytes;
+    m->by_host = by_host;
+    return 0;
+}
+
+/* Failure of a sender whose receiver does not want its data: none where that has lost its interest, or has too little
+ * room, which is its own affair; what the receiver's device lacks has a text there. */
+static int failure_of(int answer) {
+    if (!answer || answer == UCCH_FAIL_TRUNCATED || answer == UCCH_FAIL_CANCELLED) return 0;
+    return answer == UCCH_FAIL_BROKEN ? answer : UCCH_FAIL_REFUSED;
+}
+
+/* The receiver has answered. A sender whose time is over goes on, too: its message has been received. */
+static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
+    ucch_message *m = data;
+    (void)info;
+    ucp_request_free(request);
+    m->request = NULL;
+    int failure = status ? status : failure_of(m->answer.status);
+    uint32_t number = m->answer.number;
+    if (!status && !m->answer.status)
+        failure = ucch_letter_move_locked(m->lanes, m->letter, m->start.dest, 0, m->data, m->start.bytes, &number);
+    m->moving = !status && !m->answer.status && !failure;
+    if (!m->moving) ucch_message_end_locked(m, failure);
+}
+
+/* Offer a message that has begun: 0, or a failure, which has ended it. */
+int ucch_offer_send_locked(ucch_message *m) {
+    static uint64_t serials;
+    const ucch_start *s = &m->start;
+    ucch_offer offer = {s->tag | UCCH_OFFER_TAG, s->bytes, serials = serials % USER_TAG + 1};
+    ucp_request_param_t p = ucch_message_params(m, answered, 0);
+    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    int status =
+        ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, &m->answer, sizeof(m->answer),
+                                                      answer_tag(offer.code, s->dest, offer.serial), ~(uint64_t)0, &p));
+    if (!status) status = say_locked(s->ep, &offer, sizeof(offer), offer.code | NOTE_TAG);
+    if (!status) status = say_locked(s->ep, NULL, 0, offer.code);
+    if (!status) return 0;
+    ucch_message_end_locked(m, status);
+    if (m->request) ucp_request_cancel(m->worker, m->request);
+    return status;
+}
+
+/* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
+static int accept_locked(ucch_message *m) {
+    int source = source_of(m->offer.code), how = UCCH_LETTER_COMES | (m->by_host ? UCCH_LETTER_BY_HOST : 0);
+    ucch_answer answer = {0, 0};
+    if (m->offer.bytes > m->room)
+        answer.status = UCCH_FAIL_TRUNCATED;
+    else
+        answer.status =
+            ucch_letter_move_locked(m->lanes, m->letter, source, how, m->data, m->offer.bytes, &answer.number);
+    m->matched = answer.status == UCCH_LATER;
+    if (m->matched) return 0;
+    m->moving = !answer.status;
+    int status = answer_locked(m->lanes, &m->offer, answer);
+    if (status && m->moving) ucch_letter_abandon_locked(m->letter, status);
+    return answer.status ? answer.status : status ? status : 1;
+}
+
+/* A receive has matched an offer: 1 when its data comes, 0 where it does later, or a failure. */
+int ucch_offer_taken_locked(ucch_message *m, const ucch_offer *offer) {
+    m->offer = *offer;
+    m->info = (ucp_tag_recv_info_t){offer->code & ~UCCH_OFFER_TAG, offer->bytes};
+    m->by_lane = 1;
+    return accept_locked(m);
+}
+
+/* The same of one that libucp has completed; UCCH_LATER: it was a message like any other. */
+int ucch_offer_arrived_locked(ucch_message *m) {
+    ucch_offer offer;
+    if (!m->lanes || !is_offer(&m->info)) return UCCH_LATER;
+    if (!note_of_locked(m->worker, m->info.sender_tag, 1, &offer)) return UCCH_FAIL_LOST;
+    return ucch_offer_taken_locked(m, &offer);
+}
+
+/* Move on with the data of a message: whether anything has moved. */
+int ucch_offer_advance_locked(ucch_message *m) {
+    int status = m->matched ? accept_locked(m) : 0;
+    if (status < 0) ucch_message_end_locked(m, status);
+    const ucch_op *op = ucch_letter_op(m->letter);
+    if (status || !m->moving || op->state == UCCH_ACTIVE) return status != 0;
+    m->moving = 0;
+    ucch_message_end_locked(m, op->state == UCCH_FAILED ? op->error.status : 0);
+    return 1;
+}
+
+/* Give up a receive: its data is passed over, if that comes already; its sender is told, if it has no answer yet. */
+void ucch_offer_abandon_locked(ucch_message *m) {
+    if (m->moving) ucch_letter_pass_locked(m->letter);
+    if (m->matched) refuse_locked(m->lanes, &m->offer);
+    m->moving = m->matched = 0;
+}
+
+/* ---- probing ---- */
+
+/* Whether a message is there; `remove` takes it out of libucp's queue. */
+int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
+               ucp_tag_message_h *matched) {
+    ucp_tag_recv_info_t info = {0, 0};
+    ucch_lock();
+    ucp_worker_progress(worker);
+    *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
+    *found = (ucch_offer){info.sender_tag, info.length, 0};
+    if (*matched && is_offer(&info)) note_of_locked(worker, info.sender_tag, remove, found);
+    ucch_unlock();
+    return *matched != NULL;
+}
+
+/* Receive a message into nothing: its sender must not wait for ever. */
+void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
+    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+    void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
+    if (request && !IS_STATUS(request)) ucp_request_free(request);
+}
+
+void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found) {
+    ucch_lock();
+    ucch_discard_locked(worker, matched);
+    if (found->serial) refuse_locked(lanes, found);
+    ucch_unlock();
+}
+
+/* Throw away what has arrived under such tags of ours and was never received; returns how many messages that were. */
+int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
+    ucp_tag_recv_info_t info;
+    ucp_tag_message_h matched;
+    int n = 0;
+    ucch_lock();
+    ucp_worker_progress(worker);
+    for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
+        ucch_discard_locked(worker, matched);
+    ucp_worker_progress(worker); /* what tells the senders so */
+    ucch_unlock();
+    return n;
+}
+
+/* The same of offers: -1, or a rank to which there is no endpoint yet (ucch_lanes_reach). */
+int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask) {
+    ucp_tag_recv_info_t info;
+    ucp_tag_message_h matched;
+    ucch_offer offer;
+    int missing = -1;
+    ucch_lock();
+    ucp_worker_progress(worker);
+    while (ucp_tag_probe_nb(worker, tag | UCCH_OFFER_TAG, mask | NOTE_TAG, 0, &info)) {
+        int source = source_of(info.sender_tag);
+        if (!ucch_lanes_endpoint(lanes, source)) {
+            missing = source;
+            break;
+        }
+        matched = ucp_tag_probe_nb(worker, info.sender_tag, ~(uint64_t)0, 1, &info);
+        ucch_discard_locked(worker, matched);
+        if (note_of_locked(worker, info.sender_tag, 1, &offer)) refuse_locked(lanes, &offer);
+    }
+    ucch_unlock();
+    return missing;
+}

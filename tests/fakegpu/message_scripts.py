@@ -1,0 +1,492 @@
+"""Scripts of ranks for test_device_messages.py: messages by MPI's rules between devices of two vendors on one host."""
+
+COMMON = """
+import numpy as np
+import pytest
+from arrays import Array
+from mpi4py import MPI
+from ucc_hetero import Communicator
+from ucc_hetero.errors import TruncationError
+
+LONG = 300_000  # float32: longer than what libucp sends unasked
+"""
+
+MATCHING = COMMON
+MATCHING += """
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    other, status = (r + 1) % p, MPI.Status()
+    before = (r - 1) % p
+    # In any order of tags.
+    out = [Array(LONG).set(100 * r + k) for k in range(12)]
+    into = [Array(LONG) for _ in out]
+    sends = [comm.Isend(x, other, k) for k, x in enumerate(out)]
+    for k in reversed(range(12)):
+        comm.Recv(into[k], before, k)
+        assert (into[k].peek == 100 * before + k).all(), (k, into[k].peek[:5])
+    [s.Wait() for s in sends]
+    # In the order of one tag, long and short, on devices and on the host, mixed.
+    sizes = [LONG, 3, LONG, 5000, LONG + 1]
+    parts = [Array(n).set(r + i) if i != 3 else np.full(n, r + i, np.float32) for i, n in enumerate(sizes)]
+    sends = [comm.Isend(x, other, 7) for x in parts]
+    for i, n in enumerate(sizes):
+        got = np.full(n, -1, np.float32) if i in (2, 3) else Array(n)
+        comm.Recv(got, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        data = got if i in (2, 3) else got.peek
+        assert (data == before + i).all(), (i, data[:5])
+        assert (status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)) == (before, 7, n)
+    [s.Wait() for s in sends]
+    # A probe tells the length of the data; what it finds is received next.
+    sends = [comm.Isend(Array(n).set(n), other, 9) for n in (LONG, LONG + 2)]
+    comm.Probe(before, 9, status)
+    assert status.Get_count(MPI.FLOAT) == LONG and status.Get_tag() == 9
+    while not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        pass
+    assert status.Get_count(MPI.FLOAT) == LONG
+    first, second = Array(LONG), Array(LONG + 2)
+    comm.Recv(first, before, 9)
+    assert (first.peek == LONG).all()
+    message = comm.Mprobe(before, 9, status)
+    assert status.Get_count(MPI.FLOAT) == LONG + 2
+    message.Recv(second)
+    assert (second.peek == LONG + 2).all()
+    [s.Wait() for s in sends]
+    # A look at a later message does not let it overtake an earlier one.
+    sends = [comm.Isend(np.full(3, k, np.float32) if k < 21 else Array(LONG).set(k), other, k) for k in (20, 21, 21)]
+    comm.Probe(before, 21, status)
+    assert status.Get_count(MPI.FLOAT) == LONG
+    comm.Recv(np.empty(3, np.float32), before, MPI.ANY_TAG, status)
+    assert status.Get_tag() == 20
+    one, two = comm.Mprobe(before, 21), comm.Mprobe(before, 21, status)
+    assert status.Get_count(MPI.FLOAT) == LONG and not comm.Iprobe(before, 21)
+    del two  # thrown away: its sender goes on
+    one.Recv(first)
+    assert (first.peek == 21).all()
+    [s.Wait() for s in sends]
+    # A receive that is too short says so, and its sender is done.
+    for short in (Array(3), Array(1000), np.empty(3, np.float32), np.empty(1000, np.float32)):
+        send = comm.Isend(Array(LONG).set(1), other, 11)
+        with pytest.raises(TruncationError, match=str(4 * LONG)):
+            comm.Recv(short, before, 11, status)
+        send.Wait()
+    # A synchronous send, and a receive that is taken back.
+    receive = comm.Irecv(Array(LONG), before, 13)
+    receive.Cancel()
+    receive.Wait(status)
+    assert status.Is_cancelled()
+    send = comm.Issend(out[0], other, 12)
+    assert not send.Test()
+    comm.Barrier()
+    comm.Recv(into[0], before, 12)
+    send.Wait()
+    assert (into[0].peek == 100 * before).all()
+print("right")
+"""
+
+CROWD = COMMON
+CROWD += """
+# Many messages and collectives at a time, both ways.
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    for round in range(3):
+        x = [[Array(LONG).set(1000 * r + 10 * k + d) for k in range(5)] for d in range(p)]
+        y = [[Array(LONG) for _ in range(5)] for _ in range(p)]
+        requests = [comm.Irecv(y[s][k], s, k) for s in range(p) for k in range(5) if s != r]
+        requests += [comm.Isend(x[d][k], d, k) for k in range(5) for d in range(p) if d != r]
+        a, b = Array(LONG).set(r), Array(LONG)
+        call = comm.Iallreduce(a, b)
+        [q.Wait() for q in requests]
+        call.Wait()
+        assert (b.peek == p * (p - 1) / 2).all()
+        for s in range(p):
+            for k in range(5):
+                assert s == r or (y[s][k].peek == 1000 * s + 10 * k + r).all()
+print("right")
+"""
+
+#: How a rank ends whose peer has died: it says what each of its calls raises.
+TOLD = """
+import os
+import signal
+from ucc_hetero.errors import UCCHError
+
+def told(*calls):
+    for call in calls:
+        try:
+            call()
+        except UCCHError as error:
+            print(type(error).__name__, flush=True)
+    os._exit(0)
+"""
+
+#: Rank 1 is killed before its long message is received, or while it is: the other learns it, or has all of it.
+DEATH = COMMON + TOLD
+DEATH += """
+import time
+with Communicator() as comm:
+    r = comm.rank
+    x, y = Array(20 * LONG).set(r), Array(20 * LONG).set(-1)
+    comm.Allreduce(x, y)
+    if r == 1:
+        comm.mpi.send(os.getpid(), 0)
+        send = comm.Isend(x.set(7), 0, 5)
+        send.Wait()
+        time.sleep(1000)  # killed before that
+    victim = comm.mpi.recv(source=1)
+    comm.Probe(1, 5)
+    if WAIT:
+        os.kill(victim, signal.SIGKILL)
+        while not comm._messages.gone(1):
+            time.sleep(0.001)
+    receive = comm.Irecv(y, 1, 5)
+    if not WAIT:
+        os.kill(victim, signal.SIGKILL)
+    def whole():
+        receive.Wait()
+        assert (y.peek == 7).all()
+        print("whole", flush=True)
+    told(whole, lambda: comm.Allreduce(x, y))
+"""
+
+#: A receive that is given up takes nothing of what comes later; a send that is given up goes on until it is received.
+GIVEN_UP = COMMON
+GIVEN_UP += """
+import time
+from ucc_hetero.calls import p2p
+from ucc_hetero.errors import CollectiveTimeout
+with Communicator() as comm:
+    r = comm.rank
+    host = lambda n: np.empty(n, np.float32)
+    at = lambda memory: memory if isinstance(memory, np.ndarray) else memory.peek
+    kinds = [(LONG, Array, Array), (LONG, Array, host), (LONG, host, Array), (3, Array, Array)]
+    for k, (n, from_where, to_where) in enumerate(kinds):
+        x, y, later = from_where(n), Array(n), to_where(n)
+        at(x)[:], at(y)[:], at(later)[:] = 10 + k, -1, -1
+        if r == 0:
+            comm._messages.timeout = 1.0
+            with pytest.raises(CollectiveTimeout):
+                comm.Ssend(x, 1, k)
+            with pytest.raises(CollectiveTimeout):
+                comm.Recv(y, 1, k)
+            comm._messages.timeout = 200.0
+            assert [kept.what for kept in p2p._held] == ["synchronous send"]
+        gone = comm.mpi.Ibarrier()
+        while not gone.Test():  # in MPI's Barrier the other would take a core for that second
+            time.sleep(0.01)
+        if r == 1:
+            comm.Recv(later, 0, k)
+            assert (at(later) == 10 + k).all()
+        while p2p._held:  # until then its memory is the message's
+            comm.Iprobe(1 - r, 11)
+        # What comes now is for the next receive.
+        at(x)[:] = 100 + r
+        comm.Sendrecv(x, 1 - r, k, later, 1 - r, k)
+        assert (at(later) == 101 - r).all() and (at(y) == -1).all()
+print("right")
+"""
+
+#: Long messages leave the devices' multiprocessors to others: copy engines move them, to devices and to hosts.
+COPIES = COMMON
+COPIES += """
+import ctypes
+from arrays import runtime
+with Communicator() as comm:
+    r, n, driver = comm.rank, 6_000_000, ctypes.CDLL(runtime().path)
+    x, y, host = Array(n), Array(n), np.empty(n, np.float32)
+    for turn in range(4):
+        x.peek[:] = np.random.default_rng(100 * turn + r).integers(-99, 99, n)
+        sent = np.random.default_rng(100 * turn + 1 - r).integers(-99, 99, n).astype("f4")
+        before, got = driver.fakegpu_lane_kernels(), host if turn == 3 else y.set(-1)
+        comm.Sendrecv(x, 1 - r, turn, got, 1 - r, turn)
+        assert ((host if turn == 3 else y.peek) == sent).all(), turn
+        assert driver.fakegpu_lane_kernels() == before
+print("right")
+"""
+
+#: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
+STREAMS = COMMON
+STREAMS += """
+import ctypes
+import threading
+import time
+from arrays import runtime
+from ucc_hetero.calls import p2p
+from ucc_hetero.errors import CollectiveTimeout
+
+def write(word, value):
+    ctypes.c_uint32.from_address(word).value = value
+
+def held(gpu, seconds):
+    "A stream that goes on after a while, if it does, and the word that it waits for. How long decides no test."
+    stream, word = gpu.stream(), gpu.flag()
+    write(word, 0)
+    gpu.wait_value(stream.handle, word, 1)
+    if seconds:
+        threading.Timer(seconds, write, (word, 1)).start()
+    return stream, word
+
+with Communicator() as comm:
+    p, r = comm.size, comm.rank
+    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
+    gpu = runtime()
+    gpu.use(comm._run.members.place.device)
+    # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
+    for n in (10, 5000, LONG):
+        stream, word = held(gpu, 0)
+        source, x, y, z = Array(n).set(100 + r), Array(n).set(-1), Array(n).set(-2), Array(n).set(-3)
+        gpu.copy(x.block.handle, source.block.handle, 4 * n, stream.handle)
+        sends = [comm.Isend(x, right, 5, stream=stream), comm.Isend(Array(n).set(200 + r), right, 5)]
+        sends += [comm.Isend(np.full(n, 300 + r, np.float32), right, 5)]
+        threading.Timer(0.2, write, (word, 1)).start()  # had the host waited for the stream, it would not get here
+        host = np.zeros(n, np.float32)
+        comm.Recv(y, left, 5)
+        comm.Recv(z, MPI.ANY_SOURCE, 5, status)
+        comm.Recv(host, left, MPI.ANY_TAG)
+        assert (y.peek == 100 + left).all() and (z.peek == 200 + left).all() and (host == 300 + left).all(), n
+        [s.Wait() for s in sends]
+    # What is received does not arrive while the stream still works with the memory; nor does what is posted later.
+    for n in (5000, LONG):
+        stream, word = held(gpu, 0.2)
+        x, y, z = Array(n).set(r), Array(n), Array(n)
+        y.fill(stream, -7.0)
+        one, two = comm.Irecv(y, left, 6, stream=stream), comm.Irecv(z, left, 6)
+        comm.Send(x, right, 6)
+        comm.Send(Array(n).set(50 + r), right, 6)
+        one.Wait()
+        two.Wait()
+        assert (y.peek == left).all() and (z.peek == 50 + left).all(), (n, y.peek[:3], z.peek[:3])
+    # Both at a time, synchronous ones, and forms that the host waits for.
+    stream, word = held(gpu, 0.1)
+    x, y = Array(LONG), Array(LONG).set(-1)
+    x.fill(stream, 7.0 + r)
+    comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
+    assert (y.peek == 7 + left).all()
+    x.fill(stream, 9.0 + r)
+    both = comm.Isendrecv(x, right, 2, y, left, 2, stream=stream.handle)
+    both.Wait()
+    assert (y.peek == 9 + left).all()
+    x.fill(stream, 11.0 + r)
+    send = comm.Issend(x, right, 3, stream=stream)
+    comm.Recv(y, left, 3, stream=0)
+    send.Wait()
+    assert (y.peek == 11 + left).all()
+    # A receive whose stream never gets there is taken back, or ends with its time; those behind it go on.
+    stuck, word = held(gpu, 0)
+    waiting = comm.Irecv(Array(LONG), left, 8, stream=stuck)
+    waiting.Cancel()
+    waiting.Wait(status)
+    assert status.Is_cancelled()
+    comm._messages.timeout, before = 0.3, comm._messages.timeout
+    with pytest.raises(CollectiveTimeout):
+        comm.Recv(Array(LONG), left, 8, stream=stuck)
+    comm._messages.timeout = before
+    comm.mpi.Barrier()
+    comm.Sendrecv(x, right, 8, y.set(-1), left, 8)
+    assert (y.peek == 11 + left).all()
+    comm._messages.timeout = 0.3
+    # Nor is another communicator's message kept; and what the stream has still to copy into is not used again.
+    short = Array(5000).set(r)
+    with pytest.raises(CollectiveTimeout):
+        comm.Send(short, right, 9, stream=stuck)
+    comm._messages.timeout = before
+    assert "send" in [kept.what for kept in p2p._held]
+    behind = comm.Isend(short, right, 10, stream=stuck)
+    with comm.Dup() as other:
+        other.Sendrecv(short, right, 1, y, left, 1)
+        assert (y.peek[:5000] == left).all()
+    write(word, 1)
+    comm.Recv(y, left, 10)
+    behind.Wait()
+    while p2p._held:
+        comm.Iprobe(left, 11)
+    for wrong, error in (("nonsense", TypeError), (object(), TypeError)):
+        with pytest.raises(error):
+            comm.Isend(x, right, stream=wrong)
+    try:
+        comm.Isend(np.zeros(100, np.float32)[::2], right, stream=0)
+        raise AssertionError("what is not there yet was copied")
+    except Exception as error:
+        assert "contiguous" in str(error), error
+print("right")
+"""
+
+#: Messages of random lengths and tags between all ranks, of devices and the host, received in any order of tags
+#: and by probes; beside them messages in streams between the same ranks, and collectives.
+RANDOM = COMMON
+RANDOM += """
+import os
+import time
+from arrays import runtime
+
+seed = int(os.environ.get("DICE") or time.time_ns() % 2**31)
+with Communicator() as comm:
+    p, r, status = comm.size, comm.rank, MPI.Status()
+    mine, same = np.random.default_rng(seed + r), np.random.default_rng(comm.mpi.bcast(seed))
+    print("seed", seed)
+    lengths = [0, 1, 16384, 16385, 70_000, LONG, 6_000_000]
+    stream = runtime().stream()
+
+    def memory(n, fill):
+        data = np.full(n, fill, np.float32)
+        return data if mine.integers(4) == 0 else Array(n).set(data)
+
+    def found(memory):
+        return memory if isinstance(memory, np.ndarray) else memory.peek
+
+    for turn in range(4):
+        plan = {(s, d): [(int(same.choice(lengths)), int(same.integers(3)), int(same.integers(2**31)))
+                         for _ in range(int(same.integers(1, 9)))] for s in range(p) for d in range(p)}
+        data = lambda n, dice: np.random.default_rng(dice).integers(-99, 99, n).astype("f4")
+        sends, others = [], []
+        for (s, d), messages in plan.items():
+            for n, tag, dice in messages if s == r else ():
+                x = memory(n, 0)
+                found(x)[:] = data(n, dice)
+                form = comm.Issend if mine.integers(4) == 0 else comm.Isend
+                sends.append((form(x, d, tag), x))
+            if s == r != d:
+                others.append(comm.Isend(Array(LONG).set(100 * r + d), d, 9, stream=stream))
+        a, b = Array(LONG).set(r), Array(LONG)
+        call = comm.Iallreduce(a, b)
+        # In any order, but of one tag in the order of sending.
+        left = [(s, k) for (s, d), messages in plan.items() if d == r for k in range(len(messages))]
+        receives = []
+        while left:
+            s, k = left[int(mine.integers(len(left)))]
+            k = min(each for source, each in left if source == s and plan[s, r][each][1] == plan[s, r][k][1])
+            left.remove((s, k))
+            n, tag, dice = plan[s, r][k]
+            y = memory(n + int(mine.integers(2)) * 5, -1000)
+            how = int(mine.integers(3))
+            if how == 0 and not receives:
+                message = comm.Mprobe(s, tag, status)
+                assert status.Get_count(MPI.FLOAT) == n, (seed, turn, s, k)
+                receives.append((message.Irecv(y), y, s, k))
+            elif how == 1 and not receives:
+                comm.Recv(y, s, tag, status)
+                receives.append((None, y, s, k))
+            else:
+                receives.append((comm.Irecv(y, s, tag), y, s, k))
+            if mine.integers(3) == 0 or not left:
+                for request, y, s, k in receives:
+                    n, tag, dice = plan[s, r][k]
+                    request and request.Wait(status)
+                    there = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
+                    assert there == (s, tag, n), (seed, turn, there, s, tag, n)
+                    assert (found(y)[:n] == data(n, dice)).all() and (found(y)[n:] == -1000).all(), (seed, turn, s, k)
+                receives = []
+        for s in range(p):
+            if s != r:
+                y = Array(LONG)
+                comm.Irecv(y, s, 9, stream=stream).Wait()
+                assert (y.peek == 100 * s + r).all(), (seed, turn, s)
+        [request.Wait() for request in others + [call] + [request for request, _ in sends]]
+        assert (b.peek == p * (p - 1) / 2).all()
+    # From any rank, what each sends: with persistent requests, whose memory is filled anew.
+    x, y = Array(LONG), Array(LONG)
+    starts = [comm.Send_init(x, d, 4) for d in range(p) if d != r]
+    for turn in range(3):
+        x.set(10 * turn + r)
+        for each in starts:
+            each.Start()
+        seen = set()
+        for _ in starts:
+            comm.Recv(y, MPI.ANY_SOURCE, 4, status)
+            seen.add(status.Get_source())
+            assert (y.peek == 10 * turn + status.Get_source()).all()
+        assert len(seen) == p - 1
+        [each.Wait() for each in starts]
+        comm.Barrier()
+    # What is too long, or taken back, or never received leaves the rest as it is.
+    other, before = (r + 1) % p, (r - 1) % p
+    for turn in range(2):
+        send = comm.Isend(x.set(r), other, 6)
+        with pytest.raises(TruncationError, match=str(4 * LONG)):
+            comm.Recv((Array(70_000), np.empty(70_000, np.float32))[turn], before, 6)
+        send.Wait()
+    comm.Isend(x, other, 7).Free()
+    dropped = comm.Mprobe(before, 7)
+    del dropped
+    comm.Sendrecv(x, other, 5, y.set(-1), before, 5)
+    assert (y.peek == before).all()
+    comm.Isend(x, other, 8).Free()  # nobody receives it
+print("right")
+"""
+
+#: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
+#: its sender is done, and the next message comes.
+ON_ITS_WAY = COMMON
+ON_ITS_WAY += """
+from ucc_hetero.calls import p2p
+from ucc_hetero.errors import CollectiveTimeout
+with Communicator() as comm:
+    r = comm.rank
+    n = 12_000_000  # more than a ring holds
+    x = Array(n)
+    for turn, y in enumerate((Array(n), Array(n), np.empty(n, np.float32))):
+        there = y if turn == 2 else y.peek
+        there[:], x.peek[:] = -1, turn
+        if r == 0:
+            send = comm.Isend(x, 1, 1)
+            comm.mpi.recv(source=1)
+            send.Wait()
+        else:
+            comm.Probe(0, 1)
+            comm._messages.timeout, before = 0.05, comm._messages.timeout
+            with pytest.raises(CollectiveTimeout):
+                comm.Recv(y, 0, 1)
+            comm._messages.timeout = before
+            comm.mpi.send(None, 0)
+            while p2p._held:  # what its stream has been given
+                comm.Iprobe(0, 11)
+            assert there[-1] == -1
+            had = there.copy()
+        comm.mpi.Barrier()
+        comm.Send(x.set(10 + turn), 1, 2) if r == 0 else comm.Recv(z := Array(n), 0, 2)
+        assert r == 0 or ((z.peek == 10 + turn).all() and (there == had).all())
+print("right")
+"""
+
+#: While the driver lets wait who would pin memory, as a receiver does that knows only now from whom a long message is,
+#: others go on; and what its device cannot have is told to both, of that message alone.
+PINS = COMMON
+PINS += """
+import ctypes
+import os
+from arrays import runtime
+from ucc_hetero.errors import CollectiveError, DeviceError
+with Communicator() as comm:
+    r, driver = comm.rank, ctypes.CDLL(runtime().path)
+    x, y, status = Array(LONG), Array(LONG).set(-1), MPI.Status()
+    short, host = Array(3).set(r), np.full(LONG, -1, np.float32)
+    comm.Sendrecv(short, 1 - r, 0, Array(3), 1 - r, 0)
+    if r == 1:
+        os.environ["FAKEGPU_PINNED_MB"] = "1"
+        with pytest.raises(DeviceError, match="OUT_OF_MEMORY"):
+            comm.Recv(y, 0, 1)
+        del os.environ["FAKEGPU_PINNED_MB"]
+    else:
+        with pytest.raises(CollectiveError, match="rank 1 could not receive it"):
+            comm.Send(x.set(1), 1, 1)
+    assert (y.peek == -1).all()
+    driver.fakegpu_stand_pins(r)
+    request = comm.Isend(x.set(2), 1, 2) if r == 0 else comm.Irecv(y, MPI.ANY_SOURCE, 2)
+    while r == 1 and not driver.fakegpu_pins_waiting():
+        comm.Iprobe(0, 11)
+    comm.mpi.Barrier()
+    comm.Sendrecv(np.full(3, r), 1 - r, 0, got := np.empty(3, int), 1 - r, 0)
+    assert (got == 1 - r).all() and not request.Test()
+    driver.fakegpu_stand_pins(0)
+    request.Wait(status)
+    assert r == 0 or ((y.peek == 2).all() and status.Get_source() == 0)
+    # Of any length a message needs no more pinned memory than that.
+    os.environ["FAKEGPU_PINNED_MB"] = "150"
+    n = 50_000_000
+    x, y = Array(n).set(r), Array(n)
+    comm.Sendrecv(x, 1 - r, 4, y, 1 - r, 4)
+    assert (y.peek == 1 - r).all()
+    comm.Recv(host, 0, 5) if r == 1 else comm.Send(Array(LONG).set(5), 1, 5)
+    comm.Recv(y, 0, 6) if r == 1 else comm.Send(np.full(n, 6, np.float32), 1, 6)
+    assert r == 0 or ((host == 5).all() and (y.peek == 6).all())
+print("right")
+"""
