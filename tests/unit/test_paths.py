@@ -86,6 +86,19 @@ def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, 
     assert found.either(0, 1) is found.either(1, 0) is either
 
 
+@pytest.mark.parametrize("there, transports, rules, by_lane", [
+    (THERE, ("tcp", "sysv", "cuda_ipc"), (), True),
+    (THERE, ("rc_mlx5", "tcp"), (), False),
+    (THERE, ("tcp",), (BETWEEN,), False),  # measured: those rules say which way
+    (HERE, ("tcp",), (), False),
+])  # fmt: skip
+def test_long_messages_by_lanes(
+    there: HostIdentity, transports: tuple[str, ...], rules: tuple[PairRule, ...], by_lane: bool
+) -> None:
+    ranks = [replace(rank("cuda", host), transports=(*transports, "self", "cma")) for host in (HERE, there)]
+    assert message_paths(ranks, DIRECT, *rules).by_lane(1) is by_lane
+
+
 def test_whoever_it_comes_from_on_a_crowded_host() -> None:
     found = message_paths([CUDA, ROCM, FAR])
     assert found.wanted(-1, 8) and found.wanted(1, 8) and not found.wanted(2, 8)

@@ -243,13 +243,19 @@ class Messages:
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        offered = bounce is not None and source.nbytes > _LEAST and self.lanes != ffi.NULL and dest != self.rank
+        offered = self._offers(source, dest, bounce)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
         transfer.sync, transfer.offered = sync, offered
         self._in_place(transfer)
         if copy:
             transfer.buffer = copied(transfer.buffer, self.rank)
         return transfer
+
+    def _offers(self, source: Buffer, dest: int, bounce: Bounce | None) -> bool:
+        """Whether the data of a message without a stream goes by a lane, once it has been matched."""
+        if source.nbytes <= _LEAST or self.lanes == ffi.NULL or dest in (self.rank, self.null):
+            return False
+        return bounce is not None or (source.vendor != "host" and self.paths.by_lane(dest))
 
     def _stream(self, stream: Any) -> int | None:
         """The handle of a stream that a message is to start in."""
@@ -501,7 +507,9 @@ class Messages:
     def _as_before(self, transfer: Transfer) -> bool:
         if transfer.original.vendor == "host":
             return True
-        by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
+        peer = transfer.peer
+        by_host = self.paths.wanted(peer, transfer.original.nbytes, in_stream=True)
+        by_host = by_host or (transfer.offered and self.paths.by_lane(peer))
         if by_host != (transfer.offered or transfer.bounce is not None):
             return False
         return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
