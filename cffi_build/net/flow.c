@@ -30,7 +30,10 @@
 #define ROUNDS 1000
 /* Peers are told of a call that has not ended after this long. */
 #define PATIENCE_S 5e-3
-#define RANGE ((size_t)UCCH_WIRE_RANGE)
+/* Bytes of a range. */
+#define LEAST ((size_t)64 << 10)
+#define LONGEST ((size_t)UCCH_WIRE_RANGE)
+#define PAGE ((size_t)4096)
 
 /* Kinds of messages, in a tag below the flow's own bits and above the number of a range. */
 enum { DATA, CREDIT, ABORT, INTENT };
@@ -72,6 +75,7 @@ struct ucch_flow {
     ucch_slots ring;
     int sends, nwires, first; /* the wire that carries first ranges, and what the ranks tell each other */
     int ranges;               /* of a slot */
+    size_t range;             /* bytes of one */
     uint64_t tag, key;        /* the peer's */
     uint64_t since;           /* when the timeline has the flow begin to await what it awaits */
     int failed;
@@ -107,18 +111,26 @@ static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends
 /* The wire that a range goes by; of several flows not the same one first. */
 static int carrier_of(const ucch_flow *f, int range) { return (f->first + range) % f->nwires; }
 
+/* Bytes of a range: so few that each wire has one of a slot's, or more. */
+static size_t range_for(size_t slot, int nwires) {
+    size_t part = (slot / (size_t)nwires + PAGE - 1) / PAGE * PAGE;
+    return part < LEAST ? LEAST : part < LONGEST ? part : LONGEST;
+}
+
 /* Ranges of a piece of so many bytes: one at least, for the header. */
-static int ranges_of(size_t bytes) { return bytes <= RANGE ? 1 : (int)((bytes + RANGE - 1) / RANGE); }
+static int ranges_of(const ucch_flow *f, size_t bytes) {
+    return bytes <= f->range ? 1 : (int)((bytes + f->range - 1) / f->range);
+}
 
 /* Where a range begins, the header included in the first. */
 static char *range_of(const ucch_flow *f, uint64_t piece, int range) {
-    return (char *)slot_of(f, piece) + (range ? UCCH_FLOW_HEADER + (size_t)range * RANGE : 0);
+    return (char *)slot_of(f, piece) + (range ? UCCH_FLOW_HEADER + (size_t)range * f->range : 0);
 }
 
 /* Bytes of a range of a piece. */
-static size_t length_of(size_t bytes, int range) {
-    size_t from = (size_t)range * RANGE, left = bytes - from;
-    return (range ? 0 : UCCH_FLOW_HEADER) + (left < RANGE ? left : RANGE);
+static size_t length_of(const ucch_flow *f, size_t bytes, int range) {
+    size_t from = (size_t)range * f->range, left = bytes - from;
+    return (range ? 0 : UCCH_FLOW_HEADER) + (left < f->range ? left : f->range);
 }
 
 /* Number of a range among those of all slots. */
@@ -229,8 +241,8 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
     ucp_request_param_t params = params_of((void *)range_sent, l, f->shares[which].slots);
     ended(l, 0); /* a credit may be here before libucp says so */
     if (UCCH_TRACING)
-        l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(bytes, range), ucch_trace_now());
-    void *request = ucp_tag_send_nbx(f->shares[which].ep, range_of(f, piece, range), length_of(bytes, range),
+        l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(f, bytes, range), ucch_trace_now());
+    void *request = ucp_tag_send_nbx(f->shares[which].ep, range_of(f, piece, range), length_of(f, bytes, range),
                                      tag_of(f, DATA, (uint64_t)index_of(f, piece, range)), &params);
     if (IS_STATUS(request))
         fail_by(f, (int)(intptr_t)request);
@@ -251,7 +263,7 @@ static due about(ucch_flow *f, uint64_t piece) {
 
 /* Wake the wires that have ranges of so many bytes. */
 static void ring_for(const ucch_flow *f, size_t bytes) {
-    for (int range = 0; range < ranges_of(bytes) && range < f->nwires; range++)
+    for (int range = 0; range < ranges_of(f, bytes) && range < f->nwires; range++)
         ucch_wire_ring(wire_of(f, carrier_of(f, range)));
 }
 
@@ -267,7 +279,7 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
         s->differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
         if (f->ring.by_device) ring_for(f, d.bytes);
     }
-    for (int range = 0; range < ranges_of(d.bytes); range++)
+    for (int range = 0; range < ranges_of(f, d.bytes); range++)
         if (carrier_of(f, range) == which) send_range(f, which, piece, d.bytes, range);
 }
 
@@ -332,7 +344,7 @@ static int complete(const ucch_flow *f, uint64_t piece) {
     for (int range = 0; range < ranges && range < f->ranges; range++) {
         const landing *l = &f->landings[index_of(f, piece, range)];
         if (__atomic_load_n(&l->arrived, __ATOMIC_ACQUIRE) == l->taken) return 0;
-        if (!range) ranges = ranges_of(slot_of(f, piece)->bytes);
+        if (!range) ranges = ranges_of(f, slot_of(f, piece)->bytes);
     }
     return ranges;
 }
@@ -379,7 +391,7 @@ static void post_range(ucch_flow *f, int which, int index) {
     size_t slot = f->ring.stride - UCCH_FLOW_HEADER;
     uint64_t piece = (uint64_t)(index / f->ranges); /* any that goes there */
     int range = index % f->ranges;
-    receive(which, &f->landings[index].posted, range_of(f, piece, range), length_of(slot, range), DATA,
+    receive(which, &f->landings[index].posted, range_of(f, piece, range), length_of(f, slot, range), DATA,
             (uint64_t)index);
 }
 
@@ -566,7 +578,8 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     *f = (ucch_flow){.tenant = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
     f->key = key;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
-    f->ranges = ranges_of(ring->stride - UCCH_FLOW_HEADER);
+    f->range = range_for(ring->stride - UCCH_FLOW_HEADER, nwires);
+    f->ranges = ranges_of(f, ring->stride - UCCH_FLOW_HEADER);
     size_t all = (size_t)ring->depth * (size_t)f->ranges;
     pthread_mutex_init(&f->lock, NULL);
     f->abort.flow = f->credit.flow = f->intent.flow = f;
