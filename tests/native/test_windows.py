@@ -21,7 +21,6 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     # until hosts have received what others were to carry.
     ("begun in streams", _W.STREAMS, "nvidia:2,amd:1", {"UCCH_CHANNELS": "n", **OWN_QUEUES}),
     ("begun in streams", _W.STREAMS, "nvidia:1,amd:1", {"UCCH_STAGING": "auto", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
-    ("begun in streams", _W.STREAMS, "nvidia:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
     ("begun in streams", _W.STREAMS, "amd:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
     ("given up", _W.GIVEN_UP, "nvidia:1,amd:1", {"UCCH_WINDOW": "2M"}),
 ]  # fmt: skip
@@ -30,8 +29,8 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
 @pytest.mark.parametrize(
     ("script", "layout", "env"), [case[1:] for case in CASES], ids=[f"{what}, {layout}" for what, _, layout, _ in CASES]
 )
-def test_messages(fakes: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
-    job = fakes(script, layout, **{**STAGED, **env})
+def test_messages(fake_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
+    job = fake_crew(script, layout, **{**STAGED, **env})
     assert job.said("right") == job.ranks
 
 
