@@ -39,6 +39,7 @@ lint: venv
 	$(PY) -m ruff format --check .
 	find cffi_build examples tests ucc_hetero \( -name '*.[ch]' -o -name '*.cuh' \) -not -name '_native*' -print0 | xargs -0 -r .venv/bin/clang-format --dry-run -Werror
 	$(PY) -m codespell_lib
+	.venv/bin/hadolint containers/*.Dockerfile
 
 # benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.
 types: venv
@@ -69,9 +70,8 @@ sanitize: venv
 churn: venv
 	$(PY) -m tests.churn --seconds $(or $(FOR),28800)
 
-# Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour,
-# 20,000 calls with buffers in its forms, as long again, and torch's where it is
-# installed. Each program says what failed unexpectedly, and all run.
+# Other projects' test suites through this package: mpi4py's on six layouts of ranks, some half an hour, and torch's where
+# it is installed. Each program says what failed unexpectedly, and all run.
 suites: venv
 	@status=0; for suite in tests/suites/*_suite.py; do $(PY) $$suite || status=1; done; exit $$status
 

@@ -33,11 +33,10 @@ JOBS = {
     "counts that change elsewhere": Job(calls.COUNTS),
     # Threads use them in any order, which devices that run out of queues do not allow (docs/gpu-inside.md).
     "several communicators": Job(lives.SEVERAL, OWN_QUEUES),
-    "calls that nobody asks for": Job(lives.HANDED, OWN_QUEUES),
     "many groups": Job(lives.MANY, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
     "the driver waits": Job(lives.KEPT, OWN_QUEUES),
     "no pinned memory is left": Job(lives.PINNED_OUT),
-    "calls under way at the end": Job(lives.LEFT), "no channels": Job(lives.WITHOUT),
+    "calls under way at the end": Job(lives.LEFT),
     "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),

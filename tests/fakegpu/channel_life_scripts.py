@@ -138,25 +138,6 @@ with Communicator() as comm:
 print("right")
 """
 
-#: Without channels, for whatever reason, results are the same.
-WITHOUT = COMMON
-WITHOUT += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    assert comm._run.members.channels is None
-    stream = runtime().stream()
-    for k, n in enumerate((1, 1000, 100_000)):
-        x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
-        for turn in range(len(FORMS)):
-            form = FORMS[(r + turn) % len(FORMS)]
-            request = call(form, stream, comm, "Allreduce", x, y.set(-4))
-            got = end(form, stream, request, y)
-            assert (got == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (form, n)
-    assert made["allreduce"] == {False}, made
-    assert "queued" not in comm.plan_summary()
-print("right")
-"""
-
 #: A rank whose runtime pins no more: all are told, and there is a way to do without.
 PINNED_OUT = COMMON
 PINNED_OUT += """
@@ -321,46 +302,4 @@ with Communicator() as comm:
         assert (y.peek == want).all(), (k, name, n)
     assert all(ways == {True} for ways in made.values()) and len(made) == 4, made
 print("right")
-"""
-
-#: Calls of which nobody asks for a request: left to their stream by a key, until ranks leave different ones.
-HANDED = COMMON
-HANDED += """
-from types import SimpleNamespace
-from ucc_hetero.calls.arguments import CallSpec
-
-class ndarray:
-    "An array that is told at a glance."
-    __module__ = "cupy"
-    def __init__(self, n):
-        self.inner = Array(n)
-        self.size, self.dtype, self.flags = n, self.inner.dtype, SimpleNamespace(c_contiguous=True)
-        self.data = SimpleNamespace(ptr=self.inner.block.handle, device_id=0)
-        self.__cuda_array_interface__ = self.inner.__cuda_array_interface__
-
-with Communicator() as comm:
-    p, r, run, stream = comm.size, comm.rank, comm._run, runtime().stream()
-    for n in (8, 70_000):
-        x, y = ndarray(n), ndarray(n)
-        run.remember(n, CallSpec("allreduce", x, y, SUM), mean=False)
-        assert n not in run.known, "it was not made yet"
-        comm.Iallreduce(x, y, SUM, stream=stream).Wait()
-        run.remember(n, CallSpec("allreduce", x, y, SUM), mean=False)
-    short = dict(run.known)
-    for k in range(40):
-        n = (8, 70_000)[k % 2]
-        x, y = bring(Array(n), numbers(k, r, n), stream), Array(n).set(-5)
-        assert run.remake(short[n], x.block.handle, y.block.handle, stream.handle, ())
-        assert (y.copied(stream) == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
-    reached(stream)
-    assert not run.busy
-
-    def differ():
-        while True:
-            run.remake(short[(8, 70_000)[r]], x.block.handle, y.block.handle, stream.handle, ())
-            time.sleep(0.01)
-
-    assert failure(differ) in ("MismatchError", "CollectiveError")
-    assert not run.remake(short[8], x.block.handle, y.block.handle, stream.handle, ()), "it is broken"
-    print("right")
 """

@@ -308,17 +308,3 @@ with Communicator() as comm:
 print("right")
 """
 )
-
-#: Where kernels are loaded at their first launch, which waits for the device, no stream waits for a message.
-LAZY = (
-    ROUND
-    + """
-    stream, x, y = gpu.stream(), Array(LONG).set(r), Array(LONG).set(-1)
-    requests = [comm.Irecv(y, left, 1, stream=stream)]
-    comm.mpi.Barrier()
-    requests.append(comm.Isend(x, right, 1, stream=stream))
-    [request.Wait() for request in requests]
-    assert (y.peek == left).all()
-print("right")
-"""
-)

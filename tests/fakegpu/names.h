@@ -2,7 +2,7 @@
 #ifdef FAKE_CUDA
 
 typedef uint64_t address;
-static char contexts[MOST_DEVICES], retained[MOST_DEVICES];
+static char contexts[MOST_DEVICES];
 
 int cuInit(unsigned flags) { return begin(); }
 int cuDriverGetVersion(int *version) {
@@ -21,12 +21,6 @@ int cuDeviceGetPCIBusId(char *text, int room, int device) { return bus(device, t
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     *context = &contexts[device];
-    retained[device] = 1;
-    return OK;
-}
-int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
-    *flags = 0;
-    *active = retained[device];
     return OK;
 }
 int cuCtxSetCurrent(void *context) {

@@ -102,6 +102,7 @@ def _device(device: Any) -> Iterator[None]:
 for _name, _value in {
     "Stream": Stream, "Event": Event, "stream": _stream, "device": _device, "is_initialized": lambda: True,
     "current_stream": lambda device=None: state.current, "is_current_stream_capturing": lambda: state.capturing,
+    "get_device_capability": lambda device=None: (8, 0),
 }.items():  # fmt: skip
     setattr(torch.cuda, _name, _value)
 torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream  # type: ignore[attr-defined]
@@ -127,6 +128,13 @@ class Tensor(torch.Tensor):
         """Copy in the current stream."""
         nbytes = self.numel() * self.element_size()
         RUNTIME.copy(self.data_ptr(), other.data_ptr(), nbytes, state.current.cuda_stream)
+        return self
+
+    def div_(self, other: float) -> Tensor:
+        """A kernel in the current stream; float32 only."""
+        library, stream = ctypes.CDLL(RUNTIME.path), ctypes.c_void_p(state.current.cuda_stream)
+        args = ctypes.c_void_p(self.data_ptr()), ctypes.c_size_t(self.numel()), ctypes.c_float(1 / other)
+        assert library.fakegpu_scale(stream, *args) == 0
         return self
 
     def fill(self, value: float) -> Tensor:

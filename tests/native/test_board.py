@@ -6,71 +6,157 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from ucc_hetero.native.libraries import ffi, lib
 
-SLOTS = 3
+#: Numbers of the ranks, by slot.
+RANKS = [4, 0, 7]
+SLOTS = range(len(RANKS))
+REFUSED, ANY, RING = int(lib.UCCH_REFUSED_CALL), int(lib.UCCH_ANY_CALL), 64
 
 
-@pytest.fixture
-def boards() -> Any:
+@contextmanager
+def new_boards() -> Iterator[list[Any]]:
     """Three ranks' boards on one page, as if each were a process of its own."""
-    page = mmap.mmap(-1, int(lib.ucch_board_bytes(SLOTS)))
-    memory = ffi.from_buffer(page)
-    made = [lib.ucch_board_new(memory, SLOTS, i, ffi.new("int[]", list(range(SLOTS)))) for i in range(SLOTS)]
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(len(RANKS))))
+    made = [lib.ucch_board_new(ffi.from_buffer(page), len(RANKS), slot, ffi.new("int[]", RANKS)) for slot in SLOTS]
     yield made
     for board in made:
         lib.ucch_board_free(board)
 
 
+@pytest.fixture
+def boards() -> Iterator[list[Any]]:
+    with new_boards() as made:
+        yield made
+
+
+def words(text: str = "") -> Any:
+    return ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]", text.encode())
+
+
 def publish(board: Any, signature: int, text: str) -> int:
-    return int(lib.ucch_board_publish(board, signature, ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]", text.encode())))
+    return int(lib.ucch_board_publish(board, signature, words(text)))
 
 
-def label(board: Any, slot: int, seq: int) -> str:
-    out = ffi.new(f"char[{lib.UCCH_LABEL_BYTES}]")
-    return "" if lib.ucch_board_label(board, slot, seq, out) else ffi.string(out).decode()
+def refusal_of(board: Any) -> tuple[int, int, str] | None:
+    """(rank, call, text) of the refusal that has ended the communicator."""
+    found = ffi.new("ucch_refusal *")
+    if not lib.ucch_board_refusal(board, found):
+        return None
+    return int(found.rank), int(found.call), ffi.string(found.text).decode()
 
 
-def test_equal_calls_are_no_mismatch(boards: Any) -> None:
-    for board in boards:
-        assert publish(board, 7, "allreduce") == 1
-    assert [lib.ucch_board_mismatch(board, 1) for board in boards] == [-1] * SLOTS
+class Model:
+    """What ranks have done, and what they are to see of it. Every call's text is its rank's slot and its number."""
+
+    def __init__(self) -> None:
+        self.calls = [0 for _ in SLOTS]
+        self.signatures: list[dict[int, int]] = [{} for _ in SLOTS]
+        self.end: tuple[int, int] | None = None
+        self.left, self.revoked = set[int](), False
+
+    def seen(self, slot: int, call: int) -> int | None:
+        """The signature of a call that is still on the page."""
+        return None if call + RING in self.signatures[slot] else self.signatures[slot].get(call)
+
+    def finish(self, slot: int, call: int) -> None:
+        """A rank has refused what another one makes; of several such calls the first one counts."""
+        if not self.end or call < self.end[1]:
+            self.end = slot, call
+
+    def enter(self, slot: int, signature: int, call: int) -> None:
+        """A call, or what is said of it before; what it takes the place of must not have been refused by some only."""
+        old = call - RING
+        if self.seen(slot, old) == REFUSED and any(
+            self.calls[i] < old or self.seen(i, old) not in (None, REFUSED) for i in SLOTS
+        ):
+            self.finish(slot, old)
+        self.signatures[slot][call] = signature
+        if signature == REFUSED and any(
+            self.calls[i] >= call and self.seen(i, call) != REFUSED for i in SLOTS if i != slot
+        ):
+            self.finish(slot, call)
+
+    def mismatch(self, slot: int, call: int) -> int:
+        def differs(theirs: int | None) -> bool:
+            pair = {self.seen(slot, call), theirs}
+            return None not in pair and len(pair) == 2 and (ANY not in pair or REFUSED in pair)
+
+        return next((other for other in SLOTS if differs(self.seen(other, call))), -1)
+
+    def verdict(self, slot: int, call: int) -> tuple[int, int]:
+        if self.revoked:
+            return int(lib.UCCH_FAIL_REVOKED), -1
+        peer = self.mismatch(slot, call)
+        if peer >= 0 and self.seen(peer, call) == REFUSED:
+            self.finish(peer, call)
+        if self.end and self.end[1] <= call:
+            return int(lib.UCCH_FAIL_REFUSED), self.end[0]
+        return (0 if peer < 0 else int(lib.UCCH_FAIL_MISMATCH)), peer
+
+    def gone(self, slot: int, call: int) -> int:
+        return next((i for i in SLOTS if i != slot and i in self.left and self.calls[i] < call), -1)
 
 
-def test_a_different_call_is_seen_by_all_and_named(boards: Any) -> None:
-    publish(boards[0], 7, "allreduce float32[4]")
-    assert lib.ucch_board_mismatch(boards[0], 1) == -1, "nobody else is there yet"
-    publish(boards[1], 8, "allreduce float32[8]")
-    assert lib.ucch_board_mismatch(boards[1], 1) == 0
-    assert lib.ucch_board_mismatch(boards[0], 1) == 1
-    assert label(boards[0], 1, 1) == "allreduce float32[8]"
+def act(draw: random.Random, model: Model, boards: list[Any]) -> str:
+    """Something that a rank does, most often one that is behind: what it was, for people."""
+    behind = [1 + 4 * (max(model.calls) - calls) for calls in model.calls]
+    slot = draw.choices(SLOTS, behind if draw.random() < 0.9 else None)[0]
+    kinds = {"call": 75, "refuse": 10, "all refuse": 5, "announce": 5, "run": 3, "leave": 1, "revoke": 1}
+    kind = draw.choices(list(kinds), list(kinds.values()))[0]
+    for each in SLOTS if kind == "all refuse" else [slot]:
+        for _ in range(draw.randrange(2 * RING) if kind == "run" else kind not in ("leave", "revoke")):
+            call, board = model.calls[each] + 1, boards[each]
+            signature = ANY if kind == "announce" else REFUSED if "refuse" in kind else 8 - (draw.random() < 0.97)
+            text = f"{each} {call}"
+            model.calls[each] += kind != "announce"
+            model.enter(each, signature, call)
+            if kind == "announce":
+                assert lib.ucch_board_announce(board, ANY, words(text)) == call
+            elif signature == REFUSED:
+                assert lib.ucch_board_refuse(board, text.encode()) == call
+            else:
+                assert publish(board, signature, text) == call
+    if kind == "leave":
+        lib.ucch_board_leave(boards[slot])
+        model.left.add(slot)
+    if kind == "revoke":
+        lib.ucch_board_revoke(boards[slot])
+        model.revoked = True
+    return f"{slot} {kind} {model.calls}"
 
 
-def test_a_rank_far_ahead_is_no_mismatch(boards: Any) -> None:
-    """Its entry of our call has been overwritten: it says nothing about ours."""
-    publish(boards[0], 7, "bcast")
-    for call in range(200):
-        publish(boards[1], 7 if call == 0 else 99, "bcast")
-    assert lib.ucch_board_mismatch(boards[0], 1) == -1
-    assert label(boards[0], 1, 1) == ""
-
-
-def test_sequence_numbers_tell_who_is_missing(boards: Any) -> None:
-    publish(boards[0], 1, "a")
-    publish(boards[0], 1, "b")
-    publish(boards[2], 1, "a")
-    assert [lib.ucch_board_seq(boards[0], i) for i in range(SLOTS)] == [2, 0, 1]
-
-
-def test_a_rank_that_left_is_gone_for_later_calls_only(boards: Any) -> None:
-    publish(boards[1], 1, "last")
-    lib.ucch_board_leave(boards[1])
-    assert lib.ucch_board_gone(boards[0], 1) == -1
-    assert lib.ucch_board_gone(boards[0], 2) == 1
+@pytest.mark.parametrize("steps", [5, 20, 80])
+def test_what_ranks_see_of_each_other(steps: int) -> None:
+    """Whatever they have done: who differs, who has refused which call, and what ends there, on all of them."""
+    peer, label = ffi.new("int *"), words()
+    for seed in range(random.randrange(10**6), 10**7, 10**5):
+        draw, model, done = random.Random(seed), Model(), [f"seed {seed}"]
+        with new_boards() as boards:
+            for _ in range(steps):
+                done.append(act(draw, model, boards))
+                slot, other = draw.choice(SLOTS), draw.choice(SLOTS)
+                board, call = boards[slot], max(1, draw.choice(model.calls) - draw.choice([-1, 0, 0, 1, 2, 63, 64]))
+                verdict = int(lib.ucch_board_verdict(board, call, peer)), int(peer[0])
+                assert verdict == model.verdict(slot, call), done
+                assert lib.ucch_board_mismatch(board, call) == model.mismatch(slot, call), done
+                assert lib.ucch_board_gone(board, call) == model.gone(slot, call), done
+                end = model.end and (RANKS[model.end[0]], model.end[1], f"{model.end[0]} {model.end[1]}")
+                assert [refusal_of(each) for each in boards] == [end for _ in SLOTS], done
+                for each, calls in zip(boards, model.calls, strict=True):
+                    broken = model.revoked or bool(model.end and model.end[1] <= calls + 1)
+                    assert (bool(lib.ucch_board_broken(each)), bool(lib.ucch_board_revoked(each))) == (
+                        broken, model.revoked,
+                    ), done  # fmt: skip
+                known = lib.ucch_board_label(board, other, call, label) == 0 and ffi.string(label).decode()
+                assert known == (model.seen(other, call) is not None and f"{other} {call}"), done
+                assert [lib.ucch_board_seq(board, i) for i in SLOTS] == model.calls, done
 
 
 def test_a_dead_process_is_gone() -> None:
@@ -125,12 +211,6 @@ def unshared() -> list[str]:
     return words
 
 
-def test_revocation_is_seen_by_all(boards: Any) -> None:
-    assert not any(lib.ucch_board_revoked(board) or lib.ucch_board_broken(board) for board in boards)
-    lib.ucch_board_revoke(boards[1])
-    assert all(lib.ucch_board_revoked(board) and lib.ucch_board_broken(board) for board in boards)
-
-
 def test_without_a_page_calls_are_still_counted() -> None:
     board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [os.getpid() % 7]))
     assert publish(board, 1, "a") == 1
@@ -140,89 +220,13 @@ def test_without_a_page_calls_are_still_counted() -> None:
     lib.ucch_board_free(board)
 
 
-def test_our_own_entry_that_is_overwritten_says_nothing(boards: Any) -> None:
-    """Calls that are launched into streams are looked at long after others were made."""
-    for call in range(200):
-        publish(boards[0], call, "allreduce")
-    for call in range(150):
-        publish(boards[1], call, "allreduce")
-    for seq in (1, 100, 140, 150):
-        assert lib.ucch_board_mismatch(boards[0], seq) == lib.ucch_board_mismatch(boards[1], seq) == -1
-
-
-def refusal_of(board: Any) -> tuple[int, int, str] | None:
-    """(rank, call, text) of the refusal that has ended the communicator."""
-    found = ffi.new("ucch_refusal *")
-    if not lib.ucch_board_refusal(board, found):
-        return None
-    return int(found.rank), int(found.call), ffi.string(found.text).decode()
-
-
-def verdicts(boards: Any, call: int) -> list[tuple[int, int]]:
-    """How a call stands on each rank: a status, and which rank's fault it is."""
-    peer = ffi.new("int *")
-    return [(int(lib.ucch_board_verdict(board, call, peer)), int(peer[0])) for board in boards]
-
-
-@pytest.mark.parametrize("first", ["refused", "made"])
-def test_a_call_that_one_rank_refuses_and_another_makes(boards: Any, first: str) -> None:
-    """It ends the communicator on all ranks, also on one that has not come to it; what was called before goes on."""
-    assert [publish(board, 7, "bcast") for board in boards] == [1] * SLOTS
-    if first == "refused":
-        assert lib.ucch_board_refuse(boards[1], b"a mistake") == 2
-        assert not any(map(lib.ucch_board_broken, boards)), "nobody has made it"
-    assert publish(boards[0], 7, "bcast") == 2
-    if first == "made":
-        assert verdicts(boards[:1], 2) == [(0, -1)]
-        assert lib.ucch_board_refuse(boards[1], b"a mistake") == 2
-    else:
-        assert verdicts(boards[:1], 2) == [(lib.UCCH_FAIL_REFUSED, 1)]
-    assert [refusal_of(board) for board in boards] == [(1, 2, "a mistake")] * SLOTS
-    assert all(map(lib.ucch_board_broken, boards))
-    assert verdicts(boards, 1) == [(0, -1)] * SLOTS
-    assert verdicts(boards, 5) == [(lib.UCCH_FAIL_REFUSED, 1)] * SLOTS
-
-
-def test_calls_before_a_refused_one_are_made(boards: Any) -> None:
-    """By ranks that are behind; the refused one, and those that would come later, they cannot make."""
-    for call in (1, 2, 3):
-        assert [publish(board, 7, "bcast") for board in boards[:2]] == [call] * 2
-    assert publish(boards[0], 7, "bcast") == lib.ucch_board_refuse(boards[1], b"a mistake") == 4
-    for call in (1, 2, 3):
-        assert not lib.ucch_board_broken(boards[2])
-        assert publish(boards[2], 7, "bcast") == call
-        assert verdicts(boards, call) == [(0, -1)] * SLOTS
-    assert all(map(lib.ucch_board_broken, boards))
-    assert verdicts(boards[2:], 4) == [(lib.UCCH_FAIL_REFUSED, 1)]
-
-
-def test_what_is_set_up_fits_any_call_but_a_refused_one(boards: Any) -> None:
-    any_call = int(lib.UCCH_ANY_CALL), b"set up".ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-    assert publish(boards[0], 7, "bcast") == lib.ucch_board_announce(boards[1], *any_call) == 1
-    assert verdicts(boards[:2], 1) == [(0, -1)] * 2
-    assert lib.ucch_board_refuse(boards[2], b"a mistake") == 1
-    assert verdicts(boards[:2], 1) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
-
-
-def test_of_several_refused_calls_the_first_one_ends_the_communicator(boards: Any) -> None:
-    for _ in range(3):
-        publish(boards[0], 7, "bcast")
-    for _ in range(2):
-        publish(boards[1], 7, "bcast")
-    lib.ucch_board_refuse(boards[1], b"a later mistake")
-    assert [refusal_of(board) for board in boards] == [(1, 3, "a later mistake")] * SLOTS
-    lib.ucch_board_refuse(boards[2], b"a mistake")
-    assert [refusal_of(board) for board in boards] == [(2, 1, "a mistake")] * SLOTS
-    assert verdicts(boards[:2], 1) == verdicts(boards[:2], 2) == [(lib.UCCH_FAIL_REFUSED, 2)] * 2
-
-
-def test_a_call_that_has_failed_elsewhere(boards: Any) -> None:
+def test_a_call_that_has_failed_elsewhere(boards: list[Any]) -> None:
     """It may still end well here, but not long after; so may none that comes later."""
     for call in (1, 2, 3):
-        assert [publish(board, 7, "bcast") for board in boards] == [call] * SLOTS
+        assert [publish(board, 7, "bcast") for board in boards] == [call] * len(SLOTS)
     lib.ucch_board_failed(boards[1], 3)
     lib.ucch_board_failed(boards[1], 2)
-    assert [lib.ucch_board_given_up(boards[0], i) for i in range(SLOTS)] == [0, 2, 0]
+    assert [lib.ucch_board_given_up(boards[0], i) for i in SLOTS] == [0, 2, 0]
     until = time.monotonic() + 60
     while lib.ucch_board_gone(boards[0], 2) != 1:
         assert time.monotonic() < until
@@ -230,47 +234,9 @@ def test_a_call_that_has_failed_elsewhere(boards: Any) -> None:
     assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
 
 
-def test_a_call_that_all_refuse_ends_nothing(boards: Any) -> None:
-    for turn in range(3 * 64):  # longer than a rank's list of calls on the page
-        for rank, board in enumerate(boards):
-            assert lib.ucch_board_refuse(board, b"rank %d's mistake" % rank) == 2 * turn + 1
-        for board in boards:
-            assert publish(board, 7, "bcast") == 2 * turn + 2
-    assert [refusal_of(board) for board in boards] == [None] * SLOTS
-    assert verdicts(boards, 2 * 3 * 64) == [(0, -1)] * SLOTS
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 50])
-def test_a_rank_that_is_ahead_of_its_refused_call(boards: Any, ahead: int) -> None:
-    lib.ucch_board_refuse(boards[2], b"the mistake")
-    for _ in range(ahead):
-        publish(boards[2], 7, "bcast")
-    if ahead == 1:
-        lib.ucch_board_refuse(boards[2], b"another one")
-    publish(boards[0], 7, "bcast")
-    assert verdicts(boards[:1], 1) == [(lib.UCCH_FAIL_REFUSED, 2)]
-    assert refusal_of(boards[1]) == (2, 1, "the mistake")
-
-
-def test_a_rank_that_is_too_far_ahead_of_others_to_be_understood(boards: Any) -> None:
-    """Nobody could tell any more that it has refused a call: it ends the communicator before."""
-    lib.ucch_board_refuse(boards[2], b"the mistake")
-    lib.ucch_board_refuse(boards[1], b"the mistake")
-    for _ in range(200):
-        publish(boards[2], 7, "bcast")
-    assert refusal_of(boards[0]) == (2, 1, "the mistake")
-
-
-def test_one_that_has_made_a_call_long_ago(boards: Any) -> None:
-    for _ in range(200):
-        publish(boards[1], 7, "bcast")
-    lib.ucch_board_refuse(boards[0], b"a mistake")
-    assert refusal_of(boards[1]) == (0, 1, "a mistake")
-
-
-def test_reasons_are_whole_and_the_first_one_stays(boards: Any) -> None:
+def test_reasons_are_whole_and_the_first_one_stays(boards: list[Any]) -> None:
     text = bytes(random.choices(b"abcdefgh", k=int(lib.UCCH_REFUSAL_BYTES) - 1))
     publish(boards[0], 7, "bcast")
     lib.ucch_board_refuse(boards[1], text)
     lib.ucch_board_refuse(boards[2], b"later")
-    assert refusal_of(boards[0]) == (1, 1, text.decode())
+    assert refusal_of(boards[0]) == (RANKS[1], 1, text.decode())

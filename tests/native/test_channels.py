@@ -21,7 +21,6 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("many calls in many streams", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_WIRE_SLOT": "64K"}),
     ("the driver waits", PAIR, LATE_KERNELS),
     ("several communicators", PAIR, {}),
-    ("calls that nobody asks for", PAIR, {}),
     ("many groups", FOUR, {}),
     ("no pinned memory is left", PAIR, {}),
     ("replicas are equal", FOUR, {}),
@@ -32,9 +31,6 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("nobody takes garbage for a result", THREE, {}),
     ("ranks that call different things", PAIR, {}),
     ("calls under way at the end", THREE, {}),
-    ("no channels", PAIR, {"UCCH_CHANNELS": "n", **OWN_QUEUES}),  # a stream is held until hosts have copied in others
-    ("no channels", PAIR, {"FAKEGPU_NO_FLAGS": "1"}),
-    ("no channels", THREE, {"FAKEGPU_DEVICES": "1", **FEW_QUEUES}),  # two ranks of one vendor share it
     ("short calls are one kernel", FOUR, {}),
     ("no compiler", PAIR, {}),
     ("calls in graphs", PAIR, {"LENGTHS": "1,1000,60000", **FEW_QUEUES}),

@@ -58,6 +58,8 @@ class Rank:
             parts += self.far.recv(count - len(parts))
         return parts
 
+    calls = 0
+
     def fate(self) -> int:
         return int(lib.ucch_board_fate(self.board, -2 - 1))
 
@@ -259,6 +261,10 @@ NONSENSE = {
 }
 
 
+#: Numbers that no peer has.
+HUGE = 0, 2**31, 2**32 - 1, 2**63, 2**64 - 1
+
+
 @pytest.mark.parametrize("what", NONSENSE)
 def test_nonsense_ends_the_connection(rank: Callable[..., Rank], what: str) -> None:
     here = rank()
@@ -277,10 +283,12 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
             size = {CALLS: 16 + 4 * (n := rng.choice([1, 2, 500, 2048])), OPINION: 256, GONE: 24}.get(kind, 0)
             data = bytearray(rng.randbytes(size))
             if kind == CALLS:
-                data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, rng.getrandbits(64)]), n)
+                many = n if rng.random() < 0.9 else rng.choice(HUGE)
+                data[:16] = struct.pack("<QQ", rng.choice([1, 2, 9000, *HUGE]), many)
             elif kind == OPINION:
-                data[:12] = struct.pack("<Qi", rng.choice([1, 2, rng.getrandbits(64)]), rng.choice([0, 1, 1, 2]))
+                data[:12] = struct.pack("<Qi", rng.choice([1, 2, *HUGE]), rng.choice([0, 1, 1, 2]))
             elif kind == GONE:
+                data[:16] = struct.pack("<QQ", rng.choice([1, *HUGE]), rng.choice([0, 1, *HUGE]))
                 data[16:24] = struct.pack("<ii", rng.choice([-1, 1, 2, 1 << 20]), rng.randint(0, 5))
             if rng.random() < 0.02:
                 data = data[: len(data) // 2]
@@ -288,6 +296,7 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
                 here.say(kind, bytes(data), rng.choice([KEY, KEY, 1]))
             except OSError:
                 break  # it has had enough of us
-            here.call(rng.getrandbits(64), "call")
+            here.calls += 1
+            assert here.call(rng.getrandbits(64), "call") == here.calls, "our calls are as they were"
         lib.ucch_circle_free(here.circle)
         here.circle = ffi.NULL

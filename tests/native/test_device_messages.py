@@ -20,7 +20,6 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     # have received what others were to carry.
     ("begun in streams", _S.STREAMS, "nvidia:2,amd:1", {"UCCH_CHANNELS": "n", **OWN_QUEUES}),
     ("begun in streams", _S.STREAMS, "nvidia:1,amd:1", {"UCCH_STAGING": "auto", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
-    ("begun in streams", _S.STREAMS, "nvidia:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
     ("begun in streams", _S.STREAMS, "amd:2", {"UCCH_STAGING": "auto", **OWN_QUEUES}),
     *[("random", _S.RANDOM, each, queues | {"FAKEGPU_DELAY_US": "10"})
       for each in ("nvidia:1,amd:1", "nvidia:2,amd:2") for queues in (OWN_QUEUES, FEW_QUEUES)],

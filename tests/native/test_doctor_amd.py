@@ -1,6 +1,5 @@
 """``ucch-doctor amd`` on a fake HIP: healthy, unhealthy in several ways, hanging, dying, and without any device."""
 
-import argparse
 import json
 import os
 import shlex
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.launch.doctor import amd, amd_probes
+from ucc_hetero.launch.doctor import amd
 
 #: Seconds for what a busy machine of two cores may take for one of the tests.
 ROOM = 240
@@ -257,12 +256,6 @@ def test_a_runtime_that_ends_the_process(tmp_path: Path) -> None:
     assert found["verdict"] == "died" and "signal 6" in found["text"]
 
 
-def test_questions_are_those_that_can_be_asked() -> None:
-    assert {each.probe for each in (*amd.QUESTIONS, amd.HOST)} == set(amd_probes.PROBES)
-    names = [each.name for each in amd.QUESTIONS]
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize(("words", "told"), [
     (["--only", "quenes"], "no question is called quenes"),
     (["--output", "/nowhere/r"], "no file can be written there"),
@@ -274,9 +267,3 @@ def test_words_that_cannot_be(
     with pytest.raises(SystemExit):
         amd.main(words)
     assert told in capsys.readouterr().err
-
-
-def test_commands_of_jobs() -> None:
-    options = argparse.Namespace(job=["mpirun -np 2 --host 'a,b'"])
-    assert amd.jobs(options, 1) == [["mpirun", "-np", "2", "--host", "a,b"]]
-    assert amd.jobs(argparse.Namespace(job=None), 1) == []

@@ -29,25 +29,22 @@ def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> N
     assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
-def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
-    job = fakes(rma_scripts.APART, layout, **SOON)
-    assert job.said("right") == job.ranks
+def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.APART, "nvidia:1,amd:2", **SOON).said("right") == 3
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1,amd:1"])
-def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: str) -> None:
-    job = fakes(rma_scripts.FAR, layout, **SOON)
-    assert job.said("right") == job.ranks
+def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.FAR, "nvidia:1,host:1,amd:1", **SOON).said("right") == 3
 
 
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2", "nvidia:2"])
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
 
 
-@pytest.mark.parametrize("by_wires", [False, True])
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:2", "nvidia:3", "host:3"])
+@pytest.mark.parametrize(
+    ("layout", "by_wires"), [("nvidia:1,amd:2", False), ("nvidia:3", False), ("nvidia:1,amd:2", True), ("host:3", True)]
+)
 def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
     script = rma_scripts.far(rma_scripts.DEATH) if by_wires else rma_scripts.DEATH
     done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})

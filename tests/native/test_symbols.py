@@ -1,7 +1,4 @@
-"""The folders of the native engine are layers: by the symbols that its objects define and use, calls go downwards only.
-
-``python tests/native/test_symbols.py`` prints which file uses which, and by what.
-"""
+"""The folders of the native engine are layers: by the symbols of its objects, calls go downwards only."""
 
 import itertools
 import re
@@ -124,11 +121,3 @@ def test_no_files_use_each_other_in_a_circle(uses: Uses) -> None:
 
 def test_no_header_of_a_higher_folder_is_included() -> None:
     assert not list(raised_headers()), "\n".join(raised_headers())
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        for (user, owner), names in sorted(uses_of(objects(Path(folder))).items()):
-            print(f"{user} -> {owner}: {' '.join(sorted(names))}")

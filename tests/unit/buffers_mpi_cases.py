@@ -151,13 +151,6 @@ def test_columns_of_a_matrix() -> None:
     column.Free()
 
 
-def test_backward_vectors_stay_inside_the_buffer() -> None:
-    backward = MPI.FLOAT.Create_vector(3, 1, -2)
-    with pytest.raises(ValueError, match="occupy bytes -16 to 4"):
-        recv([np.zeros(8, np.float32), 1, backward])
-    backward.Free()
-
-
 def test_contiguous_types_in_vector_forms() -> None:
     pair = MPI.FLOAT.Create_contiguous(2)
     v = as_vbuffer([np.zeros(12, np.float32), ([1, 2], [3, 0]), pair], 2, writable=True, argument="x", rank=0)

@@ -90,23 +90,3 @@ def mi300x() -> Files:
         files |= amd(nodes[i], f"0000:{bus}:00.0", way, numa, 90402, nodes)
         files |= infiniband(f"mlx5_{i}", f"0000:{bus[0]}9:00.0", way, numa, "400 Gb/sec (4X NDR)")
     return files
-
-
-def workstation() -> Files:
-    """One GPU of each vendor below one processor, and 2.5 Gbit/s Ethernet."""
-    files = nvidia("0000:01:00.0", "pci0000:00/0000:00:01.0", -1, "NVIDIA GeForce RTX 4090", [])
-    files |= amd(1, "0000:03:00.0", "pci0000:00/0000:00:03.0", -1, 110000, [])
-    files |= {f"sys/bus/pci/devices/0000:{bus}:00.0/class": "0x030000" for bus in ("01", "03")}
-    return files | ethernet("enp5s0", 2500, "0000:05:00.0", "pci0000:00/0000:00:1c.0") | processors("0-31")
-
-
-def small_host(vendor: str) -> Files:
-    """One host of a cluster: two GPUs of one vendor without links of their own, a 100 Gbit/s card."""
-    files = processors("0-31", "32-63")
-    for numa, bus in enumerate(("41", "c1")):
-        way = f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.0"
-        if vendor == "nvidia":
-            files |= nvidia(f"0000:{bus}:00.0", way, numa, "NVIDIA L40S", [])
-        else:
-            files |= amd(2 + numa, f"0000:{bus}:00.0", way, numa, 90010, [])
-    return files | infiniband("mlx5_0", "0000:45:00.0", "pci0000:40/0000:40:03.0", 0, "100 Gb/sec (4X EDR)")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench import graph
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read
 from ucc_hetero.bench.diff import compare, table
@@ -106,11 +105,6 @@ def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> Non
         read(store(tmp_path, "a.txt", content))
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnknownFile, match=r"absent\.json"):
-        read(tmp_path / "absent.json")
-
-
 def curve(*values: float, unit: str = "us", rounds: tuple[float, ...] = ()) -> Curve:
     points = tuple(Point(8 << k, value, rounds) for k, value in enumerate(values))
     return Curve("allreduce", "ours", unit, "int8", "file", points)
@@ -157,15 +151,3 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
         write_json(str(path), {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
-
-
-def test_text_graph() -> None:
-    line = graph.text({8: np.array([1.0, 1.0, 8.0, 4.0])}, columns=4)
-    assert line == "         8 ▁▁█▄ 1.00 to 8.00 us\n"
-
-
-def test_unknown_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["osu_nothing"]) == 1
-    assert "--help lists them" in capsys.readouterr().err
-    assert main([]) == 0
-    assert "osu_allreduce " in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """The roofline against a count of its own, limits as columns, interleaved peers, and the progress bar."""
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 
 from ucc_hetero.bench.interleave import measure
-from ucc_hetero.bench.links import Links, _between, _cut, _inside, _rings
+from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.option_table import Options
 from ucc_hetero.bench.options import parse
-from ucc_hetero.bench.output import Row, noise_line, osu_header, osu_row
-from ucc_hetero.bench.result_file import Results
+from ucc_hetero.bench.output import Row, osu_header, osu_row
 from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
-from ucc_hetero.bench.session import Progress
 from ucc_hetero.bench.stats import Interval, Overlap
 from ucc_hetero.bench.table import BENCHES, COLLECTIVES
 
@@ -85,16 +82,6 @@ def test_least_time_of_one_island_and_of_two() -> None:
     assert least_seconds("gather_root", 1000, bridged, [[0], [1, 2, 3]]) == pytest.approx(5e-6 + 3e-5)
 
 
-def test_who_talks_while_links_are_measured() -> None:
-    islands = [[0, 2, 4], [1, 3]]
-    assert _rings(islands) == {0: 2, 2: 4, 4: 0, 1: 3, 3: 1}
-    assert _rings([[0], [1, 2]]) == {1: 2, 2: 1}
-    assert _cut(islands[0], 5) == {0: 1, 2: 3, 1: 0, 3: 2}
-    assert _between(islands) == [(0, 1), (2, 3)]
-    assert _inside(islands) == [(0, 2), (0, 4), (2, 4), (1, 3)]
-    assert len(_inside([list(range(64))])) == 4
-
-
 def line(name: str, words: str, row: Row) -> tuple[list[str], list[str]]:
     bench, options = BENCHES[name], parse(BENCHES[name], words.split())
     header, text = osu_header(bench, options), osu_row(bench, options, row)
@@ -119,13 +106,6 @@ def test_ratio_columns_say_how_many_times_faster() -> None:
     for name, columns in (("osu_latency", ["mpi4py(us)", "mpi4py/ours"]), ("osu_bw", ["mpi4py(MB/s)", "ours/mpi4py"])):
         header, cells = line(name, "--peer mpi4py", row)
         assert header[-2:] == columns and cells == ["8", "10.00", "20.00", "2.00", "[1.90,2.10]"]
-
-
-def test_noise_is_said() -> None:
-    assert noise_line("ours", {}) == ""
-    said = noise_line("ours", {"ucc": [8, 16], "mpi4py": []})
-    assert said.startswith("# too noisy to tell whether ours or ucc is faster at sizes 8, 16: ")
-    assert said.count("\n") == 1
 
 
 class FakeWorld:
@@ -171,36 +151,3 @@ def test_peers_take_turns(name: str, faster: float) -> None:
     assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)
     value, interval = row.ratios["mpi4py"]
     assert (value, interval.value) == (6.0, pytest.approx(faster))
-
-
-def test_one_peer_has_one_round() -> None:
-    options = parse(BENCHES["osu_bw"], ["-i", "7", "-x", "0", "--rounds", "3"])
-    session: Any = FakeSession(BENCHES["osu_bw"], options, {"ours": 2.0})
-    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
-    assert session.asked == [(2.0, 7, 0)] and (row.value, row.wrong, row.ratios) == (2.0, 0, {})
-
-
-def test_result_files_have_limits() -> None:
-    results = Results.__new__(Results)
-    results._rates, results.rows = True, []
-    results.add("int8", Row(8, 10.0, limit=40.0), plan="flat (default)")
-    assert results.rows[0]["of_limit"] == 0.25
-    assert results.rows[0]["plan"] == "flat (default)"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_bar() -> None:
-    screen = Terminal()
-    progress = Progress(True, screen)
-    progress.show("osu_bw", 6, 12)
-    progress.clear()
-    first, last = screen.getvalue().split("\r\x1b[K")[1:]
-    assert first == "[############............] 6/12 0:00 osu_bw"
-    assert last == ""
-    for wanted, stream in ((False, Terminal()), (True, io.StringIO())):
-        Progress(wanted, stream).show("osu_bw", 1, 2)
-        assert stream.getvalue() == ""

@@ -143,26 +143,6 @@ def test_init() -> None:
     assert text == "# OSU MPI Init Test v7.4\nnprocs: 4, min: 20 ms, max: 30 ms, avg: 25 ms\n"
 
 
-TITLES = {
-    "osu_alltoall": "OSU MPI All-to-All Personalized Exchange Latency Test",
-    "osu_ialltoall": "OSU MPI Non-blocking All-to-All Latency Test",
-    "osu_ialltoallv": "OSU MPI Non-blocking All-to-Allv Personalized Exchange Latency Test",
-    "osu_alltoallv_persistent": "OSU MPI All-to-Allv Personalized Exchange Persistent Latency Test",
-    "osu_ibcast": "OSU MPI Non-Blocking Broadcast Latency Test",
-    "osu_bcast_persistent": "OSU MPI Broadcast Persistent Latency Test",
-    "osu_igatherv": "OSU MPI Non-blocking Gatherv Latency Test",
-    "osu_reduce_scatter": "OSU MPI Reduce_scatter Latency Test",
-    "osu_multi_lat": "OSU MPI Multi Latency Test",
-    "osu_get_latency": "OSU MPI_Get latency Test",
-}
-
-
-@pytest.mark.parametrize(("name", "title"), TITLES.items())
-def test_titles(name: str, title: str) -> None:
-    bench = BENCHES[name]
-    assert f"# {title} v7.4\n" in output.osu_preamble(bench, parse(bench, []), pairs=1)
-
-
 def test_nccl() -> None:
     options = parse(BENCHES["osu_allreduce"], ["-m", "8:16", "-c", "-i", "20", "-x", "5", "--format", "nccl"])
     sides: list[tuple[float, float, float, int | None] | None] = [

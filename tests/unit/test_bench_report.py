@@ -1,16 +1,13 @@
 """The report: figures of curves, tables of result files of every kind, and one page with all of it."""
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from bench_samples import SAMPLES
 
-from ucc_hetero.bench import graph, report
 from ucc_hetero.bench.__main__ import main
 from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read, read_all
-from ucc_hetero.bench.options import BadUsage
-from ucc_hetero.bench.report import figures, page, render, reproduce, tables
+from ucc_hetero.bench.report import figures, page, tables
 from ucc_hetero.bench.result_file import write_json
 
 
@@ -41,20 +38,6 @@ def test_last_row_of_the_first_table(kind: str, cells: dict[str, str]) -> None:
     assert cells.items() <= dict(zip(table.header, table.rows[-1], strict=True)).items()
 
 
-def test_values_that_are_no_rows() -> None:
-    rows = [row for kind in ("train", "parity") for table in tables(SAMPLES[kind]) for row in table.rows]
-    assert ("backends nccl ways ddp tokens/s", "1000") in rows and ("backends gloo error", "not done") in rows
-    assert ("distances ddp control worst", "0.2") in rows
-
-
-def test_commands_that_make_a_file_again() -> None:
-    settings = "UCCH_EMULATE=nvidia:2,amd:2 OMPI_MCA_btl=self,sm"
-    assert reproduce(SAMPLES["osu"]) == f"{settings} mpirun -np 4 python -m ucc_hetero.bench x --json 'a b.json'"
-    assert reproduce(SAMPLES["cluster"]) == f"{settings} python -m ucc_hetero.bench x --json 'a b.json'"
-    assert reproduce(SAMPLES["gpu"]) == "UCCH_STAGING=staged ./gpu_allreduce.py --amd 2,3"
-    assert reproduce({}) == ""
-
-
 def test_curves_of_every_file(tmp_path: Path) -> None:
     for kind, data in SAMPLES.items():
         write_json(str(tmp_path / f"{kind}.json"), data)
@@ -70,22 +53,6 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UnknownFile, match="no measurements over message sizes"):
         read(tmp_path / "kv_transfer.json")
-
-
-def test_figures_group_and_label() -> None:
-    first, second = figures([curve("ours", 10), curve("ours", 1, "second"), curve("ours", 1, unit="MB/s")])
-    assert (first.name, second.name) == ("allreduce-int8-latency", "allreduce-int8-bandwidth")
-    assert first.labels == ["ours (file)", "ours (second)"]
-
-
-def test_a_figure_has_its_curves_and_is_the_same_each_time() -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
-    (figure,) = figures([curve("ours", 10), curve("mpi4py", 15), curve("ours*", 8), curve("limit", 2)])
-    svg = render(figure, "svg")
-    assert svg == render(figure, "svg")
-    root = ElementTree.fromstring(svg)
-    lines = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id", "").startswith("line2d")]
-    assert len(lines) > 4 and b"#0072b2" in svg and b"#d55e00" in svg
 
 
 def test_page_is_self_contained_and_escapes() -> None:
@@ -111,15 +78,3 @@ def test_report_program(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (tmp_path / "out" / names[0]).read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(tmp_path / "absent.json")]) == 1
-
-
-def test_report_without_matplotlib_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(report.importlib, "import_module", missing)
-    with pytest.raises(BadUsage, match="extra 'plot'"):
-        render(figures([curve("ours", 1)])[0], "svg")
-    with pytest.raises(BadUsage, match="-G tty works without"):
-        graph.check(("png",))
-    graph.check(("tty",))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, relative_spread, sizes, verdict
+from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, sizes, verdict
 from ucc_hetero.bench.stats import overlap as overlap_of
 
 
@@ -21,10 +21,6 @@ def test_percentiles_are_samples(p: int, expected: float) -> None:
     assert osu_percentile(shuffled, p) == expected
 
 
-def test_percentile_of_few_samples() -> None:
-    assert osu_percentile(np.array([3.0, 1.0]), 10) == 1.0
-
-
 @pytest.mark.parametrize(("overall", "compute", "test", "pure", "expected"), [
     (10.0, 10.0, 0.0, 10.0, 100.0),  # all of it hidden
     (20.0, 10.0, 0.0, 10.0, 0.0),  # none
@@ -37,12 +33,6 @@ def test_overlap(overall: float, compute: float, test: float, pure: float, expec
     assert overlap_of(overall, compute, test, pure) == pytest.approx(expected)
 
 
-def test_ratio_of_equal_series_is_one() -> None:
-    noise = np.random.default_rng(0).normal(10, 1, 40)
-    got = ratio(noise, noise)
-    assert (got.value, got.low, got.high) == (1.0, 1.0, 1.0)
-
-
 def test_ratio_interval_holds_the_truth_and_excludes_others() -> None:
     rng = np.random.default_rng(0)
     inside = 0
@@ -52,11 +42,6 @@ def test_ratio_interval_holds_the_truth_and_excludes_others() -> None:
         inside += got.low <= 1.3 <= got.high
         assert not got.low <= 1.0 <= got.high
     assert inside >= 85
-
-
-def test_ratio_repeats() -> None:
-    a, b = [1.0, 2.0, 3.0, 9.0], [1.0, 1.5, 2.0, 2.5]
-    assert ratio(a, b) == ratio(a, b)
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [1.0]), ([1.0, 2.0], [1.0, 2.0, 3.0]), ([], [])])
@@ -71,13 +56,3 @@ def test_ratio_needs_pairs(a: list[float], b: list[float]) -> None:
 ])  # fmt: skip
 def test_verdict(interval: Interval, says: str) -> None:
     assert verdict(interval) == says
-
-
-def test_relative_spread() -> None:
-    assert relative_spread([5.0] * 9) == 0
-    assert relative_spread([8.0, 9.0, 10.0, 11.0, 12.0]) == pytest.approx(0.2)
-
-
-def test_interval_as_text() -> None:
-    assert str(Interval(1.234, 1.2, 1.3)) == "1.23 [1.20,1.30]"
-    assert str(Interval(120.4, 99.9, 1234.5)) == "120 [99.90,1234]"

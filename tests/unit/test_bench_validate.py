@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest, roots, shares
-from ucc_hetero.bench.memory import Memory, dtype_of, label_of, open_memory
+from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest, shares
+from ucc_hetero.bench.memory import Memory, open_memory
 from ucc_hetero.bench.table import COLLECTIVES
-from ucc_hetero.bench.validate import Checker, Log, complement, differences, draw
+from ucc_hetero.bench.validate import Checker, Log, draw
 
 INT, FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 HOST = Memory("host", "numpy")
@@ -141,28 +141,6 @@ def test_more_ranks_than_an_int8_counts() -> None:
     assert np.abs(total).max() <= 127
 
 
-def test_complement_differs_everywhere() -> None:
-    data = draw(INT, 100, 1, 0, 0)
-    assert differences(complement(data), data).size == 100
-    assert differences(data, data).size == 0
-    assert differences(np.array([np.nan, 1, -0.0], FLOAT), np.array([np.nan, 1, 0.0], FLOAT)).tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("total", "vector", "expected"), [(8, True, [3, 3, 2]), (8, False, [2, 2, 2]), (2, True, [1, 1, 0])]
-)
-def test_shares(total: int, vector: bool, expected: list[int]) -> None:
-    assert shares(total, 3, vector) == expected
-
-
-def test_roots() -> None:
-    assert list(roots(COLLECTIVES["reduce"], None, 3)) == [0, 1, 2]
-    assert list(roots(COLLECTIVES["reduce"], 2, 3)) == [2]
-    assert list(roots(COLLECTIVES["allreduce"], 2, 2)) == [0]
-    with pytest.raises(ValueError, match="ranks 0 to 2"):
-        roots(COLLECTIVES["reduce"], 3, 3)
-
-
 @pytest.mark.parametrize("wrapping", ["numpy", "bytearray", "array"])
 def test_memory_wrappings(wrapping: str) -> None:
     whole = Memory("host", wrapping).block(INT, 10)
@@ -174,18 +152,6 @@ def test_memory_wrappings(wrapping: str) -> None:
     assert part.get().tolist() == [0, 1, 2, 3]
     assert not part.overrun()
     assert memoryview(part.array)[3] == 3
-
-
-def test_types() -> None:
-    assert [dtype_of(name).name for name in ("mpi_char", "mpi_int", "mpi_float", "float64")] == [
-        "int8", "int32", "float32", "float64",
-    ]  # fmt: skip
-    assert [label_of(dtype_of(name)) for name in ("mpi_char", "float64")] == ["MPI_CHAR", "MPI_DOUBLE"]
-    assert label_of(FLOAT, "nccl") == "float"
-    with pytest.raises(ValueError, match="known are all, mpi_char"):
-        dtype_of("mpi_nothing")
-    with pytest.raises(ValueError, match="numpy or torch"):
-        Memory("host", "array").block(np.dtype(np.complex64), 1)
 
 
 def test_accelerators_that_are_not_there() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, is_in_place, pack, unpack
+from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, pack, unpack
 from ucc_hetero.buffers.model import bounds, merge, scattered
 from ucc_hetero.types import DTYPES
 
@@ -50,18 +50,6 @@ def test_read_only_array_sends_but_does_not_receive() -> None:
         recv(x)
     with pytest.raises(BufferError, match="bytes is read-only"):
         recv([b"abc", "uint8"])
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (1, 1, 1)])
-def test_zero_dimensional_and_empty_arrays(shape: tuple[int, ...]) -> None:
-    x = np.zeros(shape, np.float32)
-    assert recv(x).count == x.size and recv(x).contiguous
-    assert recv_v([x, [x.size, 0]], 2).counts == (x.size, 0)
-
-
-def test_fortran_order_is_contiguous_memory() -> None:
-    x = np.zeros((3, 4), order="F")
-    assert recv(x).contiguous and recv(x).count == 12
 
 
 @pytest.mark.parametrize(("obj", "name", "count"), [
@@ -103,13 +91,6 @@ def test_the_buffer_keeps_its_memory_alive_and_unresized() -> None:
     assert isinstance(buffer.owner, np.ndarray) and buffer.owner[999] == 999.0
 
 
-def test_owner_takes_no_part_in_comparison() -> None:
-    x = np.ones(3)
-    assert recv(x) == recv(x) and "owner" not in repr(recv(x))
-    with pytest.raises(AttributeError):
-        recv(x).count = 1  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("obj", [3, 2.5, "text", object(), {"a": 1}, np.add, range(3)])
 def test_not_memory(obj: object) -> None:
     with pytest.raises(TypeError, match=r"sendbuf on rank 2: .*exports no memory"):
@@ -126,18 +107,6 @@ def test_arrays_of_other_kinds() -> None:
     assert send(np.zeros(3).view(Odd)).count == 3
     with pytest.raises(TypeError, match=r"sendbuf on rank 2: .*encode it to bytes"):
         send(array.array("u", "ab"))
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_every_name_names_its_dtype(name: str) -> None:
-    assert dtype_of(name) is DTYPES[name] and dtype_of(DTYPES[name]) is DTYPES[name]
-
-
-@pytest.mark.parametrize("name", NUMPY_NAMES)
-def test_numpy_spellings(name: str) -> None:
-    dtype = np.dtype(name)
-    for spec in (dtype, dtype.type, dtype.char, dtype.str, "@" + dtype.char):
-        assert dtype_of(spec) is DTYPES[name]
 
 
 @pytest.mark.parametrize(("spec", "name"), [
@@ -191,11 +160,6 @@ def test_ml_dtypes_without_the_buffer_protocol() -> None:
         assert recv(x[::2]).count == 3
     with pytest.raises(TypeError, match="int4 is not supported"):
         dtype_of(ml_dtypes.int4)
-
-
-def test_is_in_place_without_mpi() -> None:
-    assert is_in_place(None)
-    assert not is_in_place(np.zeros(1)) and not is_in_place(0) and not is_in_place(-1)
 
 
 def test_import_loads_neither_mpi_nor_frameworks() -> None:
@@ -315,10 +279,6 @@ def test_vector_forms() -> None:
 def test_wrong_vector_forms(rest: tuple[Any, ...], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=f"recvbuf on rank 2: .*{match}"):
         recv_v([np.zeros(10, np.float32), *rest], 3)
-
-
-def test_segments_to_send_may_overlap() -> None:
-    assert send_v([np.zeros(4), ([4, 4], [0, 0])], 2).displs == (0, 0)
 
 
 def test_bytes_left_over_matter_only_without_counts() -> None:

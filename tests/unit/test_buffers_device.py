@@ -174,14 +174,6 @@ def test_a_refused_export_is_let_go_too() -> None:
     assert exporter.deleted == len(exporter.asked) == 3
 
 
-def test_forms_apply_to_device_memory() -> None:
-    exporter = Exporter(X, (10, 1), byte_offset=16)
-    buffer = recv([exporter, (4, 2), "int32"])
-    assert (buffer.ptr, buffer.count, buffer.dtype.name) == (X.ctypes.data + 8, 4, "int32")
-    v = as_vbuffer([exporter, [5, 7]], 2, writable=True, argument="recvbuf", rank=1)
-    assert (v.buffer.vendor, v.buffer.device, v.displs) == ("amd", 1, (0, 5))
-
-
 def test_strided_device_memory_is_refused_with_the_way_out() -> None:
     with pytest.raises(BufferError, match=r"strided elements in nvidia device memory .*\.contiguous\(\)"):
         send(Exporter(X[:, ::2]))
@@ -321,18 +313,6 @@ def test_torch_tensors() -> None:
         assert recv([x, x.dtype]).dtype is dtype
     with pytest.raises(TypeError, match=r"torch\.complex32 is not supported"):
         dtype_of(torch.complex32)
-
-
-def test_torch_shapes_and_gradients() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
-    x = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    assert recv(x).contiguous and recv(torch.nn.Parameter(x)).count == 12
-    assert recv(x.T).contiguous
-    assert recv(torch.tensor(3)).count == 1 and recv(torch.zeros(0)).count == 0
-    columns = recv(x[:, 1:3])
-    packed = pack(columns)
-    assert not columns.contiguous and isinstance(packed.owner, np.ndarray)
-    assert packed.owner.view(np.float32).tolist() == [1, 2, 5, 6, 9, 10]
 
 
 def test_torch_tensors_that_are_refused() -> None:

@@ -119,25 +119,6 @@ def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: i
     assert len(others) == 7
 
 
-def test_two_hosts_of_different_vendors(tmp_path: Path) -> None:
-    one, other = (machine(replay(machines.small_host(vendor), tmp_path / vendor)) for vendor in ("nvidia", "amd"))
-    assert [a.vendor for a in one.accelerators + other.accelerators] == ["nvidia"] * 2 + ["amd"] * 2
-    assert {a.arch for a in other.accelerators} == {"gfx90a"}
-    assert speed(one) == speed(other) == 100_000 and not any(a.fabric for a in one.accelerators + other.accelerators)
-    assert {d for _, _, d in one.distances} == {"bridge", "system"}
-
-
-def test_a_workstation_with_both_vendors(tmp_path: Path) -> None:
-    """Beside a processor's own graphics and an interface that is down."""
-    files = machines.workstation() | machines.virtual("docker0", 10_000, "down")
-    found = machine(replay(files | machines.device("0000:00:02.0", "pci0000:00", "0x8086", "0x030000", -1), tmp_path))
-    assert [(a.vendor, a.name) for a in found.accelerators] == [
-        *(("nvidia", "NVIDIA GeForce RTX 4090"), ("amd", "ip discovery"))
-    ]
-    assert found.nics == (Nic("enp5s0", "ethernet", 2500, "0000:05:00.0"),) and speed(found) == 2500
-    assert {d for _, _, d in found.distances} == {"bridge"}
-
-
 class FakeNVML:
     """As much of pynvml as is used: three devices, two of them joined."""
 

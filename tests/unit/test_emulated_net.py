@@ -19,25 +19,6 @@ def test_rate_that_is_none(text: str | float) -> None:
         emulated_net.parse_rate(text)
 
 
-def test_rates_per_host_and_link() -> None:
-    giga = 10**9
-    assert emulated_net.parse_rates("1gbit", 2, 2) == [(giga, giga), (giga, giga)]
-    assert emulated_net.parse_rates("1gbit,2gbit+none", 2, 2) == [(giga, giga), (2 * giga, 0)]
-    assert emulated_net.parse_rates([giga, "3gbit"], 2, 1) == [(giga,), (3 * giga,)]
-    with pytest.raises(ValueError, match="2 rates for 3 hosts"):
-        emulated_net.parse_rates("1gbit,2gbit", 3, 1)
-    with pytest.raises(ValueError, match="2 rates for 1 links"):
-        emulated_net.parse_rates("1gbit+2gbit", 1, 1)
-
-
-def test_layout() -> None:
-    hosts = emulated_net.layout(3, [2, 2, 1], "4gbit,4gbit,1gbit", 2, "node")
-    assert [host.name for host in hosts] == ["node0", "node1", "node2"]
-    assert emulated_net.hostfile(hosts) == "node0 slots=2\nnode1 slots=2\nnode2 slots=1\n"
-    assert [link.address for link in hosts[2].links] == ["10.10.0.3", "10.11.0.3"]
-    assert "10.11.0.2 node1-eth1\n" in emulated_net.hosts_file(hosts)
-
-
 @pytest.mark.parametrize(("arguments", "message"), [
     ((0, 2, "1gbit", 1, "n"), "hosts=0"),
     ((2, 0, "1gbit", 1, "n"), "slots=0"),
@@ -63,15 +44,6 @@ def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
             emulate.main([*words, "--dry-run"])
         assert caught.value.code == 2
     assert "rate 'fast'" in capsys.readouterr().err
-
-
-def test_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulate.sys, "platform", "linux")
-    monkeypatch.setattr(emulate.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    assert "tc not found: install iproute2" in str(emulate.unavailable.__wrapped__())
-    monkeypatch.setattr(emulate.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(emulate.os, "geteuid", lambda: 1000)
-    assert "need root" in str(emulate.unavailable.__wrapped__())
 
 
 @pytest.mark.parametrize(("words", "host", "command"), [

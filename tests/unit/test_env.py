@@ -148,9 +148,3 @@ def test_file_per_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         log("init").exception("outer")
     text = (tmp_path / f"{socket.gethostname()}-{os.getpid()}-3-%.log").read_text()
     assert "UCCH ERROR INIT outer\nTraceback" in text and "RuntimeError: inner" in text
-
-
-def test_bad_setting_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCCH_LOG_LEVEL", "loud")
-    with pytest.raises(ValueError, match="UCCH_LOG_LEVEL"):
-        configure()

@@ -7,10 +7,8 @@ import json
 import os
 import random
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from ucc_hetero import env
 from ucc_hetero.bootstrap import links
 from ucc_hetero.launch.cluster import ClusterError, parse
 from ucc_hetero.launch.emulated_net import parse_rate
-from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.planner.rules import Layout, Table, fabrics_of, load_table, measured_fabric, parse_tune
 from ucc_hetero.planner.topology import Topology, emulated_vendors
 
@@ -146,48 +143,6 @@ def test_variables(name: str, text: str) -> None:
 def test_small_texts(text: str) -> None:
     judge("emulated vendors", lambda: emulated_vendors(text, 4), ValueError)
     judge("emulated rates", lambda: parse_rate(text), ValueError)
-
-
-WORD = st.tuples(st.integers(0, 6), st.binary(max_size=200) | st.just(b"\xff" * 8224), st.booleans()).map(
-    lambda word: struct.pack("<IIQ", len(word[1]), word[0], 1 if word[2] else 2**64 - 1) + word[1]
-)
-#: Words as peers say them, with numbers that no peer has.
-HUGE = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
-CALLS = st.tuples(HUGE, HUGE, st.integers(0, 40)).map(
-    lambda word: struct.pack("<IIQQQ", 16 + 4 * word[2], 2, 1, word[0], word[1]) + os.urandom(4 * word[2])
-)
-TRUE_CALLS = st.tuples(HUGE, st.integers(1, 40)).map(
-    lambda word: struct.pack("<IIQQQ", 16 + 4 * word[1], 2, 1, word[0], word[1]) + os.urandom(4 * word[1])
-)
-GONE = st.tuples(HUGE, HUGE, st.integers(-(2**31), 2**31 - 1), st.integers(-5, 9)).map(
-    lambda word: struct.pack("<IIQQQii", 24, 4, 1, *word)
-)
-
-
-@MANY
-@given(st.lists(st.one_of(WORD, CALLS, TRUE_CALLS, GONE, st.binary(max_size=64)), min_size=1, max_size=6))
-def test_words_between_hosts(words: list[bytes]) -> None:
-    """The process lives, its calls are as they were, and the link ends or goes on."""
-    COUNTS["words between hosts"] += len(words)
-    ours, far = socket.socketpair()
-    page = bytearray(int(lib.ucch_board_bytes(1)))
-    board = lib.ucch_board_new(ffi.from_buffer(page), 1, 0, [0])
-    assert lib.ucch_board_reach(board, 2) == 0
-    link = lib.ucch_link_new(ours.detach(), 0.0)
-    circle = lib.ucch_circle_new(board, 1, 0, 2, [0, 1], 1, [link], [1])
-    label = b"allreduce".ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-    seq = int(lib.ucch_board_publish(board, 5, label))
-    with suppress(OSError):  # it has hung up
-        far.sendall(b"".join(words))
-    far.shutdown(socket.SHUT_WR)
-    far.settimeout(60)
-    with suppress(ConnectionError):
-        while far.recv(1 << 16):
-            pass
-    assert int(lib.ucch_board_next(board)) == seq + 1
-    far.close()
-    lib.ucch_circle_free(circle)
-    lib.ucch_board_free(board)
 
 
 @MANY

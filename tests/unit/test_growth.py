@@ -7,17 +7,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ucc_hetero import Store, StoreServer
-from ucc_hetero.bootstrap import growth
-from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.errors import CollectiveTimeout
-from ucc_hetero.native.libraries import load
 from ucc_hetero.rma.channel import ChannelError
 
 SECRET = os.urandom(32)
@@ -77,40 +72,3 @@ def test_strangers_are_refused(server: StoreServer) -> None:
     Store(server.address, SECRET).set("a", "b")
     with pytest.raises(ValueError, match="16 bytes"):
         StoreServer("tcp://127.0.0.1:0", b"short")
-
-
-def ranks(address: str, size: int) -> list[StoreComm]:
-    load()
-    return [StoreComm.first(Store(address, SECRET), rank, range(size), size, 30.0) for rank in range(size)]
-
-
-def until_let_in(comm: StoreComm) -> StoreComm:
-    """The exchange with two newcomers."""
-    while (made := growth.let_in(comm, comm.store, 2, 30.0)) is None:
-        pass
-    return made
-
-
-def test_newcomers_are_the_last_ranks(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a communicator that has grown before; who has come and gone is left out."""
-    there = ranks(server.address, 2)
-    let_in = [partial(growth.let_in, comm, comm.store, 1, 30.0) for comm in there]
-    assert together(*let_in) == [None, None]
-    store = Store(server.address, SECRET)
-    store.add("ucch/growth/came", 1)  # and is seen no more
-    with monkeypatch.context() as short:  # not for newcomers that do answer, when they have a core
-        short.setattr(growth, "_ANSWER_S", 0.1)
-        assert together(*let_in) == [None, None]
-    for size in (4, 6):
-        arrive = [partial(growth.arrive, Store(server.address, SECRET), 30.0) for _ in range(2)]
-        found = together(*[partial(until_let_in, comm) for comm in there], *arrive)
-        assert [each.Get_rank() for each in found[: size - 2]] == list(range(size - 2))
-        there = sorted(found, key=StoreComm.Get_rank)
-        gathered = together(*[partial(comm.allgather, comm.Get_rank()) for comm in there])
-        assert gathered == [list(range(size))] * size
-
-
-def test_nobody_lets_them_in(server: StoreServer) -> None:
-    load()
-    with pytest.raises(CollectiveTimeout, match="Grow"):
-        growth.arrive(Store(server.address, SECRET), 0.2)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ucc_hetero
 from ucc_hetero.launch.doctor import hang, records, torch_records
 from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.launch.doctor.findings import Finding
@@ -112,13 +111,6 @@ def test_a_call_left_out() -> None:
     assert "rank 1 called barrier as call 2" in text and "it has left call 2 out" in text
 
 
-def test_one_call_more() -> None:
-    usual = [call(SUM, 1, 9, 8), call(GATHER, 2, 7)]
-    more = [call(SUM, 1, 9, 8), call("barrier", 2, 7.5), call(GATHER, 3, 7)]
-    text = errors(file(0, usual, (0, 1, 2)), file(2, usual, (0, 1, 2)), file(1, more, (0, 1, 2)))["hang-differs"]
-    assert "rank 1 called barrier as call 2" in text and "it has made one call more" in text
-
-
 @pytest.mark.parametrize("stack", [STACK, STACK[STACK.index('  File "train.py"') :]], ids=["whole", "untitled"])
 def test_a_rank_in_user_code(stack: str) -> None:
     files = [file(rank, [*good(5), call(SUM, 6, 41)]) for rank in (0, 1, 3)]
@@ -206,15 +198,6 @@ def test_all_are_there_and_nothing_moves() -> None:
     assert text == f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"
 
 
-def test_deadlines_and_failures() -> None:
-    late = call(SUM, 6, 10, 0, status=lib.UCCH_FAIL_TIMEOUT)
-    found = said(*(file(rank, [*good(5), late]) for rank in (0, 1, 3)), file(2, good(5)))
-    assert [each.code for each in found][:2] == ["records", "hang-missing"]
-    assert next(each.text for each in found if each.code == "hang-failed") == (
-        f"rank 0: {SUM} (call 6) failed after 10 s: not complete in time"
-    )
-
-
 def test_other_communicators() -> None:
     """The halves of a job: each has its calls, and its names for ranks."""
     half = {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": 0}]}
@@ -236,13 +219,6 @@ def test_rings_that_have_gone_round() -> None:
     assert not errors(full(0, 50), full(1, 49))
     refused = call("ValueError: count", 50, 2, 2, kind=5, signature=0)
     assert not errors(full(0, 50), file(1, [*good(49)[-6:], refused], (0, 1), capacity=8, written=100))
-
-
-def test_the_latest_job_counts() -> None:
-    old = parse(file(0, good(3), job="old"))
-    new = parse(file(0, good(4), job="new")[:])
-    kept, note = hang.job_of([old, new])
-    assert note == "1 earlier job(s) left out" and len(kept) == 1
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -343,10 +319,6 @@ def test_torch_reads_it(tmp_path: Path) -> None:
     entry = document["entries"][1]
     assert (entry["profiling_name"], entry["input_sizes"], entry["output_sizes"]) == ("nccl:all_gather", [[4]], [[16]])
     assert entry["time_created_ns"] == NOW + 7 * S - 49 * S and entry["state"] == "completed"
-
-
-def test_a_process_without_communicators() -> None:
-    assert ucc_hetero.flight.dump() is None and ucc_hetero.flight.usual_path() is None
 
 
 def test_words_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,11 +139,6 @@ def test_srun_needs_a_component_per_part() -> None:
     assert "--het-group=1" in shown(replace(JOB, cluster=replace(MIXED, hosts=halves)), SRUN, HET)
 
 
-def test_no_program() -> None:
-    with pytest.raises(ClusterError, match="no program"):
-        compile_job(replace(JOB, program=()), OPENMPI5, {})
-
-
 _SHARED = "run --rm --network=host --ipc=host --pid=host --ulimit=memlock=-1:-1 --cap-add=SYS_PTRACE"
 _MOUNTS = "--volume=/tmp:/tmp --volume=/w:/w --workdir=/w {env} -v /data:/data img:1"
 _AMD = "--device /dev/kfd --device /dev/dri --group-add video --group-add render"

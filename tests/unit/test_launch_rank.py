@@ -14,7 +14,7 @@ from hosts import amd_host, nvidia_host
 
 from ucc_hetero.launch import rank
 from ucc_hetero.launch.supervise import LATE, Filter, Outcome, supervise
-from ucc_hetero.machine import launchers, vendors
+from ucc_hetero.machine import vendors
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -244,23 +244,12 @@ def test_processors_near_the_device(tmp_path: Path) -> None:
     assert start(root, "--numa", "off", env={"LOCAL_RANK": "3"}).processors({0, 9}) == {0, 9}
 
 
-def test_the_entry_point_of_torch_knows_the_launchers() -> None:
-    """It imports nothing of the package, and so has the names a second time."""
-    text = (Path(__file__).resolve().parents[2] / "_ucc_hetero_autoload.py").read_text()
-    assert str(launchers.MPI["RANK"]).replace("'", '"') in text
-
-
 def test_processors_without_devices(tmp_path: Path) -> None:
     root = nvidia_host(tmp_path, gpus=0)
     env = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
     assert start(root, env=env).processors(set(range(16))) == set(range(8, 16))
     odd = {**env, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
     assert start(root, env=odd).processors(set(range(16))) == set(range(16)), "no node has more ranks than another"
-
-
-def test_lists_of_processors() -> None:
-    assert vendors.cpus_of("0-2,8") == {0, 1, 2, 8}
-    assert vendors.cpus_of("") == set()
 
 
 def test_container(tmp_path: Path) -> None:

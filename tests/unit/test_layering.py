@@ -1,16 +1,12 @@
 """The folders of docs/design.md are layers: imports go downwards only, and what belongs to one stays there."""
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "ucc_hetero"
 
 #: The folders and modules of ucc_hetero, lowest first. A module imports from its own folder and from lower rows only.
 ROWS = (
@@ -38,11 +34,11 @@ IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
 #: Where a vendor's words may appear (outside comments and docstrings), and why.
 VENDOR_WORDS_IN = {
-    "machine.vendors": "the rows",
-    "machine.nvlink": "NVIDIA's driver and NVML",
-    "bindings.ucc_enums": "names of UCC's memory types",
-    "bootstrap.agreement": "names of UCC's components in its settings",
-    "native.libraries": "the wheel that libucc comes in",
+    "ucc_hetero.machine.vendors": "the rows",
+    "ucc_hetero.machine.nvlink": "NVIDIA's driver and NVML",
+    "ucc_hetero.bindings.ucc_enums": "names of UCC's memory types",
+    "ucc_hetero.bootstrap.agreement": "names of UCC's components in its settings",
+    "ucc_hetero.native.libraries": "the wheel that libucc comes in",
 }
 VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(?![a-z])|^['\"](?:amd|nvidia)['\"]$")
 
@@ -63,143 +59,99 @@ FOR_TYPES = {
 }
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    """Dotted name below ucc_hetero; "" for the package itself."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def part_of(name: str) -> str:
-    """The entry of ROWS that a dotted name below ucc_hetero belongs to."""
-    return name.partition(".")[0]
-
-
-@cache
-def imports(path: Path) -> list[tuple[int, str]]:
-    """(line, absolute dotted name) of every import in a file, also those inside functions."""
-    package, found = ["ucc_hetero", *path.relative_to(PACKAGE).parts[:-1]], []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*base, *filter(None, [node.module])])
-            found += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
-    return found
-
-
-def internal(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, entry of ROWS) of every import of a part of ucc_hetero."""
-    for line, name in imports(path):
-        top, _, rest = name.partition(".")
-        if top == "ucc_hetero":
-            # "from ucc_hetero import Communicator" names no module: it imports the package itself.
-            known = part_of(rest)
-            yield line, known if known in LAYERS or (PACKAGE / f"{known}.py").exists() else ""
-
-
-def test_every_module_has_a_layer() -> None:
-    without = [name_of(path) for path in sources() if part_of(name_of(path)) not in LAYERS]
-    assert not without, "say in ROWS, and in docs/design.md, where these modules belong"
-
-
-def test_imports_go_downwards() -> None:
-    upwards = [
-        f"{path.relative_to(ROOT)}:{line}: {name or 'ucc_hetero'}"
-        for path in sources()
-        for own in [part_of(name_of(path))]
-        for line, name in internal(path)
-        if name != own and LAYERS[name] >= LAYERS[own] and not {name, own} <= VOCABULARY
-    ]
-    assert not upwards, "imports from above or beside"
-
-
-def test_only_native_imports_the_extension() -> None:
-    found = [path for path in sources() if "_native" in {name for _, name in internal(path)}]
-    assert {part_of(name_of(path)) for path in found} == {"native"}
-
-
-def test_core_is_pure() -> None:
-    core = [path for path in sources() if part_of(name_of(path)) in PURE]
-    assert not [path for path in core if {name.partition(".")[0] for _, name in imports(path)} & IMPURE]
-    assert not [path for path in core if {name for _, name in internal(path)} - PURE]
-
-
-def test_only_the_backend_imports_torch() -> None:
-    found = [path for path in sources() if "torch" in {name.partition(".")[0] for _, name in imports(path)}]
-    assert {part_of(name_of(path)) for path in found} == {"torch"}
-
-
-def code_words(text: str) -> Iterator[tuple[int, str]]:
-    """(line, token) of everything but comments and docstrings."""
-    prose = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            prose.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.COMMENT and token.start[0] not in prose:
-            yield token.start[0], token.string
-
-
-def test_vendor_words_stay_in_the_rows() -> None:
-    found = {
-        name_of(path): words
-        for path in sources()
-        if (words := [word for word in code_words(path.read_text()) if VENDOR_WORDS.search(word[1])])
-    }
-    assert found.keys() == VENDOR_WORDS_IN.keys(), f"vendor words belong in machine/vendors.py: {found}"
-
-
-def modules() -> dict[str, tuple[Path, list[str]]]:
-    """Every module of the three trees: its file, and the package that its relative imports begin in."""
+def _modules() -> dict[str, tuple[ast.Module, list[str]]]:
+    """Every module of the three trees: what is in its file, and the package that its relative imports begin in."""
     found = {}
     for folder, package in TREES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = [*package.split("."), *path.relative_to(ROOT / folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path, parts[:-1]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text()), parts[:-1]
     return found
 
 
-def imported(nodes: Iterator[ast.AST], package: list[str], known: set[str]) -> set[str]:
-    """The known modules that these nodes import; a name from a package stands for the package's module of that name."""
-    found = set()
-    for node in nodes:
+MODULES = _modules()
+
+
+def imported(name: str, tree: ast.AST) -> set[str]:
+    """What a module imports within this part of it; a name from a package stands for its module of that name."""
+    found, package = set(), MODULES[name][1]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *filter(None, [node.module])])
             names = {f"{source}.{alias.name}" for alias in node.names}
-            found |= names & known or {source}
-    return found & known
+            found |= names & (MODULES.keys() | {"ucc_hetero._native"}) or {source}
+    return found
 
 
-def under_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
+IMPORTS = {name: imported(name, tree) for name, (tree, _) in MODULES.items()}
+
+
+def part_of(name: str) -> str:
+    """The entry of ROWS that a module belongs to; "" for the package itself."""
+    return name.partition(".")[2].partition(".")[0]
+
+
+def parts(name: str) -> set[str]:
+    """The entries of ROWS of all that a module imports."""
+    return {part_of(each) for each in IMPORTS[name] if each.partition(".")[0] == "ucc_hetero"}
+
+
+def tops(name: str) -> set[str]:
+    """The packages that a module imports from."""
+    return {each.partition(".")[0] for each in IMPORTS[name]}
+
+
+def test_every_module_has_a_layer() -> None:
+    without = {name for name in MODULES if part_of(name) not in LAYERS}
+    assert not without, "say in ROWS, and in docs/design.md, where these modules belong"
+
+
+def test_imports_go_downwards() -> None:
+    upwards = [
+        f"{name} imports {part or 'ucc_hetero'}"
+        for name, own in [(name, part_of(name)) for name in MODULES]
+        for part in parts(name) - {own}
+        if LAYERS[part] >= LAYERS[own] and not {part, own} <= VOCABULARY
+    ]
+    assert not upwards, "imports from above or beside"
+
+
+def test_what_only_some_import() -> None:
+    """The extension, torch, and for the planner nothing that communicates or touches devices."""
+    assert {part_of(name) for name in MODULES if "_native" in parts(name)} == {"native"}
+    assert {part_of(name) for name in MODULES if "torch" in tops(name)} <= {"torch", "bench"}
+    core = [name for name in MODULES if part_of(name) in PURE]
+    assert not [name for name in core if tops(name) & IMPURE or parts(name) - PURE]
+
+
+def words(tree: ast.AST) -> Iterator[str]:
+    """Names and texts of everything but docstrings."""
+    prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for each in node.body:
-                yield from ast.walk(each)
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, str) and id(node) not in prose and field != "type_comment":
+                yield repr(value) if isinstance(node, ast.Constant) else value
 
 
-def circle(edges: dict[str, set[str]]) -> list[str]:
-    """One circle of imports; empty if there is none."""
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
+def test_vendor_words_stay_in_the_rows() -> None:
+    own = [name for name in MODULES if part_of(name) not in ("bench", "launch")]
+    found = {name: said for name in own if (said := list(filter(VENDOR_WORDS.search, words(MODULES[name][0]))))}
+    assert found.keys() == VENDOR_WORDS_IN.keys(), f"vendor words belong in machine/vendors.py: {found}"
 
 
 def test_no_circles_between_files() -> None:
-    found = modules()
-    known = set(found) - {"ucc_hetero"}  # the package itself, in whose place users name it
-    trees = {name: ast.parse(found[name][0].read_text()) for name in known}
-    edges = {name: imported(ast.walk(tree), found[name][1], known) - {name} for name, tree in trees.items()}
+    known = MODULES.keys() - {"ucc_hetero"}  # the package itself, in whose place users name it
+    edges = {name: IMPORTS[name] & known - {name} for name in known}
     for name, other in FOR_TYPES:
-        assert other in imported(under_type_checking(trees[name]), found[name][1], known), f"{name}: strike it out"
+        guards = [n for n in ast.walk(MODULES[name][0]) if isinstance(n, ast.If)]
+        guarded = [each for n in guards if ast.unparse(n.test) == "TYPE_CHECKING" for each in n.body]
+        assert any(other in imported(name, each) for each in guarded), f"{name}: strike it out"
         edges[name].discard(other)
-    assert not circle(edges)
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {error.args[1]}") from None

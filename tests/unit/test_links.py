@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from ucc_hetero import env
 from ucc_hetero.bootstrap.links import neighbours, spokes
 
 
@@ -36,14 +35,3 @@ def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -
         assert len(reached(hosts, set())) == len(hosts), hosts
         one = rng.randrange(len(hosts))
         assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)
-
-
-@pytest.mark.parametrize("text, value", [("", 1.5), ("0", 0.0), ("2.5", 2.5)])
-def test_heartbeat(text: str, value: float) -> None:
-    assert env.get("HEARTBEAT", {"UCCH_HEARTBEAT": text}) == value
-
-
-@pytest.mark.parametrize("text", ["-1", "0.2", "inf", "often"])
-def test_heartbeats_that_cannot_be(text: str) -> None:
-    with pytest.raises(ValueError, match="UCCH_HEARTBEAT"):
-        env.get("HEARTBEAT", {"UCCH_HEARTBEAT": text})

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from plan_cases import topologies
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms import algorithm
 from ucc_hetero.planner.collectives import ROWS, Call
 from ucc_hetero.planner.rules import (
     Measured,
@@ -207,27 +206,6 @@ def test_every_default_can_run(data: st.DataObject, nbytes: int) -> None:
     collective = data.draw(st.sampled_from(tuple(ROWS)))
     choice = choose(topology, collective, nbytes)
     assert choice.algorithm in algorithms.names(collective) and 1 <= choice.fragments <= 128
-
-
-def test_plans_are_kept() -> None:
-    call = Call("allreduce", 4, (100,))
-    assert make_plan(TWO, call, Choice("tree")) is make_plan(TWO, Call("allreduce", 4, (100,)), Choice("tree"))
-
-
-@pytest.mark.parametrize("call, choice, message", [
-    (Call("allreduce", 5, (1,)), Choice("flat"), "over 5 ranks on a topology of 4"),
-    (Call("allreduce", 4, (1,)), Choice("best"), "allreduce has no algorithm 'best'; it has"),
-    (Call("allreduce", 4, (1,)), Choice("flat", 0), "0 fragments"),
-    (Call("allreduce", 4, (-1,)), Choice("flat"), "cannot be negative"),
-])  # fmt: skip
-def test_plans_refuse(call: Call, choice: Choice, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_plan(TWO, call, choice)
-
-
-def test_an_algorithm_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="allreduce has an algorithm 'flat' already"):
-        algorithm("allreduce", "flat")(lambda topology, call, piece: ())
 
 
 def test_huge_flat_plans_are_small() -> None:

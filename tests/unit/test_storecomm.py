@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 import torch.distributed as dist
 
 from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.errors import CollectiveTimeout, PeerError
+from ucc_hetero.errors import PeerError
 from ucc_hetero.native.libraries import load
 
 SIZE = 4
@@ -46,18 +46,6 @@ def on_ranks(ranks: list[Any], call: Callable[[Any], Any]) -> list[Any]:
     return [found[place] for place in range(len(ranks))]
 
 
-def test_survivors_are_the_same_for_all(comms: list[StoreComm]) -> None:
-    end = comms[0].watch(lambda: [2])
-    made = on_ranks([comms[0], comms[1], comms[3]], StoreComm.Shrink)
-    assert [(each.Get_rank(), each.Get_size()) for each in made] == [(0, 3), (1, 3), (2, 3)]
-    assert on_ranks(made, lambda comm: comm.allgather(comm.Get_rank())) == [[0, 1, 2]] * 3
-    end()
-    made[0].watch(lambda: [1])  # number 1 of the first communicator, too
-    again = on_ranks([made[0], made[2]], StoreComm.Shrink)
-    assert [each.Get_size() for each in again] == [2, 2]
-    assert comms[0].dead() == [1, 2]
-
-
 def test_deaths_are_looked_for_while_others_are_waited_for(comms: list[StoreComm]) -> None:
     """A death on one rank's board ends the exchanges of all."""
     began = time.monotonic()
@@ -78,34 +66,6 @@ def test_the_first_to_tell_of_a_death_is_right(comms: list[StoreComm]) -> None:
     made = on_ranks(comms, StoreComm.Shrink)
     assert [each.Get_size() for each in made[2:]] == [2, 2]
     assert all(isinstance(each, PeerError) for each in made[:2])
-
-
-def test_whoever_lives_is_waited_for(comms: list[StoreComm]) -> None:
-    for comm in comms:
-        comm.seconds = 1.0
-    for failure in on_ranks(comms[:3], StoreComm.Shrink):
-        assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
-
-
-def test_agreement(comms: list[StoreComm]) -> None:
-    flags = iter([0b111, 0b101, 0b110, 0b100])
-    for comm in comms:
-        comm.flag = next(flags)  # type: ignore[attr-defined]
-    assert on_ranks(comms, lambda comm: comm.Agree(comm.flag)) == [0b100] * 4
-    comms[1].watch(lambda: [0])
-    assert all(isinstance(each, PeerError) for each in on_ranks(comms[1:], lambda comm: comm.Agree(1)))
-    assert on_ranks(comms[1:], StoreComm.Ack_failed) == [1] * 3
-    assert on_ranks(comms[1:], lambda comm: comm.Agree(comm.flag)) == [0b100] * 3
-    assert comms[1].Get_failed().ranks == (0,)
-
-
-def test_exchanges_end_when_somebody_dies_or_gives_up(comms: list[StoreComm]) -> None:
-    parts = on_ranks(comms, lambda comm: comm.Split(comm.Get_rank() % 2))
-    comms[0].watch(lambda: [2])
-    assert isinstance(on_ranks([parts[0]], lambda comm: comm.allgather(0))[0], PeerError)
-    assert on_ranks([parts[1], parts[3]], lambda comm: comm.allgather(0)) == [[0, 0]] * 2
-    parts[1].Revoke()
-    assert isinstance(on_ranks([parts[3]], lambda comm: comm.allgather(0))[0], PeerError)
 
 
 def test_exchanges_take_no_room_in_the_store(comms: list[StoreComm]) -> None:

@@ -11,7 +11,7 @@ from plan_cases import deep_topologies, topologies
 
 from ucc_hetero.planner.cost import wire_bytes
 from ucc_hetero.planner.select import Tuning, choose, example_call, make_plan
-from ucc_hetero.planner.topology import Group, Island, Topology, emulated_vendors, levels_of, link_weights, share_hosts
+from ucc_hetero.planner.topology import Group, Topology, emulated_vendors, levels_of, link_weights, share_hosts
 
 
 def test_group_by_vendor_and_host_ranks_by_node() -> None:
@@ -24,11 +24,6 @@ def test_group_by_vendor_and_host_ranks_by_node() -> None:
     assert [topology.vendor(rank) for rank in range(3)] == ["nvidia", "host", "amd"]
     assert not topology.flat and not topology.one_host
     assert topology.describe() == "nvidia[0,3]@0-1 host[1,5]@0 amd[2]@1 host[4]@1"
-
-
-def test_one_island_is_flat() -> None:
-    assert Topology.group(["amd"] * 3, [0, 0, 1]).flat
-    assert Topology.group(["host"] * 3, [4, 4, 4]).one_host
 
 
 @pytest.mark.parametrize("vendors, hosts, weights, text", [
@@ -116,17 +111,6 @@ def test_hosts_of_several_islands_are_a_level() -> None:
         assert out == [(share * n,) * 2, (share * n // 2,) * 2], collective
 
 
-def test_islands_must_partition_the_ranks() -> None:
-    for islands, text in (
-        ((Island(0, "amd", (0,)),), "rank 1 is in no island"),
-        ((Island(0, "amd", (0, 1)), Island(1, "nvidia", (1,))), "rank 1 of island 1"),
-        ((Island(0, "amd", (0, 2)),), "rank 2 of island 0"),
-        ((Island(1, "amd", (0, 1)),), "island 0 says"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            Topology(islands, (0, 0))
-
-
 @given(data=st.data())
 def test_sub_keeps_who_is_with_whom(data: st.DataObject) -> None:
     topology = data.draw(topologies())
@@ -145,13 +129,6 @@ def test_sub_keeps_who_is_with_whom(data: st.DataObject) -> None:
     assert topology.sub(range(topology.size)) == topology
 
 
-def test_sub_refuses() -> None:
-    topology = Topology.group(["amd"] * 3, [0] * 3)
-    for ranks in ([0, 0], [3], [-1]):
-        with pytest.raises(ValueError, match="distinct ranks of a communicator of 3"):
-            topology.sub(ranks)
-
-
 def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
     make = "Topology.group(['nvidia', 'amd', 'amd'], [3, 3, 5], [1, 2, 2])"
     topology = Topology.group(["nvidia", "amd", "amd"], [3, 3, 5], [1, 2, 2])
@@ -161,11 +138,6 @@ def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
     code = f"from ucc_hetero.planner.topology import Topology; print({make}.fingerprint())"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240)
     assert out.stdout.strip() == topology.fingerprint()
-
-
-def test_emulated_vendors() -> None:
-    assert emulated_vendors("nvidia:2,amd:1", 3) == ["nvidia", "nvidia", "amd"]
-    assert emulated_vendors(" nvidia:1, amd:1 ,nvidia:1", 3) == ["nvidia", "amd", "nvidia"]
 
 
 @pytest.mark.parametrize("spec, size, text", [

@@ -1,0 +1,136 @@
+"""A job of a torch group on fake GPUs: collectives in any stream, at once and asynchronous, new and made before.
+
+What a call reads is computed in the current stream just before, what it writes is poison until then, and both are
+overwritten once it was waited for: a stream that waits for too little gives wrong numbers.
+"""
+
+import os
+import random
+
+import torch_device as gpu
+from mpi4py import MPI
+
+from ucc_hetero.native.libraries import load
+
+load()
+import torch  # noqa: E402  its libraries come after ours
+from arrays import Graph  # noqa: E402
+
+import ucc_hetero.torch  # noqa: E402, F401  registers the backend
+
+dist = torch.distributed
+dist.init_process_group("ucch")
+R, N = dist.get_rank(), dist.get_world_size()
+SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
+dice = random.Random(int(os.environ["DICE"]))  # the same on every rank
+other = gpu.Stream()
+total, most = N * (N - 1) / 2, N - 1
+
+
+def memory(n: int) -> tuple[gpu.Tensor, gpu.Tensor]:
+    return gpu.empty(n), gpu.empty(N * n)
+
+
+def calls(n: int, small: gpu.Tensor, large: gpu.Tensor) -> dict[str, tuple]:
+    """Name -> (the call, what it reads, what it writes, the numbers that this writes to each rank's part)."""
+    return {
+        "sum": (lambda **how: dist.all_reduce(small, SUM, **how), small, small, lambda v: [N * v + total]),
+        "mean": (lambda **how: dist.all_reduce(small, AVG, **how), small, small, lambda v: [v + total / N]),
+        "max": (lambda **how: dist.all_reduce(large, MAX, **how), large, large, lambda v: [v + most]),
+        "broadcast": (lambda **how: dist.broadcast(small, 1, **how), small, small, lambda v: [v + 1]),
+        "reduce": (lambda **how: dist.reduce(small, 0, **how), small, small, lambda v: [] if R else [N * v + total]),
+        "gather": (
+            lambda **how: dist.all_gather_into_tensor(large, small, **how), small, large,
+            lambda v: [v + r for r in range(N)],
+        ),
+        "scatter": (
+            lambda **how: dist.reduce_scatter_tensor(small, large, **how), large, small, lambda v: [N * v + total],
+        ),
+        "exchange": (
+            lambda **how: dist.all_to_all_single(large, copies[n], **how), copies[n], large,
+            lambda v: [v + r for r in range(N)],
+        ),
+    }  # fmt: skip
+
+
+sizes = (3, 5000, 70_000)
+copies = {n: gpu.empty(N * n) for n in sizes}
+known = {n: memory(n) for n in sizes}
+
+
+def check(into: gpu.Tensor, numbers: list[float], what: object) -> None:
+    seen = into.seen()
+    for part, number in zip(seen.chunk(max(1, len(numbers))), numbers, strict=False):
+        assert torch.allclose(part, torch.tensor(number)), (R, what, part[:3], number)
+
+
+def one(step: int) -> None:
+    """A call, and the kernels before and behind it."""
+    n, value, asynchronous = dice.choice(sizes), float(step), dice.random() < 0.6
+    stream, waits = (dice.choice((gpu.state.current, other)) for _ in range(2))
+    small, large = known[n] if dice.random() < 0.8 else memory(n)
+    name, (call, outof, into, numbers) = dice.choice(list(calls(n, small, large).items()))
+    with torch.cuda.stream(stream):
+        into.fill(-7.0)
+        outof.fill(value + R)
+        work = call(async_op=asynchronous)
+    with torch.cuda.stream(waits if asynchronous else stream):
+        if asynchronous:
+            work.wait()
+        check(into, numbers(value), (step, name, n, asynchronous))
+        outof.fill(-5.0)
+        gpu.state.current.synchronize()
+    stream.synchronize()
+
+
+for step in range(120):
+    one(step)
+
+# Many under way, of which nobody waits for one but the last; several that are one Work.
+small = [gpu.empty(1000) for _ in range(30)]
+for k, tensor in enumerate(small):
+    tensor.fill(k + R)
+works = [dist.all_reduce(tensor, async_op=True) for tensor in small]
+for work in works:
+    work.wait()
+for k, tensor in enumerate(small):
+    check(tensor, [N * k + total], "many")
+for turn in range(3):
+    for k, tensor in enumerate(small):
+        tensor.fill(k + turn + R)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in small:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for k, tensor in enumerate(small):
+        check(tensor, [N * (k + turn) + total], "coalesced")
+
+
+def captured(stream: gpu.Stream, into: gpu.Tensor) -> None:
+    """A call in a graph, which is replayed."""
+    dist.all_reduce(into)
+    stream.synchronize()
+    gpu.state.capturing = True
+    with Graph(stream._native) as graph:
+        dist.all_reduce(into, async_op=True).wait()
+    gpu.state.capturing = False
+    for turn in range(3):
+        into.fill(turn + R)
+        graph.replay(stream._native)
+        check(into, [N * turn + total], "graph")
+    graph.close()
+
+
+if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
+    with torch.cuda.stream(other):
+        captured(other, gpu.empty(500))
+
+# An abort lets a stream go that waits for a message which nobody sends; elsewhere hosts wait for messages.
+if R == 0 and "QUEUED" in os.environ:
+    into = gpu.empty(100)
+    dist.irecv(into, 1).wait()
+    dist.group.WORLD.abort()
+    gpu.state.current.synchronize()
+MPI.COMM_WORLD.Barrier()
+print("right", flush=True)
+os._exit(0)
