@@ -26,6 +26,10 @@ def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> N
     assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
 
 
+def test_transfers_go_on_while_the_driver_gives_memory_back(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.CLOSING, "nvidia:2", **OWN_QUEUES).said("right") == 2
+
+
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,amd:2"])
 def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any], layout: str) -> None:
     job = fakes(rma_scripts.APART, layout)
@@ -41,6 +45,17 @@ def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any], layout: s
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:2", "nvidia:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1"])
+def test_memory_of_all_kinds_by_one_interface(fakes: Callable[..., Any], layout: str) -> None:
+    assert fakes(rma_scripts.MEMORY, layout).said("right") == 2
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2,amd:1"])
+def test_an_allreduce_at_the_same_time(fakes: Callable[..., Any], layout: str) -> None:
+    job = fakes(rma_scripts.CROWD, layout)
+    assert job.said("right") == job.ranks
 
 
 @pytest.mark.parametrize("by_wires", [False, True])
