@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from .links import Links, Traffic, best_bandwidth, latency, measure_links
-from .onesided import registered
+from .onesided import regions
 from .peers import open_peer
 from .roofline import least_seconds
 from .session import Session
@@ -77,7 +77,7 @@ def _put_seconds(session: Session, a: int, b: int) -> float:
     world, best = session.world, float("inf")
     pair = world.comm.Split(0 if world.rank in (a, b) else MPI.UNDEFINED, world.rank)
     if pair != MPI.COMM_NULL:
-        with registered(pair, session.memory, 1) as memory:
+        with regions(pair, session.memory, 1) as memory:
             for _ in range(_PUTS if world.rank == a else 0):
                 start = perf_counter()
                 memory.transfer("put", 0, 1)

@@ -1,7 +1,7 @@
 """The timed loops of one-sided communication, by OSU's rule: the whole loop is timed, not each put.
 
-``ours`` puts and gets through UCX into registered memory and flushes the endpoint, ``mpi4py`` through an MPI window,
-which accumulates, fetches and compares, too.
+``ours`` puts to a region of the other rank's and gets from it, ``mpi4py`` through an MPI window, which accumulates,
+fetches and compares, too.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ class Window:
 
 
 @dataclass(slots=True)
-class Registered:
-    """The other rank's registered memory, and as much of one's own to copy from and to, as address and bytes."""
+class Regions:
+    """The other rank's region, and one of as many bytes of this rank's to copy from and to."""
 
+    peer: Any
     there: Any
-    local: int
-    kind: Any
+    local: Any
     meet: Callable[[], None]
+    under_way: list[Any]
 
     def transfer(self, what: str, start: int, size: int) -> None:
-        call = self.there.put if what == "put" else self.there.get
-        call((self.local + start, size), start, self.kind)
+        call = self.peer.put if what == "put" else self.peer.get
+        self.under_way.append(call(self.local, self.there, start, start, size))
 
     def flush(self) -> None:
         """Wait until all transfers are done on the other side."""
-        self.there.endpoint.flush().wait()
+        for request in self.under_way:
+            request.Wait()
+        self.under_way.clear()
 
 
 def check(bench: str, peer: Peer, options: Options) -> None:
@@ -78,48 +81,33 @@ def check(bench: str, peer: Peer, options: Options) -> None:
     if peer.name not in ("ours", "mpi4py"):
         raise NotOffered(f"{bench}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
     if peer.name == "ours" and WHAT[bench] not in ("put", "get"):
-        raise NotOffered(f"{bench}: registered memory is put to and got from alone; use --backend mpi4py")
+        raise NotOffered(f"{bench}: regions are put to and got from alone; use --backend mpi4py")
     if peer.name == "ours" and options.sync not in _PASSIVE:
         raise BadUsage(
-            f"option -s {options.sync}: registered memory has no epochs in which both ranks take part; "
+            f"option -s {options.sync}: regions have no epochs in which both ranks take part; "
             "use -s flush or --backend mpi4py"
         )
 
 
-def _address(block: Any) -> int:
-    """Where a block of numpy's or torch's memory lies."""
-    array = block.whole
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
-
-
 @contextmanager
-def registered(comm: Any, memory: Memory, nbytes: int) -> Iterator[Registered]:
-    """Memory of both ranks of an MPI communicator, registered with UCX, and the keys exchanged over it."""
-    from ucc_hetero.bindings import ucx
-    from ucc_hetero.bindings.ucc_enums import MemType
+def regions(comm: Any, memory: Memory, nbytes: int) -> Iterator[Regions]:
+    """Regions of both ranks of an MPI communicator, opened by the other one."""
+    from ucc_hetero import rma
 
-    kind = {"host": MemType.HOST, "cuda": MemType.CUDA, "rocm": MemType.ROCM}[memory.accelerator]
-    blocks = [memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]
     with ExitStack() as stack:
-        context = stack.enter_context(ucx.Context())
-        worker = context.worker()
-        stack.callback(worker.close)
-        key = context.register((_address(blocks[0]), nbytes), kind)
-        stack.callback(key.close)
-        addresses, *keys = zip(*comm.allgather((worker.address, key.address, key.nbytes, key.key)), strict=True)
-        endpoint = worker.connect(addresses[1 - comm.rank])
-        stack.callback(endpoint.close)
-        there = endpoint.remote(*(values[1 - comm.rank] for values in keys))
-        stack.callback(there.close)
+        worker = stack.enter_context(rma.Worker())
+        blocks = [memory.block(np.dtype(np.uint8), nbytes) for _ in range(2)]
+        home, local = (worker.register(block.whole) for block in blocks)
+        peer = rma.connect_all(worker, comm)[1 - comm.rank]
+        there = peer.open(comm.allgather(home.descriptor)[1 - comm.rank])
 
         def meet() -> None:
             done = comm.Ibarrier()
             while not done.Test():
-                worker.progress()
-                os.sched_yield()
+                os.sched_yield()  # to the thread that makes progress
 
         stack.callback(meet)
-        yield Registered(there, _address(blocks[1]), kind, meet)
+        yield Regions(peer, there, local, meet, [])
 
 
 def _mpi_window(session: Session, comm: Any, nbytes: int, stack: ExitStack) -> Window:
@@ -207,7 +195,7 @@ def _passive(session: Session, window: Any, work: Callable[[], None]) -> Callabl
     """One iteration of rank 0, or of both; else the other rank only provides memory."""
     if session.world.rank != 0 and not _both(session):
         return None
-    if isinstance(window, Registered):
+    if isinstance(window, Regions):
         flush = window.flush
 
         def put_and_flush() -> None:
@@ -236,7 +224,7 @@ class Transfers:
         nbytes, sync = max(size * self.messages, 1), session.options.sync
         window: Any
         if peer.name == "ours":
-            window = self.stack.enter_context(registered(session.world.comm, session.memory, nbytes))
+            window = self.stack.enter_context(regions(session.world.comm, session.memory, nbytes))
         else:
             window = _mpi_window(session, peer.comm, nbytes, self.stack)
         what, self.meet = WHAT[session.bench.name], window.meet

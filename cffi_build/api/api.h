@@ -184,15 +184,9 @@ int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, con
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched);
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found);
+int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
 int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask);
 int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, uint64_t mask);
-
-/* ---- direct.c: one-sided transfers of libucp's ---- */
-int ucch_put(ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
-int ucch_get(ucp_ep_h ep, void *buffer, size_t bytes, uint64_t address, ucp_rkey_h rkey, int mem_type);
-int ucch_flush(ucch_message *message, ucp_ep_h ep, double timeout);
-ucp_rkey_h ucch_rkey_new(ucp_ep_h ep, const void *packed, int *status);
-void ucch_rkey_free(ucp_rkey_h rkey);
 
 /* ---- worker.c, target.c, transfer.c: one-sided communication, with notifications ---- */
 typedef struct ucch_rma ucch_rma;
@@ -240,6 +234,7 @@ void ucch_target_free(ucch_target *target);
 
 ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what);
 ucch_op *ucch_transfer_op(ucch_transfer *transfer);
+int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, const uint64_t *bytes);
 void ucch_transfer_lists(ucch_transfer *transfer, ucch_region *local, ucch_target *target, size_t n,
                          const uint64_t *mine, const uint64_t *theirs, const uint64_t *lengths);
 void ucch_transfer_converts(ucch_transfer *transfer, const ucch_rows *rows);

@@ -3,10 +3,13 @@
  * way of whoever launches kernels meanwhile. */
 #include "gpu/device.h"
 
-static int held;
+static int held, barred;
 
 /* Streams that wait for programs now. */
 int ucch_gates_held(void) { return held; }
+
+/* By 1, and by -1 when that is over: no stream begins to wait, as the driver does something that would wait for it. */
+void ucch_gates_bar_locked(int by) { barred += by; }
 
 /* Let the stream write when it gets here: 0, or a failure. A counter that an earlier stream has still to write is left
  * to that: it would write less. */
@@ -57,9 +60,9 @@ int ucch_gate_hold(ucch_gate *g, void *stream) {
     return 0;
 }
 
-/* Promise to a stream that it will be told of the gate's end: whether there is a counter for that. */
+/* Promise to a stream that it will be told of the gate's end: whether there is a counter for that, and it may wait. */
 int ucch_gate_promise_locked(ucch_gate *g) {
-    if (ucch_flag_next(&g->out)) return 0;
+    if (barred || ucch_flag_next(&g->out)) return 0;
     g->held = 1;
     held++;
     return 1;

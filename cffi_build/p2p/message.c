@@ -221,6 +221,20 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     return status;
 }
 
+/* All that was sent by an endpoint, to be waited for like a message. */
+int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
+    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
+    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, 0);
+    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
+    m->request = NULL;
+    m->left = 0;
+    ucch_lock();
+    ucch_op_begin_locked(&m->op, timeout);
+    int status = ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
+    ucch_unlock();
+    return status;
+}
+
 /* Whether a stream can have the message: it has come, or its end is promised to the stream, which is 2. */
 static int promise(ucch_message *m) {
     ucch_lock();

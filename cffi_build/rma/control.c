@@ -1,7 +1,9 @@
 /* Control messages of one-sided communication as they are sent, and who is meant by those that come. */
+#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/progress.h"
 #include "p2p/message.h"
@@ -76,6 +78,13 @@ void ucch_attend_locked(ucch_rma *at) {
     ucch_wake_locked();
 }
 
+/* Wake the thread: there is memory to give back, or it is to end. */
+void ucch_rma_call_locked(ucch_rma *at) {
+    pthread_cond_broadcast(&at->calm);
+    while (at->has_thread && write(at->calls[1], "", 1) < 0 && errno == EINTR)
+        ;
+}
+
 /* How many of a region's have still to be given back; whether its owner waits for that, if it has asked now. */
 static int leaving(const ucch_peer *peer, uint64_t region, int is_owed) {
     int found = 0;
@@ -105,7 +114,7 @@ void ucch_target_return_locked(ucch_target *t) {
     o->is_owed = t->is_stale;
     o->next = at->leaving;
     at->leaving = o;
-    ucch_attend_locked(at);
+    ucch_rma_call_locked(at);
 }
 
 /* Whether any of a peer's has still to be given back. */

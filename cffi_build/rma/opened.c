@@ -3,14 +3,18 @@
  * nothing lies in between. Where the runtimes refuse, slots carry it.
  *
  * To give it back is a call of the driver that waits for all that the device has been given, and keeps others from
- * recording events meanwhile (seen with CUDA 13): it is made when no stream waits for us, and with the lock, so that
- * none begins to. To open memory takes a third of a millisecond, and waits for nobody. */
+ * recording events meanwhile (seen with CUDA 13). The worker's thread makes it, without the engine's lock, when no
+ * stream waits for us, and none begins to before it has returned. To open memory takes a third of a millisecond, and
+ * waits for nobody. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/lock.h"
 #include "rma/rma.h"
+
+/* How often to look whether streams wait. */
+#define LOOK_S 1e-3
 
 /* A region's key for peers: the name of its allocation, and where it lies in that. */
 typedef struct key {
@@ -27,7 +31,7 @@ struct ucch_allocation {
     ucch_allocation *next;
 };
 
-/* Its holder is in the driver. */
+/* Its holder is in the driver: no thread takes it that has the engine's lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ucch_allocation *allocations;
 
@@ -115,13 +119,30 @@ int ucch_target_borrow(ucch_target *t, const void *lent) {
 
 int ucch_target_opened(const ucch_target *t) { return t->seen != NULL; }
 
-/* Give back what is to be, once no stream waits for us, and tell the owners. */
-void ucch_give_back_locked(ucch_rma *at, int anyway) {
-    while (at->leaving && (anyway || !ucch_gates_held())) {
-        ucch_opened *o = at->leaving;
-        at->leaving = o->next;
+/* The first of those to be given back, when no stream waits for us, and none begins to: NULL when there are none. */
+static ucch_opened *begin_to_leave(ucch_rma *at) {
+    ucch_lock();
+    while (at->leaving && at->has_thread && ucch_gates_held())
+        ucch_sleep_locked(&at->calm, LOOK_S);
+    ucch_opened *o = at->leaving;
+    if (o) ucch_gates_bar_locked(1);
+    ucch_unlock();
+    return o;
+}
+
+/* By the worker's thread, or when that has ended: give back what is to be, and tell the owners. */
+void ucch_give_back(ucch_rma *at) {
+    for (ucch_opened *o; (o = begin_to_leave(at)); free(o)) {
         if (o->in) close_once(o->in);
+        ucch_lock();
+        ucch_gates_bar_locked(-1);
+        for (ucch_opened **p = &at->leaving; *p; p = &(*p)->next)
+            if (*p == o) {
+                *p = o->next;
+                break;
+            }
         if (o->is_owed) ucch_region_let_go_locked(o->peer, o->region);
-        free(o);
+        ucch_attend_locked(at);
+        ucch_unlock();
     }
 }

@@ -35,17 +35,19 @@ static void gather(const ucch_rows *r, const ucch_piece *p) {
     }
 }
 
-/* Make one of pieces that follow each other on both sides: how many are left. */
+/* Have pieces of bytes begin with their first, and make one of those that follow each other on both sides: how many are
+ * left. */
 static uint64_t join(ucch_piece *pieces, uint64_t n) {
-    uint64_t last = 0;
-    for (uint64_t i = 1; i < n; i++) {
-        ucch_piece *p = &pieces[last];
-        if (pieces[i].src == p->src + p->count && pieces[i].dst == p->dst + p->count)
+    uint64_t left = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const char *src = pieces[i].src + pieces[i].first;
+        ucch_piece *p = left ? &pieces[left - 1] : NULL;
+        if (p && src == p->src + p->count && pieces[i].dst == p->dst + p->count)
             p->count += pieces[i].count;
         else
-            pieces[++last] = pieces[i];
+            pieces[left++] = (ucch_piece){src, pieces[i].dst, 0, pieces[i].count};
     }
-    return n ? last + 1 : 0;
+    return left;
 }
 
 /* Whether a kernel is the best way to copy them. */
@@ -68,8 +70,10 @@ static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
 static int by_kernel(int way, const ucch_rows *rows, ucch_piece *pieces, uint64_t n, void *function) {
     ucch_pieces all = {.each = pieces, .n = n, .rows = *rows};
     for (uint64_t i = 0; i < n; i++) {
-        pieces[i].first /= rows->to_bytes;
-        pieces[i].count /= rows->to_bytes;
+        if (rows->to_bytes > 1) { /* or thousands of divisions are what takes longest */
+            pieces[i].first /= rows->to_bytes;
+            pieces[i].count /= rows->to_bytes;
+        }
         if (pieces[i].count > all.most) all.most = pieces[i].count;
     }
     return ucch_work_pieces(way, function, &all);
@@ -86,20 +90,16 @@ static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_
 }
 
 /* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
- * What a device does is complete when its event is. Kernels go `beside` those of other slots, so that one reads while
- * another ends: `way` is then another one. */
+ * What a device does is complete when its event is. Every other slot's go `beside` those before, so that one begins
+ * while another ends: `way` is then another one. */
 int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
                      uint64_t n) {
-    for (uint64_t i = 0; i < n && !rows; i++) {
-        pieces[i].src += pieces[i].first;
-        pieces[i].first = 0;
-    }
     if (!rows) n = join(pieces, n);
     const ucch_rows *how = rows ? rows : &plain;
     if (!region->on_device) return move_by_host(how, pieces, n);
     ucch_task task = {.kind = UCCH_PIECES, .dtype = how->from, .to = how->to};
     void *function = rows || are_many(pieces, n) ? ucch_kernel_of(&task) : NULL;
-    if (function && beside) *way = UCCH_ACROSS;
+    if (beside) *way = UCCH_ACROSS;
     if (function) return by_kernel(*way, how, pieces, n, function);
     return rows ? UCCH_FAIL_DEVICE : copy_each(*way, pieces, n);
 }

@@ -204,13 +204,13 @@ struct ucch_rma {
     ucch_share own;
     int alone; /* own slots cannot be shared */
     ucch_arrival *arrivals;
-    ucch_opened *leaving; /* what is to be given back */
+    ucch_opened *leaving; /* what the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */
     ucch_op attention;
     double heard;
-    int events, stop[2], has_thread;
+    int events, calls[2], has_thread;
     pthread_t thread;
     pthread_cond_t calm;
 };
@@ -222,6 +222,7 @@ ucch_region *ucch_region_of(ucch_rma *at, uint64_t id);
 ucch_transfer *ucch_transfer_of(ucch_rma *at, uint64_t serial);
 int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes);
 void ucch_attend_locked(ucch_rma *at);
+void ucch_rma_call_locked(ucch_rma *at);
 
 void ucch_region_let_go_locked(ucch_peer *peer, uint64_t region);
 void ucch_target_return_locked(ucch_target *target);
@@ -239,7 +240,6 @@ int ucch_rma_hold(ucch_gate *gate, void *stream);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
 void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
-int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets, const uint64_t *bytes);
 
 /* pieces.c */
 int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
@@ -268,7 +268,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
 void ucch_carriers_free(ucch_peer *peer);
 
 /* opened.c */
-void ucch_give_back_locked(ucch_rma *at, int anyway);
+void ucch_give_back(ucch_rma *at);
 
 /* share.c */
 int ucch_share_make(ucch_share *s, int is_open);

@@ -33,7 +33,6 @@ static int has_room(ucch_peer *peer, ucch_slot *s) {
 void ucch_staged_free_locked(ucch_rma *at) {
     ucch_slots_free_locked(at->out);
     ucch_slots_free_locked(at->in);
-    ucch_share_free(&at->own);
     for (ucch_arrival *a = at->arrivals; a; a = at->arrivals) {
         at->arrivals = a->next;
         free(a);

@@ -186,8 +186,9 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
 
 /* Unpack the key by which libucp reaches it. */
 int ucch_target_key(ucch_target *t, const void *key) {
-    int status = 0;
-    t->rkey = ucch_rkey_new(t->peer->ep, key, &status);
+    ucch_lock();
+    int status = ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
+    ucch_unlock();
     return status;
 }
 
@@ -196,8 +197,8 @@ int ucch_target_stale(ucch_target *t) { return t->is_stale; }
 int ucch_target_users(ucch_target *t) { return t->users; }
 
 void ucch_target_free(ucch_target *t) {
-    if (t->rkey) ucch_rkey_free(t->rkey);
     ucch_lock();
+    if (t->rkey) ucp_rkey_destroy(t->rkey);
     ucch_target_return_locked(t);
     for (ucch_target **p = &t->peer->targets; *p; p = &(*p)->next)
         if (*p == t) {

@@ -205,11 +205,11 @@ void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing) {
     }
 }
 
-/* Whether pieces lie inside of a region. */
-int ucch_places_fit(const ucch_region *region, size_t n, const uint64_t *offsets, const uint64_t *bytes) {
+/* Number of the first piece that does not lie inside of a region of so many bytes; -1 where all do. */
+int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, const uint64_t *bytes) {
     for (size_t i = 0; i < n; i++)
-        if (bytes[i] > region->bytes || offsets[i] > region->bytes - bytes[i]) return 0;
-    return 1;
+        if (bytes[i] > room || offsets[i] > room - bytes[i]) return (int64_t)i;
+    return -1;
 }
 
 ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what) {
@@ -370,7 +370,7 @@ void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *d
     uint64_t *lists = t ? malloc(bytes) : NULL;
     int status = !region ? UCCH_FAIL_STALE : lists ? 0 : UCCH_FAIL_MEMORY;
     if (lists) memcpy(lists, data, bytes);
-    if (!status && !ucch_places_fit(region, n, lists, lists + 2 * n)) status = UCCH_FAIL_RANGE;
+    if (!status && ucch_pieces_outside(region->bytes, n, lists, lists + 2 * n) >= 0) status = UCCH_FAIL_RANGE;
     if (status) {
         free(lists);
         free(t);

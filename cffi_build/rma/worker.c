@@ -3,6 +3,7 @@
  * What peers send is seen by the progress thread. While nothing comes it sleeps, and so does a thread of ours, until
  * the file of libucp's that says when something does. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,9 +131,8 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
 static int attend_locked(ucch_op *op) {
     ucch_rma *at = (ucch_rma *)((char *)op - offsetof(ucch_rma, attention));
     int busy = ucch_staged_poll_locked(at);
-    ucch_give_back_locked(at, 0);
     double now = ucch_now();
-    if (busy || at->leaving) at->heard = now;
+    if (busy) at->heard = now;
     if (now - at->heard > LINGER_S && ucp_worker_arm(at->worker) == 0) {
         ucch_op_end_locked(op, 0, -1, -1);
         pthread_cond_broadcast(&at->calm);
@@ -146,13 +146,17 @@ static const ucch_op_kind attention = {UCCH_BY_WORKERS, attend_locked, NULL, ign
 
 static void *thread_main(void *arg) {
     ucch_rma *at = arg;
-    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->stop[0], .events = POLLIN}};
-    while (poll(files, 2, -1) < 0 || !files[1].revents) {
+    struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->calls[0], .events = POLLIN}};
+    for (int goes_on = 1; goes_on;) {
+        char calls[64];
+        if (poll(files, 2, -1) > 0 && files[1].revents && read(at->calls[0], calls, sizeof(calls)) < 0) break;
         ucch_lock();
         ucch_attend_locked(at);
-        while (at->has_thread && at->attention.state == UCCH_ACTIVE)
+        while (at->has_thread && at->attention.state == UCCH_ACTIVE && !at->leaving)
             ucch_sleep_locked(&at->calm, 0);
+        goes_on = at->has_thread;
         ucch_unlock();
+        ucch_give_back(at);
     }
     return NULL;
 }
@@ -162,7 +166,8 @@ static void *thread_main(void *arg) {
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
-    if (pipe(at->stop)) return UCCH_FAIL_MEMORY;
+    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK)) return UCCH_FAIL_MEMORY; /* who calls has the lock, and never waits */
+    at->has_thread = 1;                                                    /* or it would end as it begins */
     at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     return at->has_thread && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
 }
@@ -201,16 +206,13 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *
 /* Stop taking part; nothing may be under way that it could still finish. */
 void ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
-    at->has_thread = 0;
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
-    pthread_cond_broadcast(&at->calm);
+    ucch_rma_call_locked(at);
+    at->has_thread = 0;
     ucch_unlock();
-    if (write(at->stop[1], "", 1) == 1) pthread_join(at->thread, NULL);
-    ucch_lock();
-    ucch_give_back_locked(at, 1);
-    ucch_unlock();
-    close(at->stop[0]);
-    close(at->stop[1]);
+    pthread_join(at->thread, NULL);
+    close(at->calls[0]);
+    close(at->calls[1]);
     listen(at, NULL);
 }
 
@@ -224,6 +226,7 @@ void ucch_rma_free(ucch_rma *at) {
         free(n);
     }
     ucch_unlock();
+    ucch_share_free(&at->own); /* which may wait for the device */
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);

@@ -92,7 +92,7 @@ typedef struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
-static int misuses, started, open_streams, most_queues, given, holds;
+static int misuses, started, open_streams, most_queues, given, holds, closing;
 /* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
@@ -365,6 +365,9 @@ int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAX
 int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
 
 int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
+
+/* Calls that give another process's memory back, and wait for the device. */
+int fakegpu_closing(void) { return __atomic_load_n(&closing, __ATOMIC_RELAXED); }
 
 /* By what is not there yet: its own work waits, or that before it in the queue that it shares. */
 int fakegpu_held(void *handle) {

@@ -210,7 +210,9 @@ static int close_memory(void *address) {
     region *r = find_locked(address);
     int status = r && r->base == (char *)address && r->owner && !r->freed ? OK : INVALID_VALUE;
     pthread_mutex_unlock(&lock);
+    __atomic_add_fetch(&closing, 1, __ATOMIC_RELAXED);
     if (status == OK) wait_for_device(current < 0 ? 0 : current, 1);
+    __atomic_sub_fetch(&closing, 1, __ATOMIC_RELAXED);
     enter();
     if (status == OK) r->freed = 1;
     pthread_mutex_unlock(&lock);

@@ -143,7 +143,7 @@ else:
     receipt.Wait(stream=stream)
     copies = [Array(region.nbytes // 2, np.float16) for region in mine.regions]
     for copy, region in zip(copies, mine.regions):
-        gpu.copy(copy.block.handle, region._owner.memory.block.handle, region.nbytes, stream.handle)
+        gpu.copy(copy.block.handle, region._owner.array.memory.block.handle, region.nbytes, stream.handle)
     assert not receipt.Test() and all((layer == -1).all() for layer in seen)
     del receipt
     mpi.Barrier()

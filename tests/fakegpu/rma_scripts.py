@@ -206,6 +206,114 @@ print("right", flush=True)
 """
 )
 
+#: While the driver waits for a kernel of the user's before it gives a peer's memory back, peers put, and streams do not
+#: begin to wait.
+CLOSING = (
+    COMMON
+    + """
+import ctypes
+N = 3_000_000
+mine, _ = memory(N)
+room, seen = memory(N, False)
+told, was = mpi.allgather((mine.descriptor, room.descriptor)), mpi.bcast(mine._owner.array.peek.copy(), 1)
+target, place = (peers[right].open(each) for each in told[right])
+device = ctypes.CDLL(gpu.path)
+stream, word = gpu.stream(), gpu.flag()
+counter = worker.counter()
+numbers = mpi.allgather(counter.number)
+if r == 0:
+    assert peers[right].info(mine, target)["put"].startswith("direct")
+    gpu.wait_value(stream.handle, word, 1)  # a kernel that takes long
+    target.close()
+    while not device.fakegpu_closing():
+        time.sleep(1e-3)
+mpi.Barrier()
+if r == 1:
+    peers[left].put(mine, place, notify=b"there", counter=numbers[left]).Wait()
+else:
+    other = gpu.stream()
+    counter.wait(1, stream=other)
+    other.synchronize()
+    assert worker.wait_notification(10.0).data == b"there" and (seen == was).all()
+    assert device.fakegpu_closing() == 1, "the driver has come back already"
+    ctypes.c_uint32.from_address(word).value = 1
+    while device.fakegpu_closing():
+        time.sleep(1e-3)
+mpi.Barrier()
+mine.close()
+worker.close()
+assert device.fakegpu_misuses() == 0
+print("right", flush=True)
+"""
+)
+
+#: Memory of all kinds by one interface: made here and wrapped, copied into each other, put to each other.
+MEMORY = (
+    COMMON
+    + """
+N = 3_000_000
+was = rng.integers(0, 256, N, dtype=np.uint8)
+given, out = rma.Memory.allocate(N), rma.Memory.allocate(N, on="host")
+other, wrapped = rma.Memory.allocate(N), rma.Memory(np.empty(N, np.uint8))
+assert given.vendor == (gpu.vendor if gpu else "host") and out.vendor == wrapped.vendor == "host"
+out.copy(was)
+given.copy(out)
+other.copy(given)
+wrapped.copy(other)
+assert (wrapped.array == was).all()
+mine, room = worker.register(given), worker.register(other)
+targets = mpi.allgather(room.descriptor)
+peers[right].put(mine, peers[right].open(targets[right])).Wait()
+mpi.Barrier()
+wrapped.copy(other)
+assert (wrapped.array == mpi.sendrecv(was, right, source=left)).all()
+for wrong in (lambda: out.copy(was[1:]), lambda: rma.Memory.allocate(0), lambda: rma.Memory.allocate(1, on="nowhere")):
+    try:
+        wrong()
+    except ValueError:
+        continue
+    raise AssertionError("no error")
+worker.close()
+for each in (given, out, other, wrapped):
+    each.close()
+    each.close()
+print("right", flush=True)
+"""
+)
+
+#: Allreduces of devices while puts and gets are under way.
+CROWD = (
+    COMMON
+    + """
+from ucc_hetero import Communicator
+comm = Communicator(mpi)
+N, M, SOME = 5_000_000, 500_000, 400_000
+(mine, my_seen), (room, room_seen), (back, back_seen) = memory(N), memory(N), memory(N)
+told = mpi.allgather((mine.descriptor, room.descriptor, my_seen.copy()))
+target, source = peers[right].open(told[right][1]), peers[left].open(told[left][0])
+given, first, second = Array(M), Array(M), Array(M)
+for _ in range(3):
+    values = rng.integers(0, 1000, M).astype(np.float32)
+    wanted = sum(mpi.allgather(values))
+    given.peek[:], first.peek[:], second.peek[:] = values, -1, -1
+    room_seen[:] = back_seen[:] = 7
+    mpi.Barrier()
+    begun = [peers[right].put(mine, target, at, at, min(SOME, N - at)) for at in range(0, N, SOME)]
+    call = comm.Iallreduce(given, first)
+    begun += [peers[left].get(back, source, at, at, min(SOME, N - at)) for at in range(0, N, SOME)]
+    comm.Allreduce(given, second)
+    call.Wait()
+    for request in begun:
+        request.Wait()
+    mpi.Barrier()
+    assert (first.peek == wanted).all() and (second.peek == wanted).all()
+    assert (room_seen == told[left][2]).all() and (back_seen == told[left][2]).all()
+comm.Free()
+worker.close()
+print("right", flush=True)
+"""
+)
+
 #: The same by wires.
 FAR = far(EVERY).replace(
     """.startswith("staged" if devices and not opens else "direct")""",
@@ -249,7 +357,7 @@ gpu.wait_value(stream.handle, word, 1)
 array.fill(stream, 5.0 + r)
 come = counter.wait(1, peer=peers[left], stream=after)
 landed = Array(N // 4)
-gpu.copy(landed.block.handle, room[0]._owner.block.handle, N, after.handle)
+gpu.copy(landed.block.handle, room[0]._owner.array.block.handle, N, after.handle)
 request = peers[right].put(mine, target, counter=counter.number, stream=stream)
 request.Wait(stream=stream)
 array.fill(stream, -2.0)  # not before the put has read it

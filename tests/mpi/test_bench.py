@@ -257,7 +257,7 @@ MISTAKES = {
         "osu_mbw_mr -p 2": "2 ranks make at most 1 pairs",
         "osu_put_latency -s fence": "use -s flush or --backend mpi4py",
         "osu_get_bw --backend ucc": "peer 'ucc' has no one-sided communication",
-        "osu_cas_latency": "osu_cas_latency: registered memory is put to and got from alone; use --backend mpi4py",
+        "osu_cas_latency": "osu_cas_latency: regions are put to and got from alone; use --backend mpi4py",
         "kv_transfer --way back": "--way back: known are buffer, plain",
         "kv_transfer --block-size 16,x": "kv_transfer: --block-size 16,x: ",
         "osu_nothing": "benchmark 'osu_nothing' is not known",

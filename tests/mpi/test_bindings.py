@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "bindings.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("case", ["calls", "number_of_teams", "messages_and_memory"])
+@pytest.mark.parametrize("case", ["calls", "number_of_teams", "messages"])
 def test_thin_binding(crew: Callable[..., Any], case: str) -> None:
     crew(f"bindings_cases:{case}", 3, timeout=90)
 

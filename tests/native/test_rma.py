@@ -29,6 +29,10 @@ def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> N
     assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
 
 
+def test_transfers_go_on_while_the_driver_gives_memory_back(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.CLOSING, "nvidia:2", **OWN_QUEUES).said("right") == 2
+
+
 def test_pieces_pass_slots_that_nobody_else_can_open(fakes: Callable[..., Any]) -> None:
     assert fakes(rma_scripts.APART, "nvidia:1,amd:2", **SOON).said("right") == 3
 
@@ -40,6 +44,15 @@ def test_pieces_go_by_wires_to_another_host(fakes: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2"])
 def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
     assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
+
+
+@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1"])
+def test_memory_of_all_kinds_by_one_interface(fakes: Callable[..., Any], layout: str) -> None:
+    assert fakes(rma_scripts.MEMORY, layout).said("right") == 2
+
+
+def test_an_allreduce_at_the_same_time(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.CROWD, "nvidia:2,amd:1").said("right") == 3
 
 
 @pytest.mark.parametrize(

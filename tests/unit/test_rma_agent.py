@@ -160,7 +160,7 @@ def test_agents_meet_and_part(agent: rma.Agent) -> None:
         source = other.worker.register(np.full(1000, 9, np.uint8))
         peer.endpoint.put(source, peer.open("room")).Wait()
         room = next(iter(agent.worker.regions))
-        assert (room._owner == 9).all()
+        assert (room._owner.array == 9).all()
         peer.send(["any", {"thing": 1}])
         who, said = agent.receive(600)
         assert (who.name, said) == ("second", ["any", {"thing": 1}])

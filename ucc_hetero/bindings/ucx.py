@@ -1,14 +1,11 @@
-"""UCX from Python: a context, workers, endpoints, tagged messages and registered memory, as thin as they come.
+"""UCX from Python: a context, workers, endpoints and tagged messages, as thin as they come.
 
 context = Context()
 worker = context.worker()
 endpoint = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
 worker.send(endpoint, data, tag=7).wait()
 
-memory = context.register(array)                 # one-sided: the peer needs memory.address, .nbytes and .key
-there = endpoint.remote(address, nbytes, key)
-there.put(data, offset=64)
-endpoint.flush().wait()
+One-sided transfers are :mod:`ucc_hetero.rma`'s.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from . import quarantine
 from .handle import Handle, locked, memory
 from .ucc_enums import MemType
 
-__all__ = ["Context", "Endpoint", "Memory", "Message", "RemoteMemory", "Status", "Worker", "check", "status_name"]
+__all__ = ["Context", "Endpoint", "Message", "Status", "Worker", "check", "status_name"]
 
 TAG_FULL = (1 << 64) - 1
 
@@ -120,9 +117,9 @@ class Context(Handle):
         """Create a worker."""
         return Worker(self)
 
-    def register(self, data: Any, mem_type: MemType = MemType.HOST) -> Memory:
-        """Register memory for remote access: a writable buffer, or an ``(address, bytes)`` pair."""
-        return Memory(self, data, mem_type)
+    def register(self, data: Any) -> Memory:
+        """Register host memory for remote access: a writable buffer, or an ``(address, bytes)`` pair."""
+        return Memory(self, data)
 
     def close(self) -> None:
         """Release the context, after its workers."""
@@ -221,17 +218,10 @@ class Endpoint:
         self._address = ffi.from_buffer(address)
         self.handle: Any = lib.ucch_ep_new(worker.handle, self._address, status)
         check("ucp_ep_create", status[0])
-        #: Memory of transfers that were not yet flushed.
-        self.keep: list[object] = []
-
-    def remote(self, address: int, nbytes: int, key: bytes) -> RemoteMemory:
-        """The peer's registered memory: ``address``, ``nbytes`` and ``key`` of its :class:`Memory`."""
-        return RemoteMemory(self, address, nbytes, key)
 
     def flush(self, timeout: float = 0.0) -> Message:
-        """Start to complete everything that was put and got: done when the peer's memory has it, and ours."""
+        """Start to complete everything that was sent: done when the peer has it."""
         message = self.worker._message()
-        message.keep, self.keep = self.keep, []
         check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, timeout))
         return message
 
@@ -294,12 +284,12 @@ class Message:
 class Memory:
     """Registered memory, and the packed key that lets a peer reach it."""
 
-    def __init__(self, context: Context, data: Any, mem_type: MemType = MemType.HOST) -> None:
+    def __init__(self, context: Context, data: Any) -> None:
         self.context = context
         pointer, nbytes, self._keep = memory(data, writable=True)
         self.address, self.nbytes = int(ffi.cast("uintptr_t", pointer)), nbytes
-        params = ffi.new("ucp_mem_map_params_t *", {"field_mask": 1 << 0 | 1 << 1 | 1 << 4, "memory_type": mem_type})
-        params.address, params.length = pointer, nbytes
+        params = ffi.new("ucp_mem_map_params_t *", {"field_mask": 1 << 0 | 1 << 1 | 1 << 4})
+        params.address, params.length, params.memory_type = pointer, nbytes, MemType.HOST
         handle = ffi.new("ucp_mem_h *")
         check("ucp_mem_map", locked(lib.ucp_mem_map, context.handle, params, handle))
         self.handle = handle[0]
@@ -314,46 +304,3 @@ class Memory:
         if self.handle:
             handle, self.handle = self.handle, None
             check("ucp_mem_unmap", locked(lib.ucp_mem_unmap, self.context.handle, handle))
-
-
-class RemoteMemory:
-    """A peer's registered memory. Transfers complete by :meth:`Endpoint.flush`, in no order among themselves.
-
-    Where the transport cannot reach into a peer's memory by itself, UCX carries them out with the peer's help: they
-    then complete only while the peer makes progress (:meth:`Worker.progress`).
-    """
-
-    def __init__(self, endpoint: Endpoint, address: int, nbytes: int, key: bytes) -> None:
-        self.endpoint, self.address, self.nbytes = endpoint, address, nbytes
-        status = ffi.new("int *")
-        self.handle: Any = lib.ucch_rkey_new(endpoint.handle, ffi.from_buffer(key), status)
-        check("ucp_ep_rkey_unpack", status[0])
-
-    def put(self, data: Any, offset: int = 0, mem_type: MemType = MemType.HOST) -> None:
-        """Start writing a buffer or an ``(address, bytes)`` pair to byte ``offset``; it stays untouched until flushed.
-
-        ``ValueError`` where it does not fit.
-        """
-        pointer, nbytes = self._local(data, offset, writable=False)
-        where = self.address + offset, self.handle, mem_type
-        check("ucp_put_nbx", lib.ucch_put(self.endpoint.handle, pointer, nbytes, *where))
-
-    def get(self, into: Any, offset: int = 0, mem_type: MemType = MemType.HOST) -> None:
-        """Start reading from byte ``offset`` into a buffer or an ``(address, bytes)`` pair; there when flushed."""
-        pointer, nbytes = self._local(into, offset, writable=True)
-        where = self.address + offset, self.handle, mem_type
-        check("ucp_get_nbx", lib.ucch_get(self.endpoint.handle, pointer, nbytes, *where))
-
-    def _local(self, data: Any, offset: int, *, writable: bool) -> tuple[Any, int]:
-        pointer, nbytes, keep = memory(data, writable=writable)
-        if offset < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"{nbytes} bytes at offset {offset} do not fit into the peer's {self.nbytes} bytes")
-        if keep is not None:
-            self.endpoint.keep.append(keep)
-        return pointer, nbytes
-
-    def close(self) -> None:
-        """Forget the key, before the endpoint is closed and after a flush."""
-        if self.handle:
-            handle, self.handle = self.handle, None
-            lib.ucch_rkey_free(handle)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from .agent import Agent, AgentPeer, Certificates
 from .channel import ChannelError
 from .endpoint import Endpoint, Target
+from .memory import Memory
 from .pages import PageTable, PageTarget, Receipt
 from .request import Request, Requests
 from .wire_format import FormatError
@@ -27,6 +28,7 @@ __all__ = [
     "Counter",
     "Endpoint",
     "FormatError",
+    "Memory",
     "Notification",
     "PageTable",
     "PageTarget",

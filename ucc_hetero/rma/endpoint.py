@@ -170,10 +170,6 @@ class Endpoint:
         worker as a notification, and its counter of number ``counter`` grows by one. With ``stream`` it starts when
         that gets here.
         """
-        if notify is None and counter is None and stream is None:
-            one = self._piece(_PUT, local, target, local_offsets, remote_offsets, lengths, timeout)
-            if one is not None:
-                return one
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_PUT, "put", asks, notify, counter, stream, timeout)
 
@@ -191,10 +187,6 @@ class Endpoint:
         timeout: float | None = None,
     ) -> Request:
         """Read pieces of the peer's region into ``local``: as :meth:`put`, the other way."""
-        if notify is None and counter is None and stream is None:
-            one = self._piece(_GET, local, target, local_offsets, remote_offsets, lengths, timeout)
-            if one is not None:
-                return one
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_GET, "get", asks, notify, counter, stream, timeout)
 
@@ -255,6 +247,8 @@ class Endpoint:
         stream: Any,
         timeout: float | None,
     ) -> Request:
+        if notify is None and counter is None and stream is None and (one := self._piece(what, *asks, timeout)):
+            return one
         local, target, *lists = asks
         if target.peer is not self:
             raise ValueError("target: it is a region of another peer than this endpoint's")
@@ -329,9 +323,8 @@ def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tupl
             found[name] = np.full(count, each[0], np.uint64)
     mine, theirs, sizes = found.values()
     for name, offsets, room in (("local_offsets", mine, here), ("remote_offsets", theirs, there)):
-        bad = (sizes > room) | (offsets > room - np.minimum(sizes, np.uint64(room)))
-        if bad.any():
-            i = int(bad.argmax())
+        i = lib.ucch_pieces_outside(room, count, *(ffi.from_buffer("uint64_t *", each) for each in (offsets, sizes)))
+        if i >= 0:
             raise ValueError(f"{name}[{i}]: {sizes[i]} bytes at {offsets[i]} do not fit into the region's {room} bytes")
     return mine, theirs, sizes
 

@@ -15,10 +15,8 @@ from weakref import WeakSet
 from .. import env
 from ..bindings import ucx
 from ..bindings.handle import Handle
-from ..buffers import as_buffer
-from ..device import Place, bind, kernels, pointer_vendor
-from ..device.rank import bound
-from ..errors import CollectiveTimeout, DeviceError
+from ..device import kernels
+from ..errors import CollectiveTimeout
 from ..machine import launchers
 from ..machine.discover import host_identity
 from ..machine.ucx_transports import tcp_connections, without_devices
@@ -27,6 +25,7 @@ from ..native.waiting import progress_until
 from ..transport import wires
 from ..types import DTYPES
 from .endpoint import Endpoint
+from .memory import Memory
 from .request import Request, stream_argument
 from .wire_format import Address, Descriptor
 
@@ -49,27 +48,24 @@ class Region(Handle):
 
     def __init__(self, worker: Worker, memory: Any) -> None:
         engine = worker.native
-        found = as_buffer(memory, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)
-        if not found.contiguous or not found.nbytes:
-            raise BufferError("memory: a region is contiguous and not empty")
-        self.worker, self.nbytes, self.memory, self._owner = worker, found.nbytes, found.vendor, found.owner
+        found = memory if isinstance(memory, Memory) else Memory(memory)
+        self.worker, self.nbytes, self.memory, self._owner = worker, found.nbytes, found.vendor, found
         self._registered: ucx.Memory | None = None
-        if found.vendor == "host":
-            self._registered = worker.context.register((found.ptr, found.nbytes))
-        else:
-            _bind(Place(found.vendor, found.device))
+        on_device = found.vendor != "host"
+        if on_device:
             kernels.ready(lib.UCCH_PIECES, 0, _BYTE, _BYTE)  # lists go by it, if there is one
+        else:
+            self._registered = worker.context.register((found.address, found.nbytes))
         number = int.from_bytes(os.urandom(8), "little")
         handle = self._registered.handle if self._registered else ffi.NULL
-        base = ffi.cast("void *", found.ptr)
-        on_device = found.vendor != "host"
+        base = ffi.cast("void *", found.address)
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
         #: Whether it is device memory that devices of peers may reach themselves.
         self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
         key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
         #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
-        self.descriptor = Descriptor(worker.uid, number, found.ptr, found.nbytes, found.vendor, key).pack()
+        self.descriptor = Descriptor(worker.uid, number, found.address, found.nbytes, found.vendor, key).pack()
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
@@ -100,15 +96,6 @@ class Region(Handle):
             lib.ucch_region_free(self.worker.native, native)
             if self._registered is not None:
                 self._registered.close()
-
-
-def _bind(place: Place) -> None:
-    """Let the engine work with the device of a region."""
-    now = bound()
-    if now is not None and now.device == place.device and now != place:
-        return  # a library that stands in for a vendor's: it has another vendor's memory
-    if bind(place) is None:
-        raise DeviceError(f"memory is of {place.vendor} device {place.device}, whose runtime is not here")
 
 
 class _Await(Request):
@@ -195,7 +182,7 @@ class Worker(Handle):
         return self._native
 
     def register(self, memory: Any) -> Region:
-        """Let peers reach memory: an array in host memory, or on the device of this process, contiguous."""
+        """Let peers reach a :class:`Memory`, or a contiguous array of the host's or of this process's device."""
         region = Region(self, memory)
         self.regions.add(region)
         return region

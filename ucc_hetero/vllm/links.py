@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..errors import CollectiveTimeout, DeviceError, PeerError, UCCHError
+from ..errors import CollectiveTimeout, DeviceError, PeerError
 from ..log import log
 from ..rma import Agent, AgentPeer, ChannelError, PageTable, PageTarget
 from .contract import Contract, ContractError, describe, element_type
@@ -23,22 +23,11 @@ _CALL = 5.0
 _CALLERS = 64
 
 
-class LinkError(UCCHError):
-    """Another engine's worker that cannot be reached, or will not exchange caches."""
-
-
 class Link(NamedTuple):
     """A worker of another engine, and its cache."""
 
     peer: AgentPeer
     target: PageTarget
-
-    def tell(self, **said: Any) -> None:
-        """Send a message; :class:`LinkError` when the peer is gone."""
-        try:
-            self.peer.send(said)
-        except PeerError as error:
-            raise LinkError(str(error)) from None
 
 
 def _usable(peer: AgentPeer) -> bool:
@@ -98,7 +87,7 @@ class Links:
                 log("net").warning("prefill engine %s cannot be asked yet: %s", place, error)
 
     def to(self, place: str) -> Future[Link]:
-        """The link to the worker at an address, once it has been called; :class:`LinkError` where it refuses,
+        """The link to the worker at an address, once it has been called; :class:`PeerError` where it refuses,
         :class:`ChannelError` where there is none."""
         with self._changed:
             call = self._calls.get(place)
@@ -127,7 +116,7 @@ class Links:
             found = self._links.get(peer, "its worker does not answer")
         if isinstance(found, str):
             peer.leave()
-            raise LinkError(f"{place}: {found}")
+            raise PeerError(f"{place}: {found}")
         return found
 
     def _greet(self, peer: AgentPeer, answer: bool) -> None:

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UCCHError
+from ..errors import PeerError, UCCHError
 from ..log import log
 from ..rma import AgentPeer, Receipt
-from .links import Link, LinkError, Links
+from .links import Link, Links
 from .messages import Load
 
 
@@ -52,12 +52,12 @@ class Receiver:
             links = [call.result() for call in calls]
             tickets = self._receive(state, links) if load.blocks else {}
             for link in links:
-                said = {"request": load.remote.request, "engine": load.remote.engine, "first": load.first}
-                ticket = tickets.get(link.peer, b"").hex()
+                said = {"op": "want", "request": load.remote.request, "engine": load.remote.engine, "first": load.first}
+                said |= {"ticket": tickets.get(link.peer, b"").hex(), "ranks": self._settings.ranks}
                 with self._lock:  # nothing is asked for that has been cancelled
                     if state.why:
                         return
-                    link.tell(op="want", **said, ticket=ticket, ranks=self._settings.ranks)
+                    link.peer.send(said)
         except (UCCHError, ValueError, OSError) as error:
             with self._lock:
                 self._give_up(state, str(error))
@@ -74,7 +74,7 @@ class Receiver:
         table, targets = self._links.table, [link.target for link in sources]
         with self._lock:
             if state.why:
-                raise LinkError(state.why)
+                raise PeerError(state.why)
             state.receipt = table.recv_pages(state.load.blocks, targets, timeout=2 * self._settings.timeout)
             state.writers = {link.peer: link for link in sources}
             return {link.peer: ticket for link, ticket in zip(sources, state.receipt.tickets, strict=True)}
@@ -95,8 +95,8 @@ class Receiver:
             if not link.target.direct:
                 del state.writers[peer]
             try:
-                link.tell(op="cancel", request=load.remote.request)
-            except LinkError:
+                link.peer.send({"op": "cancel", "request": load.remote.request})
+            except PeerError:
                 state.writers.pop(peer, None)
 
     def _of(self, link: Link, said: dict[str, Any]) -> list[_Loading]:

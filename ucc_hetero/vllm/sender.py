@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UCCHError
+from ..errors import PeerError, UCCHError
 from ..log import log
 from ..rma import Request
 from ..rma.wire_format import Ticket
-from .links import Link, LinkError, Links
+from .links import Link, Links
 
 #: Requests that have ended, and are remembered to say so.
 _PAST = 10_000
@@ -109,8 +109,8 @@ class Sender:
     @staticmethod
     def _tell(want: _Want, **said: Any) -> None:
         try:
-            want.link.tell(**said)
-        except LinkError as error:
+            want.link.peer.send(said)
+        except PeerError as error:
             log("net").debug("%s is not told: %s", want.link.peer.name, error)
 
     def _cancel(self, link: Link, said: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class Sender:
             for want in under_way:
                 want.cancelled = True
         if not under_way:
-            link.tell(op="ended", request=request)
+            link.peer.send({"op": "ended", "request": request})
 
     def ended(self) -> set[str]:
         """Requests whose blocks are needed no more: sent to all who were to ask, or given up."""

@@ -54,3 +54,10 @@ __device__ void copy_bytes(void *dst, const void *src, unsigned bytes) {
     else
         copy<unsigned char, 8>(dst, src, bytes);
 }
+/* Where all of it lies on sixteen bytes, by as many; of every thread `some` of these are under way at a time. */
+template <unsigned some> __device__ void copy_quads(void *dst, const void *src, unsigned bytes) {
+    if (alignment(dst, src, bytes) % 16 == 0)
+        copy<quad, sizeof(quad) == 16 ? some : 8>(dst, src, bytes);
+    else
+        copy_bytes(dst, src, bytes);
+}

@@ -15,7 +15,7 @@ extern "C" __global__ void ucch(ucch_pieces all) {
         __syncthreads();
         const unsigned long long from = s % slices * slice, left = p.count < from ? 0 : p.count - from;
         const unsigned some = left < slice ? (unsigned)left : slice;
-        if (!row) copy_bytes(p.dst + from, p.src + p.first + from, some);
+        if (!row) copy_quads<4>(p.dst + from, p.src + p.first + from, some);
         for (unsigned i = threadIdx.x; row && i < some; i += blockDim.x) {
             const unsigned at = (unsigned)(p.first + from) + i, k = at / row;
             const FROM *src = (const FROM *)p.src + k / rows * r.groups_apart + k % rows * r.apart + at % row;

@@ -13,12 +13,6 @@
 #else
 #define FEW RESIDENT
 #endif
-__device__ void move(char *dst, const char *src, unsigned bytes) {
-    if (alignment(dst, src, bytes) % 16 == 0)
-        copy<quad, sizeof(quad) == 16 ? DEEP : 8>(dst, src, bytes);
-    else
-        copy_bytes(dst, src, bytes);
-}
 /* Looks less often than AWAIT, as wires take longer. */
 __device__ void await_piece(unsigned *word, unsigned n) {
     while ((int)(GET(word) - n) < 0)
@@ -43,7 +37,7 @@ extern "C" __global__ FEW void ucch(ucch_ring_copies all) {
             char *here = m.data + at + from, *there = m.ring + (unsigned long long)slot * m.stride + from;
             if (threadIdx.x == 0) await_piece(m.wait, number - m.room);
             __syncthreads();
-            move(comes ? here : there, comes ? there : here, (unsigned)(to - from));
+            copy_quads<DEEP>(comes ? here : there, comes ? there : here, (unsigned)(to - from));
             DONE();
             __syncthreads();
             if (threadIdx.x == 0 && last_at(all.arrived + k * UCCH_RING_SLOTS + slot, all.width)) POST(m.tell, number);
