@@ -273,7 +273,7 @@ def draw_limits(table: list[list[str]], path: Path) -> None:
 
 
 def draw_results(folder: Path) -> None:
-    """Draw the tables of docs/performance.md, which a test compares with the archives."""
+    """Draw the tables of docs/performance.md."""
     page = (HERE / "performance.md").read_text(encoding="utf-8")
     (host,) = _tables(page, "Host memory, one host")
     draw_times(host, dict(enumerate(host[0][1:], 1)), folder / "perf-host.svg")
