@@ -116,6 +116,13 @@ class MessagePaths:
                 return path is Transport.STAGED
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
+    def undecided(self, peer: int, nbytes: int) -> bool:
+        """Whether neither a setting nor a measurement says how a message with a rank of another host goes."""
+        if not self._free or self.forced or self._host(peer) == self._host(self._rank):
+            return False
+        measured = self._rules and self.either(self._rank, peer)
+        return not (measured and pair_path(self._rules, *self.kind(self._rank, peer), nbytes))
+
     def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
         """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
         a, b = sorted(self._vendor(rank) for rank in (one, other))
