@@ -12,7 +12,10 @@
  * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle.
+ * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. What has
+ * nothing to wait for and is long is not a kernel's but copies, there and wherever all of a message is ready when it is
+ * posted: its slots are free, or hold it already. Streams that wait for slots would have to be let go when a message is
+ * given up, and would write to slots that a receiver still reads; a kernel looks, and stops.
  *
  * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
  * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
@@ -33,9 +36,8 @@
  * 48 and 44 (H200). */
 #define FEW 1
 #define MANY 8
-/* Bytes from which copy engines move what is given to a stream in parts. Two directions at a time have 26 GB/s each by
- * kernels and 41 by copies (H200), and copies leave all multiprocessors to others; a short message waits longer for
- * them. */
+/* Bytes from which copy engines move what need not wait. Two directions at a time have 26 GB/s each by kernels and 41
+ * by copies (H200), which leave all multiprocessors to others; a short message would take longer by them. */
 #define LONG ((uint64_t)4 << 20)
 /* Seconds for which a receive goes on hoping after its sender has ended well. */
 #define LEFT_GRACE_S 5
@@ -64,7 +66,7 @@ static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l-
 /* ---- giving a stream its work ---- */
 
 static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
-    if (bytes <= l->shorts->slot) return 0;
+    if (bytes <= l->shorts->slot && !l->is_matched) return 0;
     uint64_t piece = UCCH_LANE_PIECE(bytes, l->longs->slot);
     return (uint32_t)((bytes + piece - 1) / piece);
 }
@@ -90,7 +92,7 @@ static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, u
                         .tag = head ? m->tag : m->found_tag,
                         .number = m->number,
                         .base = m->base,
-                        .limit = (unsigned)l->shorts->slot,
+                        .limit = l->is_matched ? 0 : (unsigned)l->shorts->slot,
                         .slot = (unsigned)l->longs->slot,
                         .stride = (unsigned)l->longs->stride,
                         .from = from,
@@ -98,7 +100,7 @@ static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, u
                         .status = (unsigned)m->status,
                         .flags = (l->comes ? LANE_RECEIVES : 0) | (head ? LANE_HEAD : 0) | (last ? LANE_LAST : 0)};
     c.flags |= loses(l) ? LANE_LOSES : 0;
-    unsigned blocks = c.bytes > l->shorts->slot ? MANY : FEW;
+    unsigned blocks = to > from && pieces_of(l, c.bytes) ? MANY : FEW;
     void *arguments[] = {&c};
     return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, l->stream), "launch");
 }
@@ -398,12 +400,25 @@ static int set_aside(ucch_letter *m, void *stream) {
     return status;
 }
 
+/* Whether a copy engine can have all of a long message now: its slots are free, or hold it already. */
+static int needs_no_wait(const ucch_lane *l, ucch_letter *m) {
+    const ucch_channel *ring = l->shorts;
+    if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,
+                                         l->comes ? m->number : m->number - UCCH_RING_SLOTS))
+        return 0;
+    if (l->comes) read_header(l, m);
+    m->pieces = pieces_of(l, m->found_bytes);
+    int fits = !m->status && m->found_bytes >= LONG && pieces_ready(l, m) == m->pieces;
+    m->status = 0;
+    return fits;
+}
+
 /* With the lane's turn: give the stream its work if that can be, else it has it later. */
 static int queue(ucch_lane *l, ucch_letter *m) {
     if (ucch_may_hold()) {
-        int status = queue_all(l, m);
-        if (status) ucch_lane_fail(l, status);
-        return status;
+        int status = needs_no_wait(l, m) ? queue_ready(l, m) : queue_all(l, m);
+        if (status < 0) ucch_lane_fail(l, status);
+        return status < 0 ? status : 0;
     }
     *l->last = m;
     l->last = &m->behind;

@@ -196,10 +196,10 @@ with Communicator() as comm:
     for turn in range(4):
         x.peek[:] = np.random.default_rng(100 * turn + r).integers(-99, 99, n)
         sent = np.random.default_rng(100 * turn + 1 - r).integers(-99, 99, n).astype("f4")
-        before, got = driver.fakegpu_lane_kernels(), host if turn == 3 else y.set(-1)
+        before, got = driver.fakegpu_wide_lanes(), host if turn == 3 else y.set(-1)
         comm.Sendrecv(x, 1 - r, turn, got, 1 - r, turn)
         assert ((host if turn == 3 else y.peek) == sent).all(), turn
-        assert driver.fakegpu_lane_kernels() == before
+        assert driver.fakegpu_wide_lanes() == before
 print("right")
 """
 

@@ -5,7 +5,7 @@ static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = 
                   FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces",
                   RINGS[] = "moves through rings";
 
-static int lane_kernels;
+static int wide_lanes;
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
@@ -42,7 +42,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == LANES) {
-        __atomic_add_fetch(&lane_kernels, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&wide_lanes, blocks > 1, __ATOMIC_RELAXED);
         ucch_lane_copy *c = argument(arguments, sizeof(*c), sizeof(*c));
         return c ? submit(handle, (work){.kind = LANE, .dst = c}) : OUT_OF_MEMORY;
     }
@@ -79,7 +79,7 @@ static int find_kernel(void **function, const void *module, const char *name) {
     return INVALID_VALUE;
 }
 
-int fakegpu_lane_kernels(void) { return __atomic_load_n(&lane_kernels, __ATOMIC_RELAXED); }
+int fakegpu_wide_lanes(void) { return __atomic_load_n(&wide_lanes, __ATOMIC_RELAXED); }
 
 #ifdef FAKE_CUDA
 #define RTC(name) nvrtc##name

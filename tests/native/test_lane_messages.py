@@ -16,6 +16,8 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     *[("random", _S.RANDOM, layout, env)
       for layout in ("nvidia:1,amd:1", "nvidia:2,amd:2") for env in (OWN_QUEUES, CAREFUL)],
     *[("held", _S.HELD, layout, OWN_QUEUES) for layout in ("nvidia:1,amd:1", "nvidia:2,amd:1")],
+    *[("by copies", _S.COPIES, layout, env)
+      for layout in ("nvidia:1,amd:1", "nvidia:2,amd:1") for env in (OWN_QUEUES, CAREFUL)],
     *[("refilled", _S.REFILLED, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],
     *[("mistakes", _S.MISTAKES, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],
     *[("late", _S.LATE, "nvidia:1,amd:1", env) for env in (OWN_QUEUES, CAREFUL)],

@@ -86,17 +86,14 @@ def test_without_measured_rules(everyone: list[Facts], path: str, detour: bool, 
     assert found.either(0, 1) is found.either(1, 0) is either
 
 
-@pytest.mark.parametrize("there, transports, rules, by_lane", [
-    (THERE, ("tcp", "sysv", "cuda_ipc"), (), True),
-    (THERE, ("rc_mlx5", "tcp"), (), False),
-    (THERE, ("tcp",), (BETWEEN,), False),  # measured: those rules say which way
-    (HERE, ("tcp",), (), False),
+@pytest.mark.parametrize("there, rules, undecided", [
+    (THERE, (), True),
+    (THERE, (BETWEEN,), False),  # measured: that rule says which way
+    (HERE, (), False),
 ])  # fmt: skip
-def test_long_messages_by_lanes(
-    there: HostIdentity, transports: tuple[str, ...], rules: tuple[PairRule, ...], by_lane: bool
-) -> None:
-    ranks = [replace(rank("cuda", host), transports=(*transports, "self", "cma")) for host in (HERE, there)]
-    assert message_paths(ranks, DIRECT, *rules).by_lane(1) is by_lane
+def test_messages_that_nothing_decides(there: HostIdentity, rules: tuple[PairRule, ...], undecided: bool) -> None:
+    ranks = [rank("cuda", moves=BOTH), rank("rocm", there, BOTH)]
+    assert message_paths(ranks, DIRECT, *rules).undecided(1, 4096) is undecided
 
 
 def test_whoever_it_comes_from_on_a_crowded_host() -> None:

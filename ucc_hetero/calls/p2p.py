@@ -30,6 +30,7 @@ from ..errors import (
 )
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
+from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
@@ -52,8 +53,10 @@ _DYING_S = 1.0
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
-#: Messages without a stream that are longer, of device memory, go by lanes: shorter ones need no receiver to be sent.
-_LEAST = 64 << 10
+#: Messages without a stream from so many bytes on, of device memory, go by lanes: shorter ones need no receiver to be
+#: sent. The second is of those that libucp could move itself to another host: by TCP it does with 1.6 GB/s each way, of
+#: 64 MiB between two H200s, and wires with 11.
+_LEAST, _FAR = 64 << 10, 512 << 10
 _ANY_TAG = lib.UCCH_ANY_TAG
 _post = lib.ucch_letter_post
 
@@ -151,6 +154,7 @@ class Messages:
         if channels is not None and channels.computes and not late:
             self.lanes = channels.lanes(board.native)
             self._lanes = ffi.NULL if own else self.lanes
+        self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
         self._reached: set[int] = set()
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
@@ -243,7 +247,7 @@ class Messages:
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        offered = self._offers(source, dest, bounce)
+        offered = self._offered(source, dest, by_host=bounce is not None)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
         transfer.sync, transfer.offered = sync, offered
         self._in_place(transfer)
@@ -251,11 +255,14 @@ class Messages:
             transfer.buffer = copied(transfer.buffer, self.rank)
         return transfer
 
-    def _offers(self, source: Buffer, dest: int, bounce: Bounce | None) -> bool:
-        """Whether the data of a message without a stream goes by a lane, once it has been matched."""
-        if source.nbytes <= _LEAST or self.lanes == ffi.NULL or dest in (self.rank, self.null):
+    def _offered(self, source: Buffer, dest: int, *, by_host: bool) -> bool:
+        """Whether libucp only matches a send, whose data goes by a lane."""
+        if self.lanes == ffi.NULL or dest in (self.rank, self.null):
             return False
-        return bounce is not None or (source.vendor != "host" and self.paths.by_lane(dest))
+        if by_host:
+            return source.nbytes >= _LEAST
+        far = self._far and source.vendor != "host" and source.nbytes >= _FAR
+        return far and self.paths.undecided(dest, source.nbytes)
 
     def _stream(self, stream: Any) -> int | None:
         """The handle of a stream that a message is to start in."""
@@ -315,7 +322,7 @@ class Messages:
             return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
         # What is long comes by a lane into its place, unless it is from memory of the sender's host, which is rare.
-        pinned = self.lanes == ffi.NULL or target.nbytes <= _LEAST or source == self.rank
+        pinned = self.lanes == ffi.NULL or target.nbytes < _LEAST or source == self.rank
         transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
         self._in_place(transfer)
         transfer.by_stream = taken and bounce is not None and source >= 0 and self.lanes == ffi.NULL
@@ -507,10 +514,10 @@ class Messages:
     def _as_before(self, transfer: Transfer) -> bool:
         if transfer.original.vendor == "host":
             return True
-        peer = transfer.peer
-        by_host = self.paths.wanted(peer, transfer.original.nbytes, in_stream=True)
-        by_host = by_host or (transfer.offered and self.paths.by_lane(peer))
-        if by_host != (transfer.offered or transfer.bounce is not None):
+        by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
+        sends = transfer.what != "receive"
+        by_lane = sends and self._offered(transfer.original, transfer.peer, by_host=by_host)
+        if (by_host or by_lane) != (transfer.offered or transfer.bounce is not None):
             return False
         return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
 

@@ -10,7 +10,6 @@ from ..buffers import Buffer
 from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
-from ..machine.ucx_transports import within_host
 from ..machine.vendors import of_memory
 from ..planner.rules import pair_path
 from ..planner.select import Tuning
@@ -117,14 +116,12 @@ class MessagePaths:
                 return path is Transport.STAGED
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
-    def by_lane(self, peer: int) -> bool:
-        """Whether lanes carry a long message to a rank of another host faster than libucp, which could take it, too:
-        over TCP libucp copies device memory in small pieces, one after the other (64 MiB took 42 ms, by lanes 5)."""
-        ranks = self._everyone[self._rank], self._everyone[peer]
-        if not self._free or self._rules or self.forced or ranks[0].host.memory == ranks[1].host.memory:
+    def undecided(self, peer: int, nbytes: int) -> bool:
+        """Whether neither a setting nor a measurement says how a message with a rank of another host goes."""
+        if not self._free or self.forced or self._host(peer) == self._host(self._rank):
             return False
-        near = within_host()
-        return set.intersection(*(set(facts.transports) - near for facts in ranks)) == {"tcp"}
+        measured = self._rules and self.either(self._rank, peer)
+        return not (measured and pair_path(self._rules, *self.kind(self._rank, peer), nbytes))
 
     def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
         """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""

@@ -39,7 +39,7 @@ _pid = 0
 def wanted(ranks_here: int, measured: int = 0) -> int:
     """Wires that this process should have; ``ranks_here`` share the host's cores. ``measured``: what was fastest."""
     asked = env.get("WIRES")
-    return measured or count(_carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
+    return measured or count(carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
 
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:
@@ -49,7 +49,8 @@ def count(carrier: str, cores: int, ranks_here: int) -> int:
     return max(1, min(most, each // 2))
 
 
-def _carrier() -> str:
+def carrier() -> str:
+    """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` where a cloud limits each connection."""
     if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
         return "rdma"
     return "limited" if nics.flow_limit(_devices(0))[1] else "tcp"
