@@ -204,6 +204,7 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
             p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
         }
     p->sliced = ucch_fused_sliced(p);
+    p->element = ucch_step_bytes((ucc_datatype_t)dtype, 1);
     return 0;
 }
 

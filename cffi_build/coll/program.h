@@ -76,6 +76,7 @@ struct ucch_program {
     size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
+    size_t element;          /* bytes of what it computes with */
     int furnished;           /* its messages have rings */
     int in_graph;            /* it is for graphs: kernels in the stream that is captured, and nothing else */
     double timeout;          /* of a persistent program's starts */

@@ -44,6 +44,7 @@ static int record(void *event, void *stream) {
 /* Launch the kernel that has been put together: channels count from there. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
+    if (q->p->in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
     int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
@@ -219,13 +220,16 @@ static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
 static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data, size_t bytes) {
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
+    int waits = !comes || !channel->by_flags;
     ucch_move m = {.src = comes ? channel->seen : data,
                    .dst = comes ? data : channel->seen,
-                   .wait = (comes ? channel->published : channel->consumed).seen,
+                   .wait = waits ? (comes ? channel->published : channel->consumed).seen : NULL,
                    .tell = (comes ? channel->consumed : channel->published).seen,
                    .least = comes ? 1u : 1u - UCCH_RING_SLOTS,
                    .value = ucch_channel_take(channel, 1),
-                   .kind = MOVE_COPY,
+                   .kind = !channel->by_flags ? MOVE_COPY
+                           : comes            ? MOVE_LL_RECEIVE
+                                              : MOVE_LL_SEND,
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
                    .slot = comes ? SLOT_SRC : SLOT_DST,
@@ -423,8 +427,9 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
                 status = step(&q, &p->steps[end]);
         if (!status) status = messages(&q, i, end);
     }
+    if (!status && graph) status = flush(&q);
     p->base[UCCH_TMP] = NULL;
-    return status ? status : graph ? flush(&q) : leave(&q);
+    return status || graph ? status : leave(&q);
 }
 
 /* All of a program's collectives, by the vendor's library alone, into one stream. */

@@ -30,14 +30,15 @@
 typedef struct counts {
     uint32_t arrived[UCCH_MOST_MOVES], in_graphs[UCCH_MOST_MOVES], joined[UCCH_MOST_COPIES * UCCH_RING_SLOTS];
     ucch_replayed replayed;
-    uint32_t steps[];
+    ucch_steps steps[];
 } counts;
 
 /* Counters of a lane: by slot, for the header and for the end. */
 #define MEETINGS 16
 
 static size_t counts_of(int size) {
-    return sizeof(counts) + (2 * UCCH_RINGS + UCCH_LANES * MEETINGS) * (size_t)size * sizeof(uint32_t);
+    return sizeof(counts) +
+           (2 * UCCH_RINGS * sizeof(ucch_steps) + UCCH_LANES * MEETINGS * sizeof(uint32_t)) * (size_t)size;
 }
 
 /* Lines of a part's header: counters of the channels to other ranks, and of those from other hosts; ends of calls; what
@@ -64,20 +65,26 @@ static size_t header_of(int size) {
     return (line_of(HEADER_END, size) * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
 
-/* Bytes of a ring's slots: wires carry shorter pieces at a time than devices of one host hand each other. */
+/* Whether devices pass a ring's data to each other by NCCL's LL protocol (kernels/ll.cuh). It takes twice the room, and
+ * finds no old flags: nothing else goes by such a ring, and the part of a communicator with graphs is never used again.
+ */
+static int by_flags(int ring, int by_wire) { return ring == SHORT_GRAPH_RING && !by_wire; }
+
+/* Bytes that a ring's slots hold: wires carry shorter pieces at a time than devices of one host hand each other. */
 static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
     size_t most[] = {
         [SHORT_RING] = SHORT_SLOT,       [MIDDLE_RING] = SHORTEST,     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
         [SHORT_GRAPH_RING] = SHORT_SLOT, [LONG_GRAPH_RING] = SHORTEST, [SHORT_LANE_RING] = SHORT_SLOT,
         [LONG_LANE_RING] = c->slot,      [MATCHED_LANE_RING] = c->slot};
-    return ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
+    size_t bytes = ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
+    return by_flags(ring, by_wire) ? bytes / 2 : bytes;
 }
 
 /* Bytes before the data of a slot. */
 static size_t before(int ring, int by_wire) { return by_wire || UCCH_BY_DEVICE(ring) ? UCCH_FLOW_HEADER : 0; }
 
 static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
-    return slot_of(c, ring, by_wire) + before(ring, by_wire);
+    return slot_of(c, ring, by_wire) * (by_flags(ring, by_wire) ? 2 : 1) + before(ring, by_wire);
 }
 
 static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
@@ -88,7 +95,7 @@ static size_t place_of(const ucch_channels *c, int other, int comes, int ring) {
     size_t at = 0, all = 0;
     for (int i = 0; i < UCCH_RINGS; i++) {
         at = i == ring ? all : at;
-        all += pages_of(UCCH_RING_SLOTS * (slot_of(c, i, 0) + UCCH_FLOW_HEADER));
+        all += pages_of(UCCH_RING_SLOTS * (stride_of(c, i, 0) + UCCH_FLOW_HEADER));
     }
     return header_of(c->size) + (2 * (size_t)other + (size_t)comes) * all + at;
 }
@@ -156,6 +163,7 @@ static ucch_channel channel(const ucch_channels *c, int peer, int comes, int rin
                           .ring = part->memory + place_of(c, other, wire && comes, ring) + before(ring, wire),
                           .slot = slot_of(c, ring, wire),
                           .stride = stride_of(c, ring, wire),
+                          .by_flags = by_flags(ring, wire),
                           .tainted = (uint64_t *)counter_at(part, from).at};
 }
 
@@ -320,7 +328,7 @@ static int count_from_zero(ucch_channels *c) {
     if (!all) return UCCH_FAIL_MEMORY;
     c->arrived = all->arrived;
     c->joined = all->joined;
-    c->meetings = all->steps + 2 * UCCH_RINGS * (size_t)c->size;
+    c->meetings = (unsigned *)(all->steps + 2 * UCCH_RINGS * (size_t)c->size);
     c->graphs = (ucch_graphs){.channels = c,
                               .words = (ucch_replays *)replays.at,
                               .seen = replays.seen,

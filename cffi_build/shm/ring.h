@@ -38,14 +38,14 @@ enum {
 typedef struct ucch_channel {
     ucch_counter published, consumed;
     char *ring, *seen;   /* by its address here, and the device's once it has been pinned */
-    size_t slot, stride; /* bytes of a slot, and from one to the next */
+    size_t slot, stride; /* bytes that a slot holds, and from one to the next */
+    int by_flags;        /* each word in it has a flag, by which its data comes and no counter */
     ucch_flow *flow;     /* that carries it between hosts; NULL: both ranks see it, or nothing has gone by it yet */
     uint64_t pieces;     /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
     uint64_t round;
     int lane;          /* that has moved its last pieces; 0: none has yet */
     uint64_t *tainted; /* by the rank that it comes from */
-    uint32_t
-        *steps; /* on the device: pieces of all calls in graphs that have ended; `pieces` are of one kernel there */
+    ucch_steps *steps; /* on the device, of calls in graphs; `pieces` are of one kernel there */
 } ucch_channel;
 
 /* Completion of a call: its counter and what that then has reached. */

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+import threading
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,11 @@ CASES = [
 ]
 
 
-#: All of a short call, for two types whose elements need another alignment.
-FUSED = [(lib.UCCH_FUSED, OPS["SUM"].code, DTYPES[name].code, 0) for name in ("float32", "int16")]
+#: All of a short call: for two types whose elements need another alignment, and where the order of operands counts.
+FUSED = [
+    (lib.UCCH_FUSED, OPS[op].code, DTYPES[name].code, 0)
+    for op, name in (("SUM", "float32"), ("SUM", "int16"), ("MAX", "float32"))
+]
 
 
 #: One side of a message in a lane.
@@ -204,6 +208,114 @@ def test_blocks_share_a_call(library: ctypes.CDLL, nth: int, dtype: str, count: 
         library.choose(0, 1)
         assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
         assert words.tolist() == [turn + 1, 5] and not arrived.any()
+
+
+class Flagged:
+    """A channel whose words have flags, in graphs: one rank's kernels send by it, the other's receive."""
+
+    def __init__(self, library: ctypes.CDLL, begun: int) -> None:
+        self.library, self.room = library, 4096
+        ring = np.full(8 * (64 + 2 * self.room) + 128, 0, np.uint8)
+        self.ring = ring[-ring.ctypes.data % 64 :]
+        self.words = ffi.new("unsigned[2]", [begun] * 2)  # published, consumed
+        self.steps = {comes: ffi.new("ucch_steps *", {"pieces": begun, "taken": begun}) for comes in (False, True)}
+        self.replays = {comes: ffi.new("ucch_replays *") for comes in (False, True)}
+        self.counts = {comes: ffi.new("ucch_replayed *") for comes in (False, True)}
+        self.arrived = ffi.new("unsigned[40]")
+
+    def run(
+        self, comes: bool, data: np.ndarray, count: int, hash_: int, blocks: list[int], kind: int = 0, own: int = 0
+    ) -> None:
+        """A side's kernel for so many bytes, block by block; ``kind``: how they are combined with ``own``."""
+        slots, there = ffi.cast("char *", self.ring.ctypes.data) + 64, ffi.cast("char *", data.ctypes.data)
+        move = {
+            "src": slots if comes else there, "dst": there if comes else slots,
+            "wait": ffi.NULL if comes else self.words + 1, "tell": self.words + comes,
+            "least": 0 if comes else 2**32 - 7,
+            "kind": kind or (lib.MOVE_LL_RECEIVE if comes else lib.MOVE_LL_SEND), "n": count,
+            "own": ffi.cast("void *", own), "steps": self.steps[comes],
+            "slot": lib.SLOT_SRC if comes else lib.SLOT_DST, "stride": 64 + 2 * self.room,
+        }  # fmt: skip
+        of = {
+            "n": 1, "arrived": self.arrived, "replays": self.replays[comes], "counts": self.counts[comes],
+            "hash": hash_, "each": [move],
+        }  # fmt: skip
+        for block in blocks:
+            self.library.choose(block, len(blocks))
+            call(self.library, len(CASES) + 2 * comes, ffi.new("ucch_moves *", of))  # of two texts, for two threads
+        self.library.choose(0, 1)
+
+    def slot(self, number: int) -> np.ndarray:
+        """The words of a piece's slot, of which the first four are its head."""
+        at = 32 + number % 8 * (64 + 2 * self.room)
+        return self.ring[at : at + 32 + 2 * self.room].view(np.uint64)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+@pytest.mark.parametrize("begun", [0, 2**32 - 9])
+def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None:
+    """Messages of any length and alignment through slots that others have used, until the numbers wrap around."""
+    rng, channel = np.random.default_rng(), Flagged(library, begun)
+    for turn in range(40):
+        count = int(rng.choice([1, 3, 4, 8, 63, 64, 65, 1000, 4096, int(rng.integers(1, 4097))]))
+        shift, where, hash_ = int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(1 << 63))
+        sent, into = rng.integers(0, 256, count + 9, np.uint8), np.full(count + 30, 77, np.uint8)
+        order = rng.permutation(blocks).tolist()
+        channel.run(False, sent[shift:], count, hash_, order)
+        channel.run(True, into[where:], count, hash_, order[::-1])
+        assert (into[where:][:count] == sent[shift:][:count]).all()
+        assert (into[:where] == 77).all() and (into[where + count :] == 77).all()
+        assert list(channel.words) == [(begun + turn + 1) % 2**32] * 2 and not any(channel.arrived)
+        for comes in (False, True):
+            replays = channel.replays[comes]
+            assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
+            assert channel.steps[comes].pieces == channel.words[0] and not channel.counts[comes].running
+        assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it looks once a round
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_sums_of_what_comes(library: ctypes.CDLL, blocks: int) -> None:
+    """What comes is the second operand or the first, and the result lies over the other or elsewhere."""
+    rng, channel = np.random.default_rng(), Flagged(library, 0)
+    for turn in range(30):
+        n, kind = int(rng.integers(1, 1001)), (lib.MOVE_LL_FIRST, lib.MOVE_LL_SECOND)[turn % 2]
+        theirs, mine = (rng.choice(np.array([0.0, -0.0, 1, -3, np.nan], np.float32), n + 3) for _ in range(2))
+        theirs, mine = theirs[int(rng.integers(4)) :][:n], mine[int(rng.integers(4)) :][:n]
+        one, other = (theirs, mine) if kind == lib.MOVE_LL_FIRST else (mine, theirs)
+        wanted = np.where(np.isnan(one) | (one > other), one, other)
+        channel.run(False, theirs, 4 * n, 5, rng.permutation(blocks).tolist())
+        into = mine if rng.integers(2) else np.full(n, 77, np.float32)
+        channel.run(True, into, 4 * n, 5, rng.permutation(blocks).tolist(), kind, mine.ctypes.data)
+        assert (into.view(np.uint32) == wanted.view(np.uint32)).all(), (turn, n)
+
+
+@pytest.mark.parametrize("way", ["another call", "shorter", "longer"])
+def test_words_of_another_call(library: ctypes.CDLL, way: str) -> None:
+    """A receiver says that what has come is not what it waits for, though some of that may never come."""
+    channel, data = Flagged(library, 0), np.zeros(4096, np.uint8)
+    channel.run(False, data, {"another call": 1000, "shorter": 8, "longer": 3000}[way], 5, [0])
+    channel.replays[True].stop.word = 1
+    channel.run(True, data, 1000, 6 if way == "another call" else 5, [0])
+    assert channel.replays[True].wrong.word == lib.REPLAY_DIFFERS
+
+
+def test_each_word_is_waited_for(library: ctypes.CDLL) -> None:
+    """Words come in any order, behind older ones of the slot: the receiver goes on when it has seen all of them."""
+    rng, count = np.random.default_rng(), 2000
+    for last in (0, 3, 4, 503, int(rng.integers(504))):
+        channel = Flagged(library, 0)
+        sent, into = rng.integers(0, 256, count, np.uint8), np.full(count, 77, np.uint8)
+        channel.run(False, sent, count, 5, [0])
+        slot = channel.slot(0)
+        words, slot[:504] = slot[:504].copy(), int(rng.integers(1 << 32)) | 7 << 32
+        receiver = threading.Thread(target=channel.run, args=(True, into, count, 5, [0]))
+        receiver.start()
+        for k in rng.permutation(504).tolist():
+            slot[k] = words[k] if k != last else slot[k]
+        assert receiver.is_alive() and channel.words[1] == 0
+        slot[last] = words[last]
+        receiver.join(60)
+        assert (into == sent).all() and channel.words[1] == 1 and channel.replays[True].wrong.word == 0
 
 
 class Lane:

@@ -2,6 +2,7 @@
  * the last to have done so tells other ranks. */
 #include "copies.cuh"
 #include "layout.h"
+#include "ll.cuh"
 #include "words.cuh"
 
 __device__ void combine(TO *dst, const FROM *src, unsigned n) {
@@ -18,56 +19,87 @@ __device__ void check(const ucch_moves &all, const ucch_move &m, const void *dat
     const volatile ucch_slot_header *h = header(data);
     if (h->hash != all.hash || h->bytes != m.n) PUT(&all.replays->wrong.word, REPLAY_DIFFERS);
 }
+/* What devices have counted of the channels of a graph's kernel, for each move, read at once: its piece's number, and
+ * how many of the channel's are known to have been taken out. */
+struct counted {
+    unsigned step[UCCH_MOST_MOVES], taken[UCCH_MOST_MOVES];
+};
+__device__ void count(const ucch_moves &all, counted &now) {
+    for (unsigned k = threadIdx.x; k < all.n; k += blockDim.x) {
+        const ucch_move &m = all.each[k];
+        now.step[k] = m.steps ? GET(&m.steps->pieces) + m.value : 0;
+        now.taken[k] = m.steps ? GET(&m.steps->taken) : 0;
+    }
+}
 /* A kernel of a graph begins: another that still runs has the same slots. Hosts look at these words and at nothing
  * else. */
 __device__ void enter(const ucch_moves &all) {
     if (atomicExch(&all.counts->running, 1)) PUT(&all.replays->wrong.word, REPLAY_OVERLAPS);
-    PUT(&all.replays->begun.word, all.counts->ended + 1);
+    PUT(&all.replays->begun.word, GET(&all.counts->ended) + 1);
 }
 /* The last block has done its part: the channels have carried so many pieces more. */
-__device__ void leave(const ucch_moves &all) {
+__device__ void leave(const ucch_moves &all, const counted &now, unsigned kernels) {
     for (unsigned k = 0; k < all.n; k++)
-        if (all.each[k].steps) ++*all.each[k].steps;
-    all.counts->running = 0;
-    PUT(&all.replays->ended.word, ++all.counts->ended);
+        if (all.each[k].steps) PUT(&all.each[k].steps->pieces, now.step[k] + 1);
+    PUT(&all.counts->running, 0);
+    PUT(&all.counts->ended, kernels);
+    PUT(&all.replays->ended.word, kernels);
+}
+/* Wait for what a move needs. What a graph sends looks at the other end's word once in a ring's round only: reading
+ * memory of the host takes as long as all else. */
+__device__ void await_move(const ucch_moves &all, const ucch_move &m, unsigned step, unsigned taken) {
+    if (!all.replays)
+        AWAIT(m.wait, m.least);
+    else if (m.kind != MOVE_LL_SEND)
+        AWAIT_UNLESS(m.wait, step + m.least, &all.replays->stop.word);
+    else if ((int)(taken - (step + m.least)) < 0)
+        PUT(&m.steps->taken, AWAIT_UNLESS(m.wait, step + m.least, &all.replays->stop.word));
+}
+/* Tell another rank that all blocks have done a move. One that brings its own flags is told of to hosts alone. */
+__device__ void tell(const ucch_moves &all, const ucch_move &m, unsigned k, unsigned step, void *dst) {
+    const bool flags = m.kind >= MOVE_LL_SEND;
+    if (gridDim.x > 1 && !flags) __threadfence_system();
+    if (gridDim.x > 1 && atomicInc(all.arrived + k, gridDim.x - 1) != gridDim.x - 1) return;
+    if (m.slot == SLOT_DST && !flags) {
+        volatile ucch_slot_header *h = header(dst);
+        h->hash = all.hash;
+        h->bytes = m.n;
+    }
+    if (!flags) __threadfence_system();
+    PUT(m.tell, m.steps ? step + 1 : m.value);
 }
 extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
+    __shared__ counted now;
     const bool first = blockIdx.x == 0 && threadIdx.x == 0;
-    if (all.replays && first) enter(all);
+    /* Beside what others count, so that nobody waits for either. */
+    if (all.replays && blockIdx.x == 0 && threadIdx.x == blockDim.x - 1) enter(all);
+    const unsigned kernels = all.replays ? GET(&all.counts->ended) + 1 : 0;
+    count(all, now);
+    __syncthreads();
     for (unsigned k = 0; k < all.n; k++) {
         const ucch_move m = all.each[k];
         const unsigned bytes = m.kind == MOVE_COMBINE ? m.n * (unsigned)sizeof(TO) : m.n;
         const unsigned from = edge(bytes, blockIdx.x), to = edge(bytes, blockIdx.x + 1);
-        const unsigned step = m.steps ? GET(m.steps) + m.value : 0;
+        const unsigned step = now.step[k];
         const unsigned long long at = (unsigned long long)(step % UCCH_RING_SLOTS) * m.stride;
         char *dst = (char *)m.dst + (m.slot == SLOT_DST ? at : 0);
         const char *src = (const char *)m.src + (m.slot == SLOT_SRC ? at : 0);
-        if (m.wait && threadIdx.x == 0) {
-            if (all.replays)
-                AWAIT_UNLESS(m.wait, step + m.least, &all.replays->stop.word);
-            else
-                AWAIT(m.wait, m.least);
-        }
+        if (m.wait && threadIdx.x == 0) await_move(all, m, step, now.taken[k]);
         __syncthreads();
-        if (first && m.slot == SLOT_SRC) check(all, m, src);
+        if (first && m.kind == MOVE_COPY && m.slot == SLOT_SRC) check(all, m, src);
         if (m.kind == MOVE_COPY)
             copy_bytes(dst + from, src + from, to - from);
         else if (m.kind == MOVE_COMBINE)
             combine((TO *)(dst + from), (const FROM *)(src + from), (to - from) / sizeof(TO));
+        else if (m.kind >= MOVE_LL_SEND)
+            ll_move({m.kind == MOVE_LL_SEND ? (char *)src : dst, m.kind == MOVE_LL_SEND ? dst : (char *)src,
+                     (const char *)m.own, m.kind, from, to, m.n, step + 1, all.hash},
+                    all.replays);
         DONE();
         __syncthreads();
-        if (m.tell && threadIdx.x == 0) {
-            if (gridDim.x > 1) __threadfence_system();
-            if (gridDim.x == 1 || atomicInc(all.arrived + k, gridDim.x - 1) == gridDim.x - 1) {
-                if (m.slot == SLOT_DST) {
-                    volatile ucch_slot_header *h = header(dst);
-                    h->hash = all.hash;
-                    h->bytes = m.n;
-                }
-                __threadfence_system();
-                PUT(m.tell, m.steps ? step + 1 : m.value);
-            }
-        }
+        if (m.tell && threadIdx.x == 0) tell(all, m, k, step, dst);
     }
-    if (all.replays && threadIdx.x == 0 && atomicInc(all.counts->blocks, gridDim.x - 1) == gridDim.x - 1) leave(all);
+    if (all.replays && threadIdx.x == 0 &&
+        (gridDim.x == 1 || atomicInc(all.counts->blocks, gridDim.x - 1) == gridDim.x - 1))
+        leave(all, now, kernels);
 }

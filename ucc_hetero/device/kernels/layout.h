@@ -9,6 +9,8 @@
 #define UCCH_MOST_MOVES 40
 /* Pieces that lie in a ring between two ranks at a time. */
 #define UCCH_RING_SLOTS 8
+/* Words of eight bytes before the data of a slot whose words have flags (ll.cuh): hash of the call, length, nothing. */
+#define UCCH_LL_HEAD 4
 /* Messages of one kernel between hosts, at most. */
 #define UCCH_MOST_COPIES 48
 
@@ -79,6 +81,12 @@ typedef struct ucch_replayed {
     unsigned ended, running, blocks[2];
 } ucch_replayed;
 
+/* What a device counts of a channel of calls in graphs: the pieces that have gone by it when a kernel begins, and how
+ * many of those that were sent the other end is known to have taken out. */
+typedef struct ucch_steps {
+    unsigned pieces, taken;
+} ucch_steps;
+
 /* Entry of a fused kernel: wait for a word, move data, write a word. In a graph `steps`, on the device, counts the
  * pieces that have gone by a channel when the kernel begins, and this is one more of them, number `value` of its own:
  * what it waits for is `least` from there, and its slot is one of those at src or dst (`slot`), `stride` apart. */
@@ -87,8 +95,9 @@ typedef struct ucch_move {
     void *dst;
     unsigned *wait, *tell;
     unsigned least, value, kind, n; /* bytes to copy, elements to combine */
-    unsigned *steps;
+    ucch_steps *steps;
     unsigned slot, stride;
+    const void *own; /* what is combined with data that comes, to dst */
 } ucch_move;
 
 /* Arguments of a fused kernel. */
@@ -128,7 +137,9 @@ typedef struct ucch_pieces {
  */
 enum { LANE_RECEIVES = 1, LANE_HEAD = 2, LANE_LAST = 4, LANE_LOSES = 8 };
 enum { LANE_WELL, LANE_STOPPED, LANE_TOO_LONG, LANE_OTHER_TAG };
-enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE };
+/* From LL_SEND on they bring data to a slot, and take it out, by NCCL's LL protocol (ll.cuh); the last two combine it
+ * with what is here, as its second operand or its first. */
+enum { MOVE_NOTHING, MOVE_COPY, MOVE_COMBINE, MOVE_LL_SEND, MOVE_LL_RECEIVE, MOVE_LL_SECOND, MOVE_LL_FIRST };
 enum { SLOT_NONE, SLOT_SRC, SLOT_DST };
 enum { REPLAY_DIFFERS = 1, REPLAY_OVERLAPS };
 
@@ -136,8 +147,8 @@ static_assert(sizeof(ucch_lane_line) == 64, "lines of messages lie in lines");
 static_assert(sizeof(ucch_lane_copy) == 136, "one layout for C and kernels");
 static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
-static_assert(sizeof(ucch_move) == 64, "one layout for C and kernels");
-static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 64, "one layout for C and kernels");
+static_assert(sizeof(ucch_move) == 72, "one layout for C and kernels");
+static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 72, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copy) == 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copies) == 24 + UCCH_MOST_COPIES * 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_piece) == 32, "one layout for C and kernels");

@@ -51,11 +51,14 @@ __device__ void AWAIT(unsigned *word, unsigned long long n) {
         NAP();
     __threadfence_system();
 }
-/* The same, unless another word is 1 and not 0: nothing will come. Both are read at a time, and one comparison does. */
-__device__ void AWAIT_UNLESS(unsigned *word, unsigned n, unsigned *stop) {
-    while ((int)((GET(word) - n) & (GET(stop) - 1)) < 0)
+/* The same, unless another word is 1 and not 0: nothing will come. Both are read at a time, and one comparison does.
+ * What the word was then. */
+__device__ unsigned AWAIT_UNLESS(unsigned *word, unsigned n, unsigned *stop) {
+    unsigned found;
+    while ((int)(((found = GET(word)) - n) & (GET(stop) - 1)) < 0)
         NAP();
     __threadfence_system();
+    return found;
 }
 __device__ void POST(unsigned *word, unsigned long long n) {
     __threadfence_system();
