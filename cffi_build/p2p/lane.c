@@ -217,8 +217,10 @@ static int queue_ready(ucch_lane *l, ucch_letter *m) {
     return status ? status : queue_pieces(l, m);
 }
 
-/* The host's part of a message to its memory: as above. */
+/* The host's part of a message to its memory: as above. It takes nothing before the stream has taken all of the message
+ * before: one word says how far both are. */
 static int take_pieces(ucch_lane *l, ucch_letter *m) {
+    if (!ucch_reached(l->longs->consumed.at, m->base + m->done)) return 0;
     uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
     for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
         uint64_t at = m->done * piece, left = m->bytes - at;
