@@ -74,7 +74,7 @@ from arrays import Array
 from ucc_hetero import Communicator
 from ucc_hetero.transport import bounce
 staged, plain = [], bounce.Bounce.memory_for
-bounce.Bounce.memory_for = lambda self, original: staged.append(original.nbytes) or plain(self, original)
+bounce.Bounce.memory_for = lambda self, original, **how: staged.append(original.nbytes) or plain(self, original, **how)
 with Communicator() as comm:
     for n in (1 << 8, 1 << 12, 1 << 14):
         x = Array(n).set(np.arange(n) if comm.rank == 0 else -1)

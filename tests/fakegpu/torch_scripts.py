@@ -172,6 +172,33 @@ dist.destroy_process_group()
 print("right", flush=True)
 """
 
+#: Rank 1 dies; the others learn it from messages that look like those before.
+DEATH = COMMON
+DEATH += """
+sent, got = gpu.empty(100), gpu.empty(100)
+for step in range(5):
+    exchange(sent, got, step)
+    right_value(got, step)
+assert lanes or sum(repeated) >= 2
+dist.barrier()
+if r == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+said = []
+while not said:
+    try:
+        for work in batch(("from", got, 1, 0)):
+            work.wait()
+        while not work.is_completed():
+            time.sleep(1e-3)
+        if work.exception() is not None:
+            raise work.exception()
+        dist.all_reduce(torch.ones(1))
+    except dist.DistBackendError as error:
+        said.append(str(error))
+print("told:", said, flush=True)
+os._exit(0)
+"""
+
 #: A tensor is its send's until that was waited for, and no longer: what the stream does then does not change it.
 REFILLED = COMMON
 REFILLED += """
