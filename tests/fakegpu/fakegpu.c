@@ -14,12 +14,11 @@
  *
  * FAKEGPU_DEVICES: how many devices (4). FAKEGPU_DELAY_US: least time of a copy or kernel, which takes up to twice that
  * (1000). FAKEGPU_NO_FLAGS: streams cannot wait for memory. FAKEGPU_CONNECTIONS: so many queues, whatever the runtime
- * was told (0: one for every stream). FAKEGPU_ROOM_MB: how much memory of a device is said to be free (4096), whatever
- * is allocated. FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI: the devices are
- * linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version to be (6).
- * FAKEGPU_AHEAD: how much a stream may have to do
- * before whoever gives it more waits, and with him all who call the driver (0: no limit). FAKEGPU_LAZY: kernels are
- * loaded at their first launch, which waits until the device has nothing to do, and with it all who call the driver. */
+ * was told (0: one for every stream). FAKEGPU_NO_PEERS: no process can open another one's device memory. FAKEGPU_XGMI:
+ * the devices are linked. FAKEGPU_PINNED_MB: how much memory of the host's they see at most. FAKEGPU_HIP: the version
+ * to be (6). FAKEGPU_AHEAD: how much a stream may have to do before whoever gives it more waits, and with him all who
+ * call the driver (0: no limit). FAKEGPU_LAZY: kernels are loaded at their first launch, which waits until the device
+ * has nothing to do, and with it all who call the driver. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -92,7 +91,7 @@ typedef struct stream {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams, *default_stream;
 static queue *engines[2]; /* copies from the host, and to it */
-static int misuses, started, open_streams, most_queues, given, holds, closing;
+static int misuses, started, open_streams, most_queues, given, closing;
 /* Settings in constant use: the boards of this process's devices, a copy's least time, and a stream's work. */
 static int chosen[MOST_DEVICES], devices, least_us = 1000, most_ahead, lazy;
 static _Thread_local int current = -1;
@@ -162,7 +161,7 @@ static int live(const void *address) {
 }
 
 static int memory_left(size_t *room, size_t *all) {
-    *room = *all = (size_t)setting("FAKEGPU_ROOM_MB", 4096) << 20;
+    *room = *all = (size_t)4096 << 20;
     return OK;
 }
 
@@ -316,7 +315,6 @@ static int query(event *e) {
 static int flag_work(void *handle, void *word, uint32_t value, int kind) {
     if (setting("FAKEGPU_NO_FLAGS", 0)) return NOT_SUPPORTED;
     if (HIP && (kind == HOLD ? kind_of(word) != SIGNAL_MEMORY : kind_of(word) < 0)) return INVALID_VALUE;
-    if (kind == HOLD) __atomic_add_fetch(&holds, 1, __ATOMIC_RELAXED);
     return submit(handle, (work){.kind = kind, .dst = word, .ticket = value});
 }
 
@@ -363,8 +361,6 @@ int fakegpu_misuses(void) {
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
 
 int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
-
-int fakegpu_holds(void) { return __atomic_load_n(&holds, __ATOMIC_RELAXED); }
 
 /* Calls that give another process's memory back, and wait for the device. */
 int fakegpu_closing(void) { return __atomic_load_n(&closing, __ATOMIC_RELAXED); }

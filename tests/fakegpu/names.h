@@ -267,7 +267,6 @@ int hipGraphLaunch(void *exec, void *s) { return launch_graph(exec, s); }
 int hipGraphExecDestroy(void *exec) { return drop_graph(exec); }
 int hipGraphDestroy(void *graph) { return drop_graph(graph); }
 
-/* The numbers of multiprocessors, and of the threads that one holds. */
 /* The image is not copied. */
 int hipModuleLoadData(void **module, const void *image) {
     if (current < 0) current = 0;

@@ -6,6 +6,7 @@ overwritten once it was waited for: a stream that waits for too little gives wro
 
 import os
 import random
+from datetime import timedelta
 
 import torch_device as gpu
 from mpi4py import MPI
@@ -125,7 +126,22 @@ if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
     with torch.cuda.stream(other):
         captured(other, gpu.empty(500))
 
-# An abort lets a stream go that waits for a message which nobody sends; elsewhere hosts wait for messages.
+if "QUEUED" in os.environ:  # elsewhere hosts wait for messages, and no stream goes on without their data
+    brief = dist.new_group(timeout=timedelta(seconds=2))
+    earlier = dist.all_reduce(small[0], group=brief, async_op=True)
+    if R == 0:  # nobody sends it: that is told by whatever is waited for next
+        into = gpu.empty(100)
+        dist.irecv(into, 1, group=brief).wait()
+        gpu.state.current.synchronize()
+        try:
+            earlier.wait()
+        except dist.DistBackendError as error:
+            assert "from rank 1" in str(error), error
+        else:
+            raise AssertionError("garbage was taken for data")
+    MPI.COMM_WORLD.Barrier()
+
+# An abort lets a stream go that waits for a message which nobody sends.
 if R == 0 and "QUEUED" in os.environ:
     into = gpu.empty(100)
     dist.irecv(into, 1).wait()

@@ -21,8 +21,8 @@ from ucc_hetero.bootstrap.agreement import (
     judge_contexts,
 )
 from ucc_hetero.bootstrap.process import Job, Process
-from ucc_hetero.bootstrap.teams import Teams
-from ucc_hetero.errors import AgreementError, CollectiveError, DeviceError, LibraryError, PeerError
+from ucc_hetero.bootstrap.teams import MOST_SPARE, Teams
+from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi
@@ -183,6 +183,21 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     assert not [note for note in notes if note[0] == "met"]
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    def late(*_: object) -> None:
+        raise CollectiveTimeout("not finished")
+
+    context = SimpleNamespace(team=(lambda *_: None) if joined else late)
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=context, spoilt=False)
+    found = Teams(job, [10, 11], 1, 1, 5.0)
+    monkeypatch.setattr(found, "_canary", late)
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
+        found.get((0, 1), "bridge")
+    assert job.spoilt
+
+
 def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
     asked: list[Any] = []
@@ -235,6 +250,24 @@ def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left:
     assert Teams(job, [2, 0, 1], 0, 5, 5.0, b"five", [b"one"]).get((0, 1, 2), "native") is team
 
 
+def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
+    """And all that hold memory of a device."""
+    job, closed = left
+    for number in range(MOST_SPARE + 2):
+        made = Teams(job, [0, 1], 0, number, 5.0, bytes([number]))
+        made.get((0, 1), "native")
+        made.get((0, 1), "bridge")
+        made.close()
+    assert not closed, "that takes a turn"
+    job.drop_spare(5.0, MOST_SPARE)
+    assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
+    job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
+    made = Teams(job, [0, 1], 0, 70, 5.0, b"one")
+    made.get((0, 1), "native")
+    made.close()
+    assert closed[4:] == [(70, (0, 1), "native")]
+
+
 def test_nobody_begins_where_a_rank_has_no_memory(
     teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +283,14 @@ def test_nobody_begins_where_a_rank_has_no_memory(
         made.prepare([step("native", (0, 1))], int(MemType.CUDA))
     monkeypatch.setattr(made, "_all_ready", lambda places, ready: True)
     made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+
+
+@pytest.mark.parametrize("memory", [None, int(MemType.HOST), int(MemType.ROCM)])
+def test_others_need_not(teams: tuple[Teams, list[Any]], memory: int | None) -> None:
+    """Calls on several communicators may then be made in an order of each rank's own."""
+    made, notes = teams
+    made.prepare([step("native", (0, 1, 2, 3))], memory)
+    assert [note[0] for note in notes] == ["get"]
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -14,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 import torch.distributed as dist
 
 from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.errors import PeerError
+from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
 
 SIZE = 4
@@ -66,6 +66,25 @@ def test_the_first_to_tell_of_a_death_is_right(comms: list[StoreComm]) -> None:
     made = on_ranks(comms, StoreComm.Shrink)
     assert [each.Get_size() for each in made[2:]] == [2, 2]
     assert all(isinstance(each, PeerError) for each in made[:2])
+
+
+def test_whoever_lives_is_waited_for(comms: list[StoreComm]) -> None:
+    for comm in comms:
+        comm.seconds = 1.0
+    for failure in on_ranks(comms[:3], StoreComm.Shrink):
+        assert isinstance(failure, CollectiveTimeout) and "rank(s) [3]" in str(failure)
+
+
+def test_agreement(comms: list[StoreComm]) -> None:
+    flags = iter([0b111, 0b101, 0b110, 0b100])
+    for comm in comms:
+        comm.flag = next(flags)  # type: ignore[attr-defined]
+    assert on_ranks(comms, lambda comm: comm.Agree(comm.flag)) == [0b100] * 4
+    comms[1].watch(lambda: [0])
+    assert all(isinstance(each, PeerError) for each in on_ranks(comms[1:], lambda comm: comm.Agree(1)))
+    assert on_ranks(comms[1:], StoreComm.Ack_failed) == [1] * 3
+    assert on_ranks(comms[1:], lambda comm: comm.Agree(comm.flag)) == [0b100] * 3
+    assert comms[1].Get_failed().ranks == (0,)
 
 
 def test_exchanges_take_no_room_in_the_store(comms: list[StoreComm]) -> None:
