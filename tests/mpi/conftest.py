@@ -1,7 +1,12 @@
-"""Marks of all tests here: they start ranks, and those of the PyTorch backend need torch."""
+"""Marks of all tests here, which start ranks, and torchrun: those of the PyTorch backend need torch."""
 
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,3 +20,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mpi)
             if item.path.name.startswith("test_torch_"):
                 item.add_marker(TORCH)
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Call as ``torchrun(script, args, *options, **env)``: what two ranks print that torchrun has started."""
+
+    def run(script: Path, args: list[str], *options: str, **env: str) -> str:
+        python = pythons.of(request.path, env)
+        program = [*pythons.of(request.path, {}), str(Path(sys.executable).with_name("torchrun"))]
+        command = [*program, "--standalone", "--nproc-per-node", "2"]
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        job = subprocess.run(
+            [*command, *options, "--no-python", *python, str(script), *args],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env},
+            cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert job.returncode == 0, job.stderr
+        return job.stdout
+
+    return run

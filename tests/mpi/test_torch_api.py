@@ -1,9 +1,6 @@
 """The PyTorch backend: every method through torch.distributed, on one vendor and on two."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,17 @@ def cases(*scripts: str) -> list[str]:
     return [name for each in scripts for name in re.findall(r"^@case\ndef (\w+)", (HERE / each).read_text(), re.M)]
 
 
+#: These have torch load its compiler, which takes seconds of every rank.
+COMPILED = ["functional", "compiled"]
+
+
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])
 def test_every_method(crew, n: int, emulate: str) -> None:
-    names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py", "torch_short.py")
-    if emulate:  # once is enough of what has torch load its compiler, which takes seconds of every rank
-        names = [name for name in names if name not in ("compiled", "functional")]
+    """All on two vendors; of one, whose calls are one step each, what makes them again in C."""
+    names = COMPILED + cases("torch_short.py")
+    if emulate:
+        names = cases("torch_calls.py", "torch_collectives.py", "torch_profile.py", "torch_short.py")
+        names = [name for name in names if name not in COMPILED]
     job = crew(HERE / "torch_api.py", n, args=names, layout=emulate, timeout=160)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
@@ -78,17 +81,11 @@ def test_scripts_for_torchrun_run_unchanged(mpirun, name: str) -> None:
     assert job.said("fine") == 2
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_torchrun(torchrun) -> None:
     """Without MPI: the ranks find each other through torch's store."""
     names = ["futures", "groups", "failures", "all_reduce", "messages"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "UCCH_EMULATE": "nvidia:1,amd:1", "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(
-        [*command, str(HERE / "torch_api.py"), *names],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert job.returncode == 0, job.stderr
-    assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
+    said = torchrun(HERE / "torch_api.py", names, UCCH_EMULATE="nvidia:1,amd:1")
+    assert re.findall(r"^ok (\w+)", said, re.M) == names
 
 
 RESTARTED = """
@@ -108,16 +105,8 @@ if dist.get_rank() == 1:
 """
 
 
-def test_torchrun_starts_failed_ranks_again(tmp_path: Path) -> None:
+def test_torchrun_starts_failed_ranks_again(torchrun, tmp_path: Path) -> None:
     """The second time around the ranks must not find what the first ones left in the store."""
     script = tmp_path / "restarted.py"
     script.write_text(RESTARTED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    job = subprocess.run(
-        [*command, "--max-restarts", "1", str(script)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("[4.0, 4.0, 4.0]") == 2
+    assert torchrun(script, [], "--max-restarts", "1").count("[4.0, 4.0, 4.0]") == 2

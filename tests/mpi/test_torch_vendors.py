@@ -1,9 +1,6 @@
 """Groups of one vendor's devices are torch's own: Gloo stands for an emulated vendor's backend, on host memory."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,18 +97,11 @@ dist.destroy_process_group()
 """
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_torchrun(torchrun, tmp_path: Path) -> None:
     """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
     script, settings = tmp_path / "script.py", {"UCCH_TORCH_REPLACE": "gloo", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     script.write_text(SCRIPT.format(here=str(HERE)))
-    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "UCCH_EMULATE": "amd:2", **settings},
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("fine") == 2
+    assert torchrun(script, [], UCCH_EMULATE="amd:2", **settings).count("fine") == 2
 
 
 @pytest.mark.parametrize(

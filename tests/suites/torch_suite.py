@@ -65,7 +65,7 @@ def exceptions(page: str) -> dict[str, str]:
 class Job:
     """Ranks that run methods one after the other, until all are done or one has failed."""
 
-    def __init__(self, way: Way, methods: Sequence[str], ranks: int, folder: Path) -> None:
+    def __init__(self, way: Way, methods: Sequence[str], ranks: int, folder: Path, python: Sequence[str]) -> None:
         self.methods, self.ranks, self.folder = methods, ranks, folder
         (folder / "barrier").mkdir()
         (folder / "test_dir").mkdir()
@@ -74,7 +74,7 @@ class Job:
         program = find_mpirun()
         if program is None:
             sys.exit("no mpirun: install the extra 'mpi', or an MPI")
-        command = [*mpi_command(program, ranks), sys.executable, str(HERE / "torch_ranks.py"), way.backend, str(folder)]
+        command = [*mpi_command(program, ranks), *python, str(HERE / "torch_ranks.py"), way.backend, str(folder)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, start_new_session=True,
             env=mpi_environment(program) | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | way.environment,
@@ -122,15 +122,17 @@ class Job:
         return found
 
 
-def run_all(way: Way, methods: Sequence[str], ranks: int) -> dict[str, Result]:
-    """Every method's result, in as many jobs as it takes."""
+def run_all(
+    way: Way, methods: Sequence[str], ranks: int, python: Sequence[str] = (sys.executable,)
+) -> dict[str, Result]:
+    """Every method's result, in as many jobs as it takes. ``python``: words that start it."""
     found: dict[str, Result] = {}
     left = list(methods)
     for _ in range(MOST_JOBS):
         if not left:
             return found
         with tempfile.TemporaryDirectory(prefix="ucch-torch-") as folder:
-            job = Job(way, left, ranks, Path(folder))
+            job = Job(way, left, ranks, Path(folder), python)
             new = job.results(job.run())
             if not new:
                 sys.exit(f"{ranks} ranks did not start:\n{(Path(folder) / 'output').read_text()[-3000:]}")
