@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: The folders and modules of ucc_hetero, lowest first. A module imports from its own folder and from lower rows only.
 ROWS = (
-    {"_version", "env", "errors", "installed", "log", "stdio", "types", "machine", "_native"},
+    {"_version", "docstrings", "env", "errors", "installed", "log", "stdio", "types", "machine", "_native"},
     {"planner", "buffers", "native"},
     {"trace", "device", "bindings"},
     {"transport"},
@@ -29,7 +29,7 @@ LAYERS = {name: height for height, row in enumerate(ROWS) for name in row}
 VOCABULARY = ROWS[0]
 
 #: The planner computes; it neither communicates nor touches devices. Of the machine it has the vendors' rows.
-PURE = {"_version", "env", "errors", "installed", "log", "machine", "types", "planner"}
+PURE = {"_version", "docstrings", "env", "errors", "installed", "log", "machine", "types", "planner"}
 IMPURE = {"cffi", "ctypes", "cupy", "mpi4py", "torch"}
 
 #: Where a vendor's words may appear (outside comments and docstrings), and why.

@@ -20,6 +20,7 @@ from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
+from ..docstrings import forms
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
@@ -54,6 +55,7 @@ class _Freed:
         raise ValueError("this communicator has been freed")
 
 
+@forms
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
@@ -185,11 +187,19 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     def Get_rank(self) -> int:
-        """Return this process's rank."""
+        """Give this process's rank.
+
+        Returns:
+            A number from 0 on.
+        """
         return self.rank
 
     def Get_size(self) -> int:
-        """Return the number of ranks."""
+        """Give the number of ranks.
+
+        Returns:
+            1 or more.
+        """
         return self.size
 
     @property
@@ -214,12 +224,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         return self._run.topology
 
     def plan_summary(self) -> str:
-        """Describe the islands and the plans used so far, one line per kind of call.
+        """Describe the islands and the plans used so far.
 
         Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
         ``queued`` where devices do such calls without the host, or ``by way of the host`` where they go through its
         memory (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
         between devices of several islands the rings that this rank has for that, or why there are none.
+
+        Returns:
+            Text of a line per island and kind of call.
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
         members = self._run.members

@@ -32,11 +32,19 @@ class FaultMethods(ABC):
         self._recovery.revoke()
 
     def Is_revoked(self) -> bool:
-        """Return True if the communicator has been revoked, as far as this rank has heard."""
+        """Tell if the communicator has been revoked.
+
+        Returns:
+            True if this rank has heard so.
+        """
         return self._recovery.revoked()
 
     def Get_failed(self) -> Any:
-        """The group of ranks that have died, as far as this rank knows (``MPI.Group``)."""
+        """Tell which ranks have died.
+
+        Returns:
+            ``MPI.Group`` of those that this rank knows of.
+        """
         self._recovery.revoked()  # MPI hears of deaths in calls that make progress
         return self._mpi.Get_failed()
 
@@ -67,10 +75,13 @@ class FaultMethods(ABC):
         return self._recovery.agree(flag)
 
     def Shrink(self: _Self) -> _Self:
-        """A new communicator of the ranks that live, in the same order; collective among them.
+        """Go on with the ranks that live; collective among them.
 
         Revokes this one, so that ranks which wait in a call of it come as well. It is to be freed when convenient,
         which waits for nobody.
+
+        Returns:
+            A new communicator of them, in the same order.
         """
         return self._recovery.shrink(type(self)._adopt)
 

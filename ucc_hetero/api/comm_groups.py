@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely, timely
 from ..calls.dispatch import Runner
+from ..docstrings import forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")
 
 
+@forms
 class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 

@@ -8,8 +8,10 @@ from typing import Any
 from ..calls.neighbours import Neighbourhood
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
+from ..docstrings import forms
 
 
+@forms
 class NeighbourMethods(ABC):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 

@@ -11,8 +11,10 @@ from ..calls.partitioned import PartitionedRequest, Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.probe import Message, mprobe, probe
 from ..calls.request import Request, finished
+from ..docstrings import forms
 
 
+@forms
 class MessageMethods(ABC):
     """Sends, receives and probes. A receive takes any ``source`` and ``tag`` unless they are given.
 
@@ -208,7 +210,10 @@ class MessageMethods(ABC):
         return self.Send_init(buf, dest, tag)
 
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
-        """Set up a ``Bsend`` that can be started many times; each start copies what the buffer then holds."""
+        """Set up :meth:`Bsend`, with its arguments; return a request that can be started many times.
+
+        Each start copies what the buffer then holds.
+        """
         return self._messages.persistent(self._messages.outgoing(buf, dest, tag, copy=True), copy=True)
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
@@ -253,13 +258,24 @@ class MessageMethods(ABC):
     # --- memory for buffered sends, which need none -------------------------------------------------------------------
 
     def Attach_buffer(self, buf: Any) -> None:
-        """Keep a buffer until ``Detach_buffer`` returns it; buffered sends have memory of their own."""
+        """Keep a buffer until :meth:`Detach_buffer` returns it; buffered sends have memory of their own.
+
+        Args:
+            buf: Any object.
+
+        Raises:
+            ValueError: A buffer is attached already.
+        """
         if self._attached is not None:
             raise ValueError(f"rank {self._messages.rank}: a buffer is attached already; Detach_buffer first")
         self._attached = buf
 
     def Detach_buffer(self) -> Any:
-        """Return the attached buffer, or None. Messages that were sent do not need it."""
+        """Give back the attached buffer. Messages that were sent do not need it.
+
+        Returns:
+            The buffer, or None.
+        """
         buf, self._attached = self._attached, None
         return buf
 
@@ -268,19 +284,26 @@ class MessageMethods(ABC):
         self._messages.usable()
 
     def Iflush_buffer(self) -> Request:
-        """``Flush_buffer`` as a request, which has finished."""
+        """:meth:`Flush_buffer` as a request.
+
+        Returns:
+            A request that has finished.
+        """
         self._messages.usable()
         return finished()
 
     # --- probes -------------------------------------------------------------------------------------------------------
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Wait for a message without receiving it, then return True.
+        """Wait for a message without receiving it.
 
         Args:
             source: Rank; any if None.
             tag: Any if None.
             status: ``MPI.Status`` to be filled with its source, tag and length.
+
+        Returns:
+            True.
 
         Raises:
             CollectiveTimeout, PeerError: No message came within ``UCCH_TIMEOUT`` seconds, or its sender died.
@@ -289,11 +312,15 @@ class MessageMethods(ABC):
         return True
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        """Return True if a message has arrived; arguments as in :meth:`Probe`."""
+        """Do as :meth:`Probe`, with its arguments, without waiting.
+
+        Returns:
+            True if a message has arrived.
+        """
         return probe(self._messages, *self._wild(source, tag), status, remove=False) is not None
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message:
-        """Wait for a message and take it out; arguments and errors as in :meth:`Probe`.
+        """Do as :meth:`Probe`, with its arguments, and take the message out.
 
         Returns:
             The :class:`Message`, which alone can receive it.
@@ -301,7 +328,7 @@ class MessageMethods(ABC):
         return mprobe(self._messages, *self._wild(source, tag), status, remove=True)
 
     def Improbe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> Message | None:
-        """Take out a message that has arrived; arguments as in :meth:`Probe`.
+        """Do as :meth:`Mprobe`, with its arguments, without waiting.
 
         Returns:
             The :class:`Message`, which alone can receive it, or None.

@@ -22,7 +22,16 @@ def _text(value: _Word) -> str:
 
 
 class Store:
-    """The store at an address, with the methods of torch's that ranks meet by; from any thread."""
+    """The store at an address, with the methods of torch's that ranks meet by; from any thread.
+
+    Args:
+        address: ``tcp://host:port`` or ``unix:///path`` of a :class:`StoreServer`.
+        secret: That of the server.
+        timeout: Seconds in which it must be connected with.
+
+    Raises:
+        OSError: There is no server, or its secret is another one. All methods raise it once the server is gone.
+    """
 
     def __init__(self, address: str, secret: bytes, timeout: float = 30.0) -> None:
         sock, self._asking = call(address, timeout), threading.Lock()
@@ -43,30 +52,79 @@ class Store:
         return found["answer"]
 
     def set(self, key: str, value: _Word) -> None:
-        """Give a key a value."""
+        """Give a key a value.
+
+        Args:
+            key: Text.
+            value: Bytes or text.
+        """
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        """The value of a key; ``KeyError`` without one."""
+        """Read the value of a key.
+
+        Args:
+            key: Text.
+
+        Returns:
+            The value, as bytes.
+
+        Raises:
+            KeyError: It has none.
+        """
         found = self._ask("get", key)
         if found is None:
             raise KeyError(key)
         return str(found).encode("latin-1")
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these have values."""
+        """Tell if keys have values.
+
+        Args:
+            keys: Texts.
+
+        Returns:
+            True if all of them have.
+        """
         return bool(self._ask("check", *keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key has, 0 at first; the sum."""
+        """Add to the number that a key has, 0 at first.
+
+        Args:
+            key: Text.
+            amount: What to add; 0 reads it.
+
+        Returns:
+            The sum.
+
+        Raises:
+            ValueError: The key's value is no number.
+        """
         return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: _Word, desired: _Word) -> bytes:
-        """Replace the value ``expected`` (empty: none) by another one; the value that the key has then."""
+        """Replace the value of a key if it is the expected one.
+
+        Args:
+            key: Text.
+            expected: Value that the key has; empty for none.
+            desired: Value that it is to have.
+
+        Returns:
+            The value that it has then.
+        """
         return str(self._ask("compare_set", key, _text(expected), _text(desired))).encode("latin-1")
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key and its value; whether there was one."""
+        """Forget a key and its value.
+
+        Args:
+            key: Text.
+
+        Returns:
+            True if there was one.
+        """
         return bool(self._ask("delete_key", key))
 
     def close(self) -> None:
@@ -79,7 +137,16 @@ class Store:
 
 
 class StoreServer:
-    """A store that this process serves at ``address`` (``tcp://host:port`` or ``unix:///path``) until it is closed."""
+    """A store that this process serves until it is closed.
+
+    Args:
+        address: ``tcp://host:port``, with port 0 for a free one, or ``unix:///path``.
+        secret: At least 16 bytes that all who connect must know.
+
+    Raises:
+        ValueError: The secret is too short.
+        OSError: The address cannot be had.
+    """
 
     def __init__(self, address: str, secret: bytes) -> None:
         if not isinstance(secret, bytes) or len(secret) < 16:

@@ -149,19 +149,51 @@ class PartitionedRequest(PersistentRequest, ABC):
         return found
 
     def Pready(self, partition: int) -> None:
-        """Send a partition; sends only."""
+        """Send a partition.
+
+        Args:
+            partition: Its number, from 0 on.
+
+        Raises:
+            TypeError, ValueError: There is no such partition, it was sent already, or this is a receive.
+        """
         self.Pready_list([partition])
 
     def Pready_range(self, partition_low: int, partition_high: int) -> None:
-        """Send partitions; the last one, too."""
+        """Send partitions.
+
+        Args:
+            partition_low: Number of the first.
+            partition_high: Number of the last, which is sent, too.
+
+        Raises:
+            TypeError, ValueError: As :meth:`Pready`.
+        """
         self.Pready_list(range(index(partition_low), index(partition_high) + 1))
 
     def Pready_list(self, partitions: Sequence[int]) -> None:
-        """Send partitions."""
+        """Send partitions.
+
+        Args:
+            partitions: Their numbers.
+
+        Raises:
+            TypeError, ValueError: As :meth:`Pready`.
+        """
         raise ValueError(f"{self._said()}: only partitions of a send are marked ready")
 
     def Parrived(self, partition: int) -> bool:
-        """Whether a partition is there; receives only."""
+        """Tell if a partition is there.
+
+        Args:
+            partition: Its number, from 0 on.
+
+        Returns:
+            True if all of it is.
+
+        Raises:
+            TypeError, ValueError: There is no such partition, or this is a send.
+        """
         raise ValueError(f"{self._said()}: only partitions of a receive arrive")
 
     @abstractmethod

@@ -64,9 +64,14 @@ class PersistentRequest(Request):
         return self._begin is not _freed
 
     def Start(self, stream: Any = None) -> None:
-        """Start the call, or with ``stream`` (collectives) make it a part of that stream's work.
+        """Start the call.
 
-        ``ValueError`` when the last one was not waited for, ``NotSupported`` for a message in a stream.
+        Args:
+            stream: GPU stream that a collective is to be part of; None: the data is ready now.
+
+        Raises:
+            ValueError: The last start was not waited for, or the request or its communicator was freed.
+            NotSupported: A message in a stream.
         """
         if not self._done:
             self._start_refused(
@@ -88,7 +93,17 @@ class PersistentRequest(Request):
         self._done = False
 
     def Wait(self, status: Any = None) -> bool:
-        """Wait until the call has finished, then return True."""
+        """Wait until the call has finished; at once where it was not started.
+
+        Args:
+            status: ``MPI.Status`` to be filled.
+
+        Returns:
+            True.
+
+        Raises:
+            CollectiveTimeout, PeerError, CollectiveError: What the call came to, as its blocking form raises it.
+        """
         if self._done:
             fill_empty(status)
             return True
@@ -115,7 +130,14 @@ class PersistentRequest(Request):
 
     @classmethod
     def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
-        """Start all requests, in order."""
+        """Start all requests, in order.
+
+        Args:
+            requests: Persistent requests.
+
+        Raises:
+            ValueError, NotSupported: As :meth:`Start`.
+        """
         for request in requests:
             request.Start()
 
@@ -136,7 +158,11 @@ class PersistentRequest(Request):
             streamed._complete(state, status)
 
     def Free(self) -> None:
-        """Release the request; it cannot be started again. ``ValueError`` while it is active."""
+        """Release the request; it cannot be started again.
+
+        Raises:
+            ValueError: It is active.
+        """
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()

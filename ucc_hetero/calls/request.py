@@ -11,6 +11,7 @@ from .. import log
 from ..bindings.handle import sweep
 from ..bootstrap.mpi_progress import progress_mpi
 from ..bootstrap.process import refuse_children
+from ..docstrings import forms
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
 from .status import fill_empty
@@ -90,6 +91,7 @@ def withdraw(owner: object) -> None:
             each.withdraw()
 
 
+@forms
 class Request:
     """A call that has begun.
 
@@ -149,7 +151,17 @@ class Request:
     # --- one request --------------------------------------------------------------------------------------------------
 
     def Wait(self, status: Any = None) -> bool:
-        """Wait until the call has finished, then return True."""
+        """Wait until the call has finished.
+
+        Args:
+            status: ``MPI.Status`` to be filled.
+
+        Returns:
+            True.
+
+        Raises:
+            CollectiveTimeout, PeerError, CollectiveError: What the call came to, as its blocking form raises it.
+        """
         if self._done:
             fill_empty(status)
             return True
@@ -161,7 +173,11 @@ class Request:
         return True
 
     def Test(self, status: Any = None) -> bool:
-        """Make some progress and return whether the call has finished."""
+        """Do as :meth:`Wait`, with its arguments, but make some progress only.
+
+        Returns:
+            True if the call has finished, and its result was taken.
+        """
         if self._done:
             fill_empty(status)
             return True
@@ -180,22 +196,36 @@ class Request:
         return state
 
     def wait(self, status: Any = None) -> None:
-        """``Wait``; returns None, as mpi4py does for a request without a pickled object."""
+        """Do as :meth:`Wait`, with its arguments; there is no pickled object to return."""
         self.Wait(status)
 
     def test(self, status: Any = None) -> tuple[bool, None]:
-        """``Test``; returns (finished, None), as mpi4py does for a request without a pickled object."""
+        """Do as :meth:`Test`, with its arguments.
+
+        Returns:
+            True if the call has finished; and None, for the pickled object that there is not.
+        """
         return self.Test(status), None
 
     def Get_status(self, status: Any = None) -> bool:
-        """Whether the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it."""
+        """Tell if the call has ended; the request stays as it is, and the next ``Wait`` or ``Test`` completes it.
+
+        Args:
+            status: ``MPI.Status`` to be filled.
+
+        Returns:
+            True if it has.
+        """
         fill_empty(status)
         return self._done or bool(self._ended())
 
     def Cancel(self) -> None:
         """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
 
-        Does nothing when it is too late, nor for a send, which MPI allows. ``NotSupported`` for collectives.
+        Does nothing when it is too late, nor for a send, which MPI allows.
+
+        Raises:
+            NotSupported: The request is a collective's.
         """
         if not self._done:
             if self._call is None or self._call.withdraw is None:
@@ -262,14 +292,30 @@ class Request:
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Wait for all requests, then return True; the first failure in order is raised when all have ended."""
+        """Wait for all requests.
+
+        Args:
+            requests: Requests of this package; ``MPI.REQUEST_NULL`` counts as one that has finished.
+            statuses: A list for as many ``MPI.Status``, which is made long enough.
+
+        Returns:
+            True.
+
+        Raises:
+            TypeError: One is a request of MPI's.
+            CollectiveError: Of the calls that failed the first one's error, once all have ended.
+        """
         requests = _ours(requests)
         _wait_many(requests, every=True)
         return _complete_all(requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Make some progress and return whether all have finished; until then none of them is completed."""
+        """Do as :meth:`Waitall`, with its arguments, but make some progress only.
+
+        Returns:
+            True if all have finished; until then none of them is completed.
+        """
         requests = _ours(requests)
         if not all(r._done or r._ended() for r in requests):
             return False
@@ -277,7 +323,18 @@ class Request:
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Any = None) -> int:
-        """Wait for one of the requests and return its index; ``MPI.UNDEFINED`` when none was active."""
+        """Wait for one of the requests.
+
+        Args:
+            requests: As in :meth:`Waitall`.
+            status: ``MPI.Status`` to be filled.
+
+        Returns:
+            Its index; ``MPI.UNDEFINED`` when none was active.
+
+        Raises:
+            TypeError, CollectiveError: As in :meth:`Waitall`.
+        """
         requests = _ours(requests)
         while True:
             index, found = cls.Testany(requests, status)
@@ -287,10 +344,11 @@ class Request:
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
-        """Make some progress and complete at most one request.
+        """Do as :meth:`Waitany`, with its arguments, but make some progress only.
 
-        Returns (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none
-        has finished.
+        Returns:
+            (its index, True); (``MPI.UNDEFINED``, True) when none was active, (``MPI.UNDEFINED``, False) when none has
+            finished.
         """
         requests = _ours(requests)
         index, found = cls.Get_status_any(requests, status)
@@ -300,9 +358,17 @@ class Request:
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """Wait for at least one request and return the indices of all that have finished; None when none was active.
+        """Wait for at least one request.
 
-        ``statuses[i]`` belongs to the i-th index of the result.
+        Args:
+            requests: As in :meth:`Waitall`.
+            statuses: As in :meth:`Waitall`; ``statuses[i]`` belongs to the i-th index of the result.
+
+        Returns:
+            Indices of all that have finished; None when none was active.
+
+        Raises:
+            TypeError, CollectiveError: As in :meth:`Waitall`.
         """
         requests = _ours(requests)
         while True:
@@ -313,7 +379,11 @@ class Request:
 
     @classmethod
     def Testsome(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """Make some progress and return the indices of the requests that have finished; None when none was active."""
+        """Do as :meth:`Waitsome`, with its arguments, but make some progress only.
+
+        Returns:
+            Indices of the requests that have finished; None when none was active.
+        """
         requests = _ours(requests)
         ready = cls.Get_status_some(requests)
         if ready is not None:
@@ -322,14 +392,22 @@ class Request:
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
-        """Whether all have ended; they stay as they are, as with :meth:`Get_status`."""
+        """Do as :meth:`Testall`, with its arguments, but leave the requests as they are.
+
+        Returns:
+            True if all have ended.
+        """
         ended = [request.Get_status() for request in _ours(requests)]
         _blank(statuses, len(ended))
         return all(ended)
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
-        """As :meth:`Testany`, but the request that is found stays as it is."""
+        """Do as :meth:`Testany`, with its arguments, but leave the request as it is.
+
+        Returns:
+            As :meth:`Testany`.
+        """
         from mpi4py import MPI
 
         fill_empty(status)
@@ -341,7 +419,11 @@ class Request:
 
     @classmethod
     def Get_status_some(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[int] | None:
-        """As :meth:`Testsome`, but the requests that are found stay as they are."""
+        """Do as :meth:`Testsome`, with its arguments, but leave the requests as they are.
+
+        Returns:
+            As :meth:`Testsome`.
+        """
         active = [i for i, r in enumerate(_ours(requests)) if not r._done]
         if not active:
             return None
@@ -356,31 +438,51 @@ class Request:
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[None]:
-        """``Waitall``; returns a None for each request."""
+        """Do as :meth:`Waitall`, with its arguments.
+
+        Returns:
+            A None for each request.
+        """
         cls.Waitall(requests, statuses)
         return [None] * len(requests)
 
     @classmethod
     def testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> tuple[bool, list[None] | None]:
-        """``Testall``; returns (finished, a None for each request)."""
+        """Do as :meth:`Testall`, with its arguments.
+
+        Returns:
+            (True if all have finished, a None for each request).
+        """
         done = cls.Testall(requests, statuses)
         return done, [None] * len(requests) if done else None
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, None]:
-        """``Waitany``; returns (index, None)."""
+        """Do as :meth:`Waitany`, with its arguments.
+
+        Returns:
+            (index, None).
+        """
         return cls.Waitany(requests, status), None
 
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, None]:
-        """``Testany``; returns (index, finished, None)."""
+        """Do as :meth:`Testany`, with its arguments.
+
+        Returns:
+            (index, True if one has finished, None).
+        """
         return *cls.Testany(requests, status), None
 
     @classmethod
     def waitsome(
         cls, requests: Sequence[Request], statuses: list[Any] | None = None
     ) -> tuple[list[int] | None, list[None] | None]:
-        """``Waitsome``; returns (indices, a None for each of them)."""
+        """Do as :meth:`Waitsome`, with its arguments.
+
+        Returns:
+            (indices, a None for each of them).
+        """
         ready = cls.Waitsome(requests, statuses)
         return ready, None if ready is None else [None] * len(ready)
 
@@ -388,7 +490,11 @@ class Request:
     def testsome(
         cls, requests: Sequence[Request], statuses: list[Any] | None = None
     ) -> tuple[list[int] | None, list[None] | None]:
-        """``Testsome``; returns (indices, a None for each of them)."""
+        """Do as :meth:`Testsome`, with its arguments.
+
+        Returns:
+            (indices, a None for each of them).
+        """
         ready = cls.Testsome(requests, statuses)
         return ready, None if ready is None else [None] * len(ready)
 

@@ -56,6 +56,9 @@ def replace(names: Sequence[str]) -> None:
 
     ``get_backend`` goes on to return what they asked for, so that their tests of it hold. The environment variable
     UCCH_TORCH_REPLACE does the same for scripts that are to stay as they are.
+
+    Args:
+        names: Names of torch's backends.
     """
     if names:
         if not creation.replaced:
@@ -108,8 +111,20 @@ def adopt_next(comm: Communicator) -> None:
 def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout) -> ProcessGroupUCCH:
     """A process group of ranks that meet in ``store``, beside torch's default group or without one.
 
-    For jobs whose ranks come and go: whoever is there takes a prefix of the store that was not used before
-    (``dist.PrefixStore``), also with ranks that were started again.
+    For jobs whose ranks come and go.
+
+    Args:
+        store: A store of torch's, with a prefix that was not used before (``dist.PrefixStore``), also where ranks were
+            started again.
+        rank: This process's rank in the group.
+        size: Number of ranks.
+        timeout: Limit of each call, and of the ranks' meeting.
+
+    Returns:
+        The group.
+
+    Raises:
+        DistBackendError: A rank did not come, or the ranks cannot work together.
     """
     try:
         comm = _meet(store, rank, list(range(size)), size, Deaths(store, rank), seconds_of(timeout))
@@ -119,7 +134,11 @@ def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.de
 
 
 def groups() -> list[ProcessGroupUCCH]:
-    """This process's groups that are in use, in the order in which they were made."""
+    """List this process's groups of the backend ``ucch``.
+
+    Returns:
+        Those that are in use, in the order in which they were made.
+    """
     return [group for group in _groups if group.usable]
 
 

@@ -28,7 +28,12 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's part of every global batch. ``counts`` are the samples of all ranks, in rank order."""
+    """One rank's part of every global batch.
+
+    Args:
+        counts: Samples of all ranks, in rank order.
+        rank: This rank.
+    """
 
     counts: tuple[int, ...]
     rank: int
@@ -54,9 +59,16 @@ class Share:
         return self.count * len(self.counts) / self.total
 
     def take(self, batch: Any) -> Any:
-        """This rank's samples of a global batch, tensor or sequence, along the first dimension.
+        """Take this rank's samples of a global batch.
 
-        ``ValueError`` when the batch does not have :attr:`total` samples.
+        Args:
+            batch: Tensor or sequence; the first dimension counts samples.
+
+        Returns:
+            A part of it.
+
+        Raises:
+            ValueError: The batch does not have :attr:`total` samples.
         """
         if len(batch) != self.total:
             raise ValueError(f"batch on rank {self.rank} has {len(batch)} samples; the shares add up to {self.total}")
@@ -65,20 +77,41 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Cost of a step on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r."""
+    """Cost of a step on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r.
+
+    Args:
+        rank: This rank.
+        fixed: Seconds of a step without samples, of each rank.
+        each: Seconds of a sample, of each rank.
+    """
 
     rank: int
     fixed: tuple[float, ...]
     each: tuple[float, ...]
 
     def seconds(self, counts: Sequence[int]) -> float:
-        """How long the slowest rank takes for these samples."""
+        """Tell how long a step takes.
+
+        Args:
+            counts: Samples of each rank.
+
+        Returns:
+            Seconds of the slowest rank.
+        """
         return max(f + e * n for f, e, n in zip(self.fixed, self.each, counts, strict=True))
 
     def split(self, total: int, *, most: Sequence[int] | None = None) -> Share:
-        """Divide ``total`` samples so that the slowest rank is done as early as possible; at least one for each rank.
+        """Divide samples so that the slowest rank is done as early as possible; at least one for each rank.
 
-        ``most``: the samples that fit into each rank's memory. ``ValueError`` when the samples cannot be dealt out.
+        Args:
+            total: Samples of the global batch.
+            most: Samples that fit into each rank's memory.
+
+        Returns:
+            This rank's share, equal counts on all ranks.
+
+        Raises:
+            ValueError: The samples cannot be dealt out so.
         """
         size = len(self.each)
         limits = list(most) if most is not None else [total] * size
@@ -172,11 +205,23 @@ def profile(
     group: Any = None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
-    """Time ``step(n)``, forward and backward over n samples, on every rank at the same time. Collective.
+    """Time a step, forward and backward, on every rank at the same time. Collective.
 
-    ``step`` must not communicate (``with model.no_sync()``, or the plain module), or every rank would wait for the
-    slowest one. ``samples``: two or more different n; a line is put through what they take. ``clock`` returns seconds.
-    Where ranks differ by no more than the noise of ``repeat`` measurements all count as alike, with a warning.
+    Where ranks differ by no more than the noise of the measurements all count as alike, with a warning.
+
+    Args:
+        step: Called with a number of samples. It must not communicate (``with model.no_sync()``, or the plain module),
+            or every rank would wait for the slowest one.
+        samples: Two or more different numbers; a line is put through what they take.
+        repeat: Measurements of each.
+        group: Process group; torch's default group if None.
+        clock: Returns seconds.
+
+    Returns:
+        Costs of all ranks, the same on each.
+
+    Raises:
+        ValueError: The numbers of samples are none.
     """
     counts = sorted(set(samples))
     if len(counts) < 2 or counts[0] < 1:
@@ -194,10 +239,19 @@ def profile_layers(
     group: Any = None,
     clock: Clock = time.perf_counter,
 ) -> list[list[float]]:
-    """Seconds that each layer takes, forward and backward, on each rank: one row per rank. Collective.
+    """Time the layers of a pipeline, forward and backward, on each rank. Collective.
 
-    ``example`` is what the first layer takes, one microbatch; each layer gets what the one before it returned. Where
-    ranks differ by no more than the noise of ``repeat`` measurements all rows are their mean, with a warning.
+    Where ranks differ by no more than the noise of the measurements all rows are their mean, with a warning.
+
+    Args:
+        layers: The layers, in order; each gets what the one before it returned.
+        example: One microbatch, as the first layer takes it.
+        repeat: Measurements of each layer.
+        group: Process group; torch's default group if None.
+        clock: Returns seconds.
+
+    Returns:
+        A row of seconds per layer for each rank, the same on all ranks.
     """
     dist.barrier(group=group)
     mine, inputs = [], example
@@ -235,9 +289,17 @@ def layer_seconds(rank: int, samples: Sequence[Sequence[Sequence[float]]]) -> li
 def split_layers(seconds: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     """Cut layers into one stage for each rank, so that the slowest stage is as quick as possible.
 
-    ``seconds[r][i]`` is what layer i takes on rank r (:func:`profile_layers`); the ranks are in the order of the
-    pipeline. Returns (first layer, one past the last) of each rank; every rank gets at least one layer. Exact: dynamic
-    programming over (ranks, layers).
+    Exact: dynamic programming over (ranks, layers).
+
+    Args:
+        seconds: ``seconds[r][i]`` is what layer i takes on rank r (:func:`profile_layers`); the ranks are in the order
+            of the pipeline.
+
+    Returns:
+        (first layer, one past the last) of each rank; every rank gets at least one layer.
+
+    Raises:
+        ValueError: There are fewer layers than ranks, or rows differ in length.
     """
     ranks, layers = len(seconds), len(seconds[0]) if seconds else 0
     if layers < ranks or any(len(row) != layers for row in seconds):
@@ -267,6 +329,15 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
 
     The global batches are those of a run of any other split with the same ``seed``, in the same order; samples that do
     not fill the last one are left out. Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+
+    Args:
+        length: Samples of the data set.
+        share: This rank's part of a global batch.
+        shuffle: True for another order in each epoch.
+        seed: Of the order, equal on all ranks.
+
+    Raises:
+        ValueError: The data set has no batch of that many samples.
     """
 
     def __init__(self, length: int, share: Share, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -275,7 +346,11 @@ class BalancedSampler(torch.utils.data.Sampler[list[int]]):
         self._length, self._share, self._shuffle, self._seed, self._epoch = length, share, shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle the next epoch in an order of its own."""
+        """Shuffle the next epoch in an order of its own.
+
+        Args:
+            epoch: Its number, equal on all ranks.
+        """
         self._epoch = epoch
 
     def __len__(self) -> int:

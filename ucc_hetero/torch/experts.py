@@ -33,7 +33,12 @@ _Shape: TypeAlias = tuple[int | None, ...]
 
 
 class Event:
-    """Moment when the results of a call are there; of a call that was not made beside others, at once."""
+    """Moment when the results of a call are there.
+
+    Args:
+        stream: Stream in which the call was made; None for a call that was not made beside others, whose results are
+            there at once.
+    """
 
     def __init__(self, stream: Any = None) -> None:
         if stream is None:
@@ -148,6 +153,12 @@ class Experts:
     types that differ between ranks are a ``ValueError`` on all in the first call that has them, and the group stays
     usable. In a group that is torch's own (one vendor's, docs/torch.md) other ranks hear of a mistake by the timeout of
     their call.
+
+    Args:
+        group: Process group; torch's default group if None.
+
+    Raises:
+        TypeError: It is no process group.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -160,17 +171,31 @@ class Experts:
 
     @staticmethod
     def capture() -> Event:
-        """The moment when the current stream has done what it has been given so far, as a ``previous_event``."""
+        """Mark the moment when the current stream has done what it has been given so far.
+
+        Returns:
+            The event, to be passed as ``previous_event``.
+        """
         return Event(next((each.current_stream() for _, each in started()), None))
 
     # --- counts that the host knows -----------------------------------------------------------------------------------
 
     def get_dispatch_layout(self, topk_idx: Any, num_experts: int, **stream: Any) -> tuple[Any, None, Any, Any, Event]:
-        """Count where tokens go, by choices ``[n, K]``; local, and the host does not wait.
+        """Count where tokens go; local, and the host does not wait.
 
-        Returns ``num_tokens_per_rank`` int32 ``[W]``, None, ``num_tokens_per_expert`` int32 ``[E]``,
-        ``is_token_in_rank`` bool ``[n, W]`` and the event. Indices out of range count as -1: they are
-        :meth:`dispatch`'s to refuse.
+        Indices out of range count as -1: they are :meth:`dispatch`'s to refuse.
+
+        Args:
+            topk_idx: Choices ``[n, K]``.
+            num_experts: ``E``.
+            stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
+
+        Returns:
+            ``num_tokens_per_rank`` int32 ``[W]``, None, ``num_tokens_per_expert`` int32 ``[E]``, ``is_token_in_rank``
+            bool ``[n, W]`` and the event.
+
+        Raises:
+            ValueError: The choices are none, or ranks do not divide the experts.
         """
         self._check_choices("get_dispatch_layout", topk_idx, num_experts)
 
@@ -190,16 +215,28 @@ class Experts:
         num_tokens_per_rdma_rank: Any = None, is_token_in_rank: Any = None, num_tokens_per_expert: Any = None,
         topk_idx: Any = None, topk_weights: Any = None, expert_alignment: int = 1, **stream: Any,
     ) -> tuple[Any, Any, Any, list[int] | None, Handle, Event]:  # fmt: skip
-        """Send tokens ``x`` ``[n, H]`` to every rank that has an expert chosen for them, once each. Collective.
+        """Send tokens to every rank that has an expert chosen for them, once each. Collective.
 
-        ``topk_idx`` is ``[n, K]``, and so is ``topk_weights`` unless None; of the layout ``is_token_in_rank`` and
-        ``num_tokens_per_expert`` are needed, and the host reads and exchanges their counts. Returns ``recv_x``
-        ``[R, H]``, by sender and then as there; ``recv_topk_idx`` ``[R, K]``, this rank's experts from 0 on, others -1;
-        ``recv_topk_weights`` ``[R, K]``, 0 where these are -1; how often each expert of this rank was chosen, a list of
-        numbers rounded up to multiples of ``expert_alignment``; the handle; the event.
+        The host reads and exchanges counts. With the handle of an earlier dispatch tokens go the same way, ``x`` is the
+        only other argument, and the host waits for nothing.
 
-        With the ``handle`` of an earlier dispatch tokens go the same way and ``x`` is the only other argument: the host
-        waits for nothing, and None is returned for choices, weights and list.
+        Args:
+            x: Tokens ``[n, H]``.
+            handle: That of an earlier dispatch, or None.
+            num_tokens_per_rank, num_tokens_per_rdma_rank: Of the layout; not used.
+            is_token_in_rank, num_tokens_per_expert: Of the layout (:meth:`get_dispatch_layout`).
+            topk_idx: Choices ``[n, K]``.
+            topk_weights: Weights ``[n, K]``, or None.
+            expert_alignment: Counts of experts are rounded up to multiples of it.
+            stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
+
+        Returns:
+            ``recv_x`` ``[R, H]``, by sender and then as there; ``recv_topk_idx`` ``[R, K]``, this rank's experts from 0
+            on, others -1; ``recv_topk_weights`` ``[R, K]``, 0 where these are -1; how often each expert of this rank
+            was chosen, a list of numbers; the handle; the event. With a handle choices, weights and list are None.
+
+        Raises:
+            ValueError, DistBackendError: As the class says.
         """
         if handle is not None:
             with self._told():
@@ -226,10 +263,21 @@ class Experts:
         return self._run(work, given, **stream)
 
     def combine(self, x: Any, handle: Handle, topk_weights: Any = None, **stream: Any) -> tuple[Any, Any, Event]:
-        """Send ``x`` ``[R, H]`` back and add up, without weights, what comes for each token. Collective.
+        """Send rows back and add up, without weights, what comes for each token. Collective.
 
-        Returns sums ``[n, H]``, added in float32 and rounded once; those of ``topk_weights`` ``[R, K]``, None without;
-        and the event. ``handle`` is that of the dispatch; the host waits for nothing.
+        The host waits for nothing.
+
+        Args:
+            x: Rows ``[R, H]``.
+            handle: That of the dispatch.
+            topk_weights: Weights ``[R, K]`` to be added up likewise, or None.
+            stream: ``previous_event``, ``async_finish`` and ``allocate_on_comm_stream``, as the class has them.
+
+        Returns:
+            Sums ``[n, H]``, added in float32 and rounded once; those of the weights, or None; and the event.
+
+        Raises:
+            ValueError, DistBackendError: As the class says.
         """
         received, device = sum(handle.received), handle.rows.device
         with self._told():
@@ -268,17 +316,29 @@ class Experts:
         self, x: Any, topk_idx: Any, num_max_dispatch_tokens_per_rank: int, num_experts: int, *, use_fp8: bool = False,
         async_finish: bool = False, return_recv_hook: bool = False,
     ) -> tuple[Any, Any, FixedHandle, Event, Callable[[], None]]:  # fmt: skip
-        """Give experts their tokens, up to ``M = num_max_dispatch_tokens_per_rank`` of each rank. Collective.
+        """Give experts their tokens, up to ``M`` of each rank; the host knows no counts. Collective.
 
-        ``x`` ``[n, H]``, ``topk_idx`` ``[n, K]``. Returns ``recv_x`` ``[E / W, M * W, H]``, of which the first
-        ``recv_count[e]`` rows of each expert are tokens, by sender and then as there, and the others 0; ``recv_count``
-        int32 ``[E / W]``; the handle; the event; and a hook that is ``event.current_stream_wait``, for
-        ``return_recv_hook``. A token that chooses an expert twice is one row. All of it is part of the stream, and can
-        be captured in a graph after a call of these sizes. Every rank gets all tokens of all ranks and takes its own: a
-        message of fixed size has room for them all.
+        All of it is part of the stream, and can be captured in a graph after a call of these sizes. Every rank gets all
+        tokens of all ranks and takes its own: a message of fixed size has room for them all. A token that chooses an
+        expert twice is one row. Of indices out of range the host knows nothing on a device: such tokens come out of
+        :meth:`low_latency_combine` as NaN.
 
-        Indices out of range are a ``ValueError`` on the host. On a device, for which nobody waits, such tokens come out
-        of :meth:`low_latency_combine` as NaN.
+        Args:
+            x: Tokens ``[n, H]``.
+            topk_idx: Choices ``[n, K]``.
+            num_max_dispatch_tokens_per_rank: ``M``, equal on all ranks.
+            num_experts: ``E``.
+            use_fp8: Must be False.
+            async_finish: True for a call beside the current stream.
+            return_recv_hook: Likewise, for those who call the hook.
+
+        Returns:
+            ``recv_x`` ``[E / W, M * W, H]``, of which the first ``recv_count[e]`` rows of each expert are tokens, by
+            sender and then as there, and the others 0; ``recv_count`` int32 ``[E / W]``; the handle; the event; and a
+            hook that is ``event.current_stream_wait``.
+
+        Raises:
+            ValueError, DistBackendError: As the class says; on the host also for indices out of range.
         """
         method, most = "low_latency_dispatch", num_max_dispatch_tokens_per_rank
         with self._told():
@@ -307,10 +367,23 @@ class Experts:
         self, x: Any, topk_idx: Any, topk_weights: Any, handle: FixedHandle, *, async_finish: bool = False,
         return_recv_hook: bool = False,
     ) -> tuple[Any, Event, Callable[[], None]]:  # fmt: skip
-        """Send what experts made of tokens, ``x`` ``[E / W, M * W, H]``, back and add it up by weights. Collective.
+        """Send what experts made of tokens back and add it up by weights. Collective.
 
-        ``topk_idx`` is that of the dispatch, ``topk_weights`` ``[n, K]``. Returns sums ``[n, H]``, the event and a hook
-        as above. A rank adds up what its experts made in float32 and rounds it; ranks are added up in ``x``'s type.
+        A rank adds up what its experts made in float32 and rounds it; ranks are added up in ``x``'s type.
+
+        Args:
+            x: Rows ``[E / W, M * W, H]``.
+            topk_idx: That of the dispatch.
+            topk_weights: Weights ``[n, K]``.
+            handle: That of the dispatch.
+            async_finish: True for a call beside the current stream.
+            return_recv_hook: Likewise, for those who call the hook.
+
+        Returns:
+            Sums ``[n, H]``, the event, and a hook that is ``event.current_stream_wait``.
+
+        Raises:
+            ValueError, DistBackendError: As the class says.
         """
         method, (count, total), k, device = "low_latency_combine", handle.shape, handle.rows.size(1), handle.rows.device
         with self._told():

@@ -28,8 +28,14 @@ class DriftError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One comparison. ``checksums``: every rank's. ``distance``: largest difference from the root's parameters,
-    relative to the largest parameter; 0 where all checksums are equal."""
+    """One comparison.
+
+    Args:
+        step: Step after which it was made.
+        checksums: Every rank's.
+        distance: Largest difference from the root's parameters, relative to the largest parameter; 0 where all
+            checksums are equal.
+    """
 
     step: int
     checksums: tuple[int, ...]
@@ -51,6 +57,12 @@ def checksum(tensors: Iterable[Any]) -> int:
 
     Computed on the tensors' device, in integers, so that every vendor comes to the same number; one number goes to the
     host. Two sums modulo 2^64, one of them weighted by place, as in Fletcher's checksum.
+
+    Args:
+        tensors: Tensors; of sharded ones the local part counts.
+
+    Returns:
+        The number.
     """
     total = 0
     for tensor in _local(tensors):
@@ -69,7 +81,16 @@ def checksum(tensors: Iterable[Any]) -> int:
 
 
 def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
-    """Largest difference of any rank's tensors from the root's, relative to the root's largest element. Collective."""
+    """Find the largest difference of any rank's tensors from the root's. Collective.
+
+    Args:
+        tensors: As many, of the same shapes, on every rank.
+        root: Rank of the group.
+        group: Process group; torch's default group if None.
+
+    Returns:
+        The difference, relative to the root's largest element.
+    """
     worst = largest = 0.0
     for tensor in _local(tensors):
         if tensor.numel():
@@ -84,7 +105,13 @@ def distance(tensors: Iterable[Any], root: int = 0, group: Any = None) -> float:
 
 
 def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> None:
-    """Give every rank the root's tensors. Collective."""
+    """Give every rank the root's tensors. Collective.
+
+    Args:
+        tensors: As many, of the same shapes, on every rank; written to.
+        root: Rank of the group.
+        group: Process group; torch's default group if None.
+    """
     works = [dist.broadcast(t, group=group, group_src=root, async_op=True) for t in _local(tensors) if t.numel()]
     for work in works:
         work.wait()
@@ -93,10 +120,18 @@ def synchronise(tensors: Iterable[Any], root: int = 0, group: Any = None) -> Non
 class Replicas:
     """Compares the replicas of a model every so many steps.
 
-    ``model``: its parameters and buffers, equal in shape on every rank of ``group``. ``optimizer``: whose state is
-    synchronised with them, or None. ``policy`` where replicas differ: ``"report"`` logs a warning the first time,
-    ``"broadcast"`` gives every rank the root's parameters, buffers and optimizer state, ``"raise"`` raises
-    :class:`DriftError` on every rank.
+    Args:
+        model: Its parameters and buffers are compared, equal in shape on every rank of the group.
+        optimizer: Its state is synchronised with them; None for none.
+        every: Steps between comparisons.
+        policy: What is done where replicas differ: ``"report"`` logs a warning the first time, ``"broadcast"`` gives
+            every rank the root's parameters, buffers and optimizer state, ``"raise"`` raises :class:`DriftError` on
+            every rank.
+        root: Rank of the group.
+        group: Process group; torch's default group if None.
+
+    Raises:
+        ValueError: ``every`` or ``policy`` is none.
     """
 
     def __init__(
@@ -119,12 +154,26 @@ class Replicas:
         self.history: list[Drift] = []
 
     def step(self) -> Drift | None:
-        """Call after every optimizer step, on every rank; returns what was found when it was time to look."""
+        """Count a step, and compare when it is time; to be called after every optimizer step, on every rank.
+
+        Returns:
+            What was found; None where it was not time to look.
+
+        Raises:
+            DriftError: As :meth:`compare`.
+        """
         self._step += 1
         return None if self._step % self._every else self.compare()
 
     def compare(self) -> Drift:
-        """Compare now, and do what the policy says. Collective."""
+        """Compare now, and do what the policy says. Collective.
+
+        Returns:
+            What was found.
+
+        Raises:
+            DriftError: Replicas differ, and the policy is ``"raise"``.
+        """
         sums: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(sums, checksum(self._weights()), group=self._group)
         apart = len(set(sums)) > 1
