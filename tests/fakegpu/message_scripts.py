@@ -51,6 +51,20 @@ with Communicator() as comm:
     message.Recv(second)
     assert (second.peek == LONG + 2).all()
     [s.Wait() for s in sends]
+    # Sends that take a copy at once.
+    data = np.random.default_rng(r).integers(-99, 99, LONG).astype("f4")
+    theirs = np.random.default_rng(before).integers(-99, 99, LONG).astype("f4")
+    for turn in range(3):
+        x, y = Array(LONG).set(data), Array(LONG).set(-1)
+        if turn == 0:
+            comm.Sendrecv_replace(x, other, 12, before, 12)
+        elif turn == 1:
+            comm.Isendrecv_replace(x, other, 12, before, 12).Wait()
+        else:
+            comm.Bsend(x, other, 12)
+            x.set(-5)
+            comm.Recv(y, before, 12)
+        assert ((x if turn < 2 else y).peek == theirs).all(), turn
     # A look at a later message does not let it overtake an earlier one.
     sends = [comm.Isend(np.full(3, k, np.float32) if k < 21 else Array(LONG).set(k), other, k) for k in (20, 21, 21)]
     comm.Probe(before, 21, status)

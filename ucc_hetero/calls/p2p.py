@@ -247,7 +247,7 @@ class Messages:
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
-        offered = self._offered(source, dest, by_host=bounce is not None)
+        offered = not copy and self._offered(source, dest, by_host=bounce is not None)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
         transfer.sync, transfer.offered = sync, offered
         self._in_place(transfer)
