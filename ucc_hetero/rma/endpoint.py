@@ -216,8 +216,9 @@ class Endpoint:
 
     def lose(self) -> None:
         """Count the peer as dead: its transfers fail now, and nothing else does."""
-        if self._native is not None:
-            lib.ucch_peer_lose(self._native)
+        with self._closing:  # or it may be freed while this waits for the engine
+            if self._native is not None:
+                lib.ucch_peer_lose(self._native)
 
     def _piece(
         self, what: int, local: Region, target: Target, here: Any, there: Any, size: Any, timeout: float | None
