@@ -144,6 +144,7 @@ static void *thread_main(void *unused) {
     (void)unused;
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
+    ucch_process_unbind_thread();
     ucch_lock();
     for (int began = 0; thread_on;) {
         if (begin && !began) {
