@@ -40,6 +40,8 @@
  * kernels and 32 by copies (two H200s), which leave all multiprocessors to others; a short message would take longer by
  * them. */
 #define LONG ((uint64_t)4 << 20)
+/* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
+#define MOST (UCCH_RING_SLOTS / 4)
 /* Seconds for which a receive goes on hoping after its sender has ended well. */
 #define LEFT_GRACE_S 5
 
@@ -163,15 +165,16 @@ static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number
     }
 }
 
-/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. */
+/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. Fewer than a copy is to
+ * have wait for the rest of it: each copy, and what tells of it, has its cost. */
 static int copy_pieces(ucch_lane *l, ucch_letter *m, uint32_t to) {
     uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
     ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
     int status = 0;
     while (m->done < to && !status) {
-        uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, UCCH_RING_SLOTS / 2);
+        uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, MOST);
+        if (n > to - m->done) break;
         uint64_t at = m->done * piece, bytes = m->found_bytes - at < piece ? m->found_bytes - at : piece;
-        n = n < to - m->done ? n : to - m->done;
         if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
         if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
         if (!status)
@@ -191,9 +194,8 @@ static int queue_pieces(ucch_lane *l, ucch_letter *m) {
     if (to > from && m->found_bytes >= LONG)
         status = copy_pieces(l, m, to);
     else if (to > from)
-        status = launch(l, m, 0, from, to, to == m->pieces);
-    m->done = to;
-    if (to > from && !status) status = mark(l, m);
+        status = launch(l, m, 0, from, m->done = to, to == m->pieces);
+    if (m->done > from && !status) status = mark(l, m);
     if (status || m->done < m->pieces) return status;
     __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
     return 1;
