@@ -384,7 +384,7 @@ def warn_unknown() -> None:
 
 @contextmanager
 def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for libraries that read them while something is made, and for nobody else."""
+    """Set variables while a library that reads them is set up, and put the old values back."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,6 +1,6 @@
 /* A communicator that is on several hosts: what this rank has called, for others to compare with theirs, and what is
- * known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known; whoever
- * waits for a call reads it, without a lock. */
+ * known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known; threads
+ * that wait for calls read it, without a lock. */
 #include "base/far.h"
 
 #include <stdlib.h>
@@ -70,7 +70,7 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
     __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether that was not known. A rank that has left may still be found dead. */
+/* True if that was not known. A rank that has left may still be found dead. */
 int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed) {
     if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
     far->ranks[rank].failed = failed;
@@ -90,7 +90,7 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
     return first && first <= seq ? -2 - far->by : -1;
 }
 
-/* Whether a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
+/* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
 static int hopeless(const standing *s, uint64_t seq) {
     if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;

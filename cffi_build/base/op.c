@@ -69,7 +69,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     if (UCCH_TRACING && op->event) ucch_trace_end(op->event, status);
     op->event = 0;
     int has_listener = op->has_listener;
-    /* Last: whoever polls the state without the lock may reuse the operation from here on. */
+    /* Last: a thread that polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
     if (has_listener) ucch_ring();
 }

@@ -5,7 +5,7 @@
 #include "base/lock.h"
 #include "base/progress.h"
 
-/* Nobody spins longer than this before the first yield, however little a round of progress takes or how much. */
+/* The longest that a thread spins before its first yield, however little or much a round of progress takes. */
 #define SPIN_S 10e-6
 /* Who is given no more than this does not give the core away for it. */
 #define MOMENT_S 50e-6

@@ -138,7 +138,7 @@ static int cuda_current(int *device) {
 static int cuda_use(int device) {
     if (device < 0) return cu.cuCtxSetCurrent(NULL);
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
-    /* Retained once and kept: the context is the one that everybody in the process shares. */
+    /* Retained once and kept: it is the context that all libraries of the process share. */
     int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
     return status ? status : cu.cuCtxSetCurrent(primary[device]);
 }

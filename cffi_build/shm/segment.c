@@ -59,7 +59,7 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
     return *last = m;
 }
 
-/* One that is there: this file of a process's, or for `file` -1 any of its that nobody uses. */
+/* One that is there: this file of a process's, or for `file` -1 any of its that is not in use. */
 static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     for (ucch_mapping *m = all; m; m = m->next)
         if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
@@ -102,7 +102,7 @@ ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
 }
 
 /* Have the bound device see a part, pages of it, at `seen`: 0, or a failure. No stream is waited for, but the driver
- * may be with another thread that waits for one: so without the lock, for whoever alone has the mapping. */
+ * may be with another thread that waits for one: so without the lock, for a caller that alone has the mapping. */
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     ucch_range *r = m->ranges;
     while (r && (r->at != at || r->bytes != bytes))
@@ -124,7 +124,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     return 0;
 }
 
-/* Nobody of ours uses it any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
+/* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
  * much: to unpin it could wait for the device, and so for streams that wait for other ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
     ucch_lock();

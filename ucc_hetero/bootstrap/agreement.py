@@ -97,7 +97,7 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
 
 
 def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment in which libucc's contexts are made, and nobody else's."""
+    """Environment in which libucc's contexts are made, and no other library's."""
     source = os.environ if environ is None else environ
     found = {name: source.get(name, value) for name, value in TCP_SEGMENTS.items()}
     return found | tcp_connections(source)
@@ -184,7 +184,8 @@ def judge(everyone: list[Facts]) -> None:
 def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
     """Raise :class:`AgreementError` where libucc has made contexts that only some ranks have connections in.
 
-    ``everyone``: each rank's contexts by name, and whether they have. Where nobody has, that is how it was set.
+    ``everyone``: each rank's contexts by name, with True for those that have. Where no rank has, the setting is meant
+    so.
     """
     lines = []
     for name in sorted({name for each in everyone for name in each}):

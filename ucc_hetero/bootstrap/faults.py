@@ -48,7 +48,7 @@ def lacking(mpi: Any) -> str:
 
 
 def revoked(mpi: Any) -> bool:
-    """Whether some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
+    """True if some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
     if hasattr(mpi, "Iprobe"):
         with suppress(*EXCHANGE_ERRORS):
             mpi.Iprobe()  # MPI hears of it in calls that make progress
@@ -56,7 +56,7 @@ def revoked(mpi: Any) -> bool:
 
 
 def watch(mpi: Any) -> Callable[[], None] | None:
-    """Make a look that raises :class:`PeerError` once a rank of ``mpi`` has died, or somebody has revoked it."""
+    """Make a check that raises :class:`PeerError` once a rank of ``mpi`` has died or has revoked it."""
     if lacking(mpi):
         return None
 
@@ -129,7 +129,7 @@ def _at_the_end(name: str) -> None:
 
 
 def _may_call_elsewhere() -> bool:
-    """Whether any thread may call MPI."""
+    """True if any thread may call MPI."""
     from mpi4py import MPI
 
     return not MPI.Is_initialized() or MPI.Query_thread() == MPI.THREAD_MULTIPLE

@@ -28,7 +28,7 @@ def arrive(store: Any, seconds: float) -> StoreComm:
         number = store.add(f"{_PLACE}/came", 1)
         called = f"{_PLACE}/called/{number}"
         if not progress_until(partial(store.check, [called]), until - time.monotonic(), longest=_LOOK_S):
-            raise CollectiveTimeout(f"nobody has called Grow() with this store within {seconds:g} s")
+            raise CollectiveTimeout(f"no rank of a communicator has called Grow() with this store within {seconds:g} s")
         place = store.get(called).decode()
         store.set(f"{place}/here/{number}", "")
         listed = f"{place}/list"

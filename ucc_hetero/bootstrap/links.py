@@ -173,7 +173,7 @@ class Links:
         return found
 
     def _believe(self, each: socket.socket, ranks: set[int]) -> int:
-        """The rank that has connected, once it has proved to be one of these; -1 for anybody else."""
+        """The rank that has connected, once it has proved to be one of these; -1 for any other process."""
         secret = _door().secret
         each.settimeout(_PROOF)
         try:
@@ -216,12 +216,12 @@ def _exactly(each: socket.socket, count: int) -> bytes:
 
 
 def lost(processes: Iterable[str]) -> bool:
-    """Whether one of these processes that this one is connected with has died, or its host is out of reach."""
+    """True if one of these processes that this one is connected with has died, or its host is out of reach."""
     return any(lib.ucch_link_lost(_links[name]) for name in processes if name in _links)
 
 
 def left(processes: Iterable[str]) -> bool:
-    """Whether one of these processes that this one is connected with has left, or was lost."""
+    """True if one of these processes that this one is connected with has left, or was lost."""
     return any(not lib.ucch_link_up(_links[name]) for name in processes if name in _links)
 
 

@@ -54,14 +54,14 @@ class Board:
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
         self._pointer: Any = ffi.NULL
-        #: Whether the ranks of this host see each other here.
+        #: True if the ranks of this host see each other here.
         self.shared = False
         page = pages[self.ranks[0]]
         if page.file >= 0 and len(self.ranks) > 1:
             size = int(lib.ucch_board_bytes(len(self.ranks)))
             self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
         mapped = comm.allgather(self._pointer != ffi.NULL)  # also ranks that are alone on their host
-        # One rank without the page would look as if it never arrived: then nobody of this host uses it.
+        # One rank without the page would look as if it never arrived: then no rank of this host uses it.
         apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
         hosts: dict[object, int] = {}
         #: The host of each rank, from 0 on: those who share a page are on one.

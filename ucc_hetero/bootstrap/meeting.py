@@ -66,7 +66,7 @@ class Meeting:
         self._table = NO_TABLE
 
     def come(self, ready: bool) -> bool:
-        """Exchange words. Whether all are ready; collective."""
+        """Exchange words. True if all ranks are ready; collective."""
         everyone = self.mpi.allgather((ready, *self._said_again()))
         self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
         return all(each for each, *_ in everyone)

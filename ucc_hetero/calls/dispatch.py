@@ -38,7 +38,7 @@ _LAUNCHED = Execution.LAUNCHED
 class Short(NamedTuple):
     """The programs of calls that differ in addresses alone, and the one of them that is left to streams, if any.
 
-    ``mean``: their sum is divided by whoever makes the call.
+    ``mean``: the caller divides their sum by the number of ranks.
     """
 
     kind: Kind
@@ -67,17 +67,17 @@ class Runner:
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
         self.broken, self.orphaned = "", False
         self._cache = ProgramCache(MPI.IN_PLACE)
-        #: Waits for an operation; whoever has more to look at meanwhile puts something else here.
+        #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
-        #: Whether blocking calls exchange counts that only some ranks know. Else they travel along with the data, as in
-        #: non-blocking calls: where other ranks may make the same call as such a one.
+        #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
+        #: in non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
         self.delegate = Delegate(mpi, self.board, self.timeout, self._broke)
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         self.launches = Launches(members.board, members.rank, self._broke)
-        #: Short ways of calls, by keys of whoever makes them.
+        #: Short ways of calls, by keys that their callers choose.
         self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
@@ -270,8 +270,8 @@ class Runner:
         """The request of a call that begins when ``stream`` gets there.
 
         Where the stream must not wait for it (docs/gpu.md) the host does, here if it is the stream that should. No
-        stream is held for a call that whoever waits for its request completes: who allocates on the device at any time
-        could wait for it, with the locks that the call needs to end.
+        stream is held for a call that the wait for its request completes: a thread that allocates on the device could
+        wait for that stream, with the locks that the call needs to end.
         """
         key, kind, outof, into = self._cache.look(*call)
         exchange, rows = completion is Completion.HOST, None
@@ -328,7 +328,7 @@ class Runner:
         This one was launched, or made on host memory.
         """
         if self._verification is not None:
-            return  # nobody would see the data
+            return  # the checksums must be compared, which the short way does not do
         kind = self._cache.look(*call)[1]
         if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
             return
@@ -467,7 +467,7 @@ class Runner:
         return bool(why)
 
     def _broke(self, failure: Exception, keep: object) -> None:
-        """A call failed: whoever ran it may still use its memory, and nothing more is run."""
+        """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
         quarantine.keep(keep)
 
@@ -537,7 +537,8 @@ class Runner:
             await_others(self, seconds)
 
     def close(self) -> bool:
-        """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
+        """Release teams and board; collective, with no active request in the caller's hands. True if all ranks do
+        so."""
         self.ended()
         together = wind_up(self)
         if self._verification is not None:

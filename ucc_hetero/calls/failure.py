@@ -172,8 +172,8 @@ def _gone(board: Board, peer: int, rank: int) -> str:
 
 
 def refused(board: Board, seq: int = 0) -> str:
-    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: a call that ends by that, as
-    it is the refused one or comes later."""
+    """Which rank has refused a call that other ranks make, and why; empty while none has. ``seq``: a call that ends by
+    that, as it is the refused one or comes later."""
     found = board.refusal()
     if found is None or found[0] > seq > 0:
         return ""

@@ -33,11 +33,11 @@ class Message:
         self._none = source == messages.null
 
     def __bool__(self) -> bool:
-        """Whether it is still to be received."""
+        """True if it is still to be received."""
         return self._matched is not None or self._none
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same message; see the class for MPI's constants."""
+        """True if it is the same message; see the class for MPI's constants."""
         module = sys.modules.get("mpi4py.MPI")
         if self is other or module is None or not isinstance(other, module.Message):
             return self is other

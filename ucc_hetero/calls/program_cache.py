@@ -60,7 +60,7 @@ class Kind:
         self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
 
     def take(self) -> Program | None:
-        """A program that nobody else has until it is given back; None if all are in use."""
+        """A program for this caller alone until it is given back; None if all are in use."""
         try:
             return self.idle.pop()
         except IndexError:

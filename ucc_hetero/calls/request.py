@@ -42,7 +42,7 @@ class _Call:
 #: All that has begun and was not seen to end. A request only refers to its call: one that goes with a cycle of objects
 #: is collected in no order, and the native operation must not go first.
 under_way: set[_Call] = set()
-#: Those among them whose requests nobody has any more.
+#: Those among them whose requests were dropped.
 _dropped: deque[_Call] = deque()
 
 
@@ -74,7 +74,7 @@ def reap() -> None:
         under_way.discard(each)
         try:
             each.finish(_peek(each.op), None)
-        except Exception as error:  # of nobody's interest, least of all of the call that comes by here
+        except Exception as error:  # its request was dropped, and the call that cleans up here must not fail for it
             log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
 
@@ -100,9 +100,9 @@ class Request:
     of this package, collectives' and messages'.
     """
 
-    #: Whether the stream that it is a part of waits for its end, whoever else does.
+    #: True if the stream that it is a part of waits for its end.
     in_stream = False
-    #: Whether its native operation lives as long as it does itself.
+    #: True if its native operation lives as long as it does itself.
     lasting = False
     _done = True  # of one that was never made
 
@@ -136,11 +136,11 @@ class Request:
     # --- comparison with MPI.REQUEST_NULL -----------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Whether there is something left to wait for or to start, as mpi4py's requests say it."""
+        """True if it is active or can be started, as with mpi4py's requests."""
         return not self._done
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same request; all of which nothing is left are equal, and equal ``MPI.REQUEST_NULL``."""
+        """True if it is the same request; all that have ended are equal, and equal ``MPI.REQUEST_NULL``."""
         return self is other or (not self and (_is_null(other) or (isinstance(other, Request) and not other)))
 
     __hash__ = object.__hash__
@@ -509,7 +509,7 @@ def finished() -> Request:
 class Lasting(Request):
     """Request of a call whose operation and memory stay at its end, so that it can be begun anew.
 
-    What is begun anew has a request of its own (:meth:`anew`): whoever still holds an earlier one sees that it is done.
+    What is begun anew has a request of its own (:meth:`anew`): an earlier one that the caller still holds is done.
     """
 
     lasting = True
@@ -530,7 +530,7 @@ class Lasting(Request):
 
 
 def _is_null(request: object) -> bool:
-    """Whether this is MPI's request of nothing, which lists of requests may hold."""
+    """True if this is ``MPI.REQUEST_NULL``, which lists of requests may hold."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
 

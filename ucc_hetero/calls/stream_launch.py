@@ -38,7 +38,7 @@ class Launched(Request):
         release(self._op)
 
     def Wait(self, status: Any = None) -> bool:
-        """As that of any request; short where the call has ended well, as whoever collects many of them has seen."""
+        """As that of any request; short where the call has ended well."""
         if self._done or _peek(self._op) != 1:
             return super().Wait(status)
         self._done = True

@@ -18,7 +18,7 @@ from .stream_rules import vendors_know
 
 
 def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
-    """Whether a call is queued whole; alike on every rank, which ``plan``, that of all ranks, is for."""
+    """True if a call is queued whole; alike on every rank, as ``plan`` is that of all ranks."""
     steps = [step for f in plan.fragments for stage in f.stages for step in stage]
     if any(step.link == "bridge" and step.kind != "message" for step in steps):
         return False
@@ -56,7 +56,7 @@ def _check(status: int) -> None:
 
 
 def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
-    """Whether devices do the arithmetic themselves: every rank asks for all of it, also for what others do.
+    """True if devices do the arithmetic themselves: every rank asks for all steps, also for those of other ranks.
 
     ``able``: all of them have a compiler.
     """

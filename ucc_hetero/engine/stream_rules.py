@@ -14,7 +14,7 @@ _VENDORS_OPS = range(4)
 
 
 def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
-    """Whether the vendors' libraries have the collectives, the datatype and the operation."""
+    """True if the vendors' libraries have the collectives, the datatype and the operation."""
     if any(step.kind == "reduce_scatter" and not at.equal(step) for step in steps):
         return False  # libucc has no uneven one over them, and takes TL/UCP
     reduces = any(KINDS[step.kind].reduces and KINDS[step.kind].ucc for step in steps)
@@ -22,12 +22,12 @@ def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
 
 
 def of_vendors(at: Placement, steps: Sequence[Step]) -> bool:
-    """Whether vendors' libraries do all of these steps."""
+    """True if vendors' libraries do all of these steps."""
     return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(at, steps)
 
 
 def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
-    """Whether a stream may be held for as long as such steps take.
+    """True if a stream may be held for as long as such steps take.
 
     It may where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies in the default
     stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own that is done on the

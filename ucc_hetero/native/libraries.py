@@ -171,7 +171,7 @@ def preload_ucx() -> str:
     """Load libucp once and return its path.
 
     To be called before MPI is initialised where that is possible: MPI wheels and distributions bring a UCX of their own
-    under the same library names, and the first one in a process serves everybody. When MPI was first, its
+    under the same library names, and the first one in a process serves all libraries. When MPI was first, its
     UCX is used and a note says so.
     """
     global _ucx

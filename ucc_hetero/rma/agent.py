@@ -27,7 +27,7 @@ from .endpoint import Endpoint, Target
 from .wire_format import FormatError
 from .worker import Region, Worker
 
-#: Connections at most that have not proved themselves yet, and messages that nobody has taken: their sender waits then.
+#: Connections at most that have not proved themselves yet, and messages that were not taken: their sender waits then.
 _STRANGERS = 64
 _MESSAGES = 10_000
 

@@ -49,7 +49,7 @@ class Target:
 
     @property
     def stale(self) -> bool:
-        """Whether its owner has taken it back."""
+        """True if its owner has taken it back."""
         return bool(lib.ucch_target_stale(self.native))
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Endpoint:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing is known of the peer's end."""
+        """True if the peer is not known to have ended."""
         return self._native is not None and lib.ucch_peer_status(self._native) == 0
 
     def counts(self) -> dict[str, int]:

@@ -96,7 +96,7 @@ class PageTable(Handle):
 
     @property
     def on_device(self) -> bool:
-        """Whether the cache is in a device's memory."""
+        """True if the cache is in a device's memory."""
         return self.regions[0].memory != "host"
 
     @cached_property
@@ -124,7 +124,7 @@ class PageTable(Handle):
         """Be ready for pages, numbers of blocks, from a peer's table, or from several that have all heads of this one.
 
         The receipt's ``ticket``, or one of its ``tickets`` for each source, goes to the sender; the receipt is
-        done when the pages are there. Until then nobody may use them.
+        done when the pages are there. Until then the pages may not be used.
         """
         each = [sources] if isinstance(sources, PageTarget) else list(sources)
         if any(source.table is not self for source in each):
@@ -176,7 +176,7 @@ class PageTarget:
 
     @property
     def direct(self) -> bool:
-        """Whether its pages may come without passing this process's slots, so that only the sender knows when."""
+        """True if its pages may come without passing this process's slots, so that only the sender knows when."""
         mine = self.table.regions
         if mine[0].memory != Descriptor.unpack(self._descriptors[0]).memory:
             return False
@@ -304,7 +304,7 @@ class Receipt:
         return done
 
     def ended(self) -> bool:
-        """Whether nothing more is waited for, well or not."""
+        """True if it has ended, well or not."""
         try:
             return self.Test()
         except Exception:
@@ -316,7 +316,7 @@ class Receipt:
 
     @property
     def idle(self) -> bool:
-        """Whether, once it is closed, nothing that has come is on its way to the pages any more."""
+        """True if, once it is closed, no data is on its way to the pages any more."""
         native = self._table.worker.native
         return not any(lib.ucch_rma_landing(native, number) for number in self._numbers)
 

@@ -43,7 +43,7 @@ def stream_argument(stream: Any) -> tuple[bool, Any]:
 
 
 def held(native: Any) -> bool:
-    """Whether libucp or a stream still uses a transfer and its memory."""
+    """True if libucp or a stream still uses a transfer and its memory."""
     return bool(lib.ucch_transfer_held(native))
 
 
@@ -170,7 +170,7 @@ class _Watcher:
                 ended = [each for each in self._waiting if lib.ucch_peek(each[0]) or each[2].cancelled()]
                 self._waiting = [each for each in self._waiting if each not in ended]
             for _, loop, future in ended:
-                with suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                with suppress(RuntimeError):  # no task waits in a loop that is closed
                     loop.call_soon_threadsafe(_complete, future)
             if not ended:
                 lib.ucch_await_ring(known, 0.25)

@@ -61,7 +61,7 @@ class Region(Handle):
         base = ffi.cast("void *", found.address)
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
-        #: Whether it is device memory that devices of peers may reach themselves.
+        #: True if it is device memory that devices of peers may reach themselves.
         self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
         key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
         #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
@@ -157,7 +157,7 @@ class Worker(Handle):
             self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
             self._worker: ucx.Worker | None = self.context.worker()
         status = ffi.new("int *")
-        #: Whether libucp's puts between hosts are the hardware's.
+        #: True if libucp's puts between hosts are the hardware's.
         self.by_hardware = any(name.startswith(_HARDWARE) for name in self.context.transports())
         self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, status)
         ucx.check("ucp_worker_set_am_recv_handler", status[0])

@@ -25,7 +25,7 @@ _ours: set[str] = set()
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process is a rank of an MPI job."""
+    """True if this process is a rank of an MPI job."""
     return any(name in os.environ for name in launchers.MPI["RANK"])
 
 

@@ -138,7 +138,7 @@ def begin(rank: int, job: str, vendor: str) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove files of failures long ago: nobody else does in a temporary folder."""
+    """Remove files of failures long ago from the temporary folder."""
     for path in folder.glob("*.flight"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:

@@ -80,7 +80,7 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._scheduler.finished(request, block_ids)
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps have to go on although no request runs."""
+        """True if steps have to go on although no request runs."""
         return self._scheduler.busy
 
     @property

@@ -19,7 +19,7 @@ from .settings import Settings
 _MOMENT = 0.25
 #: Seconds that a host may take to be called: one that is off does not answer, and requests wait for it.
 _CALL = 5.0
-#: Workers that are called at the same time: those that do not answer keep nobody from the others.
+#: Workers that are called at the same time: those that do not answer do not delay calls to the rest.
 _CALLERS = 64
 
 
@@ -105,7 +105,7 @@ class Links:
         if left is not None:
             left.add_done_callback(lambda _: self._await(calls, then))
             return
-        with suppress(RuntimeError):  # nobody is called any more
+        with suppress(RuntimeError):  # closed: no worker is called any more
             self._callers.submit(then, calls)
 
     def _call(self, place: str) -> Link:

@@ -33,7 +33,7 @@ class _Want:
     why: str = ""
 
     def poll(self) -> bool:
-        """Whether nothing of it is under way any more."""
+        """True if nothing of it is under way any more."""
         left = []
         for transfer in self.transfers:
             try:
@@ -159,7 +159,7 @@ class Sender:
         if offer.wants:
             return False
         if now > offer.until:
-            log("net").warning("request %s: nobody, or not all, asked for its blocks in time", request)
+            log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             return True
         gone = any(not want.link.peer.alive for want in offer.ended)  # and the others of its engine with it
         return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)

@@ -1,4 +1,4 @@
-"""bcast: the root's ``send`` comes to everybody else's ``recv``."""
+"""bcast: all other ranks receive the root's ``send`` in their ``recv``."""
 
 from __future__ import annotations
 

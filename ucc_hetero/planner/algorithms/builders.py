@@ -96,7 +96,7 @@ def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
 
 
 def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that everybody but the root has."""
+    """An operand that all ranks but the root have."""
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 

@@ -60,7 +60,7 @@ def divide(topology: Topology, group: Members, count: int) -> Division:
 
 
 #: Rails that unlike divisions may always lead to, and for each rank of the smallest group; but never more for each rank
-#: of the largest. Beyond, cuts are moved onto a grid. Whoever is alone in its group is in all of them.
+#: of the largest. Beyond, cuts are moved onto a grid. A rank that is alone in its group is in all of them.
 ALWAYS_RAILS, MOST_RAILS = 64, 4
 
 
@@ -175,5 +175,5 @@ def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] |
 
 
 def one_each(owners: Sequence[int], blocks: Sequence[tuple[int, Block]]) -> bool:
-    """Whether a rail carries exactly one block of each group, so that one collective step moves them all."""
+    """True if a rail carries exactly one block of each group, so that one collective step moves them all."""
     return [index for index, _ in blocks] == list(range(len(owners)))

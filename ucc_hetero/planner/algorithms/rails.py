@@ -146,7 +146,7 @@ def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Ste
         return held[i]
 
     def others(i: int) -> tuple[Region, ...]:
-        """Everybody's share but one's own, which stays where it is."""
+        """All members' shares but member ``i``'s own, which stays where it is."""
         return tuple([Region("recv", b.offset, b.count if j != i else 0) for j, b in enumerate(shares)])
 
     def results(i: int) -> tuple[Region, ...]:

@@ -67,14 +67,14 @@ class Piece:
     def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
         self.index = index
         self.total = total
-        #: The one rank whose steps are wanted; None for everybody's.
+        #: The one rank whose steps are wanted; None for those of all ranks.
         self.only = only
         self.memo = scratch.memo
         self.tmp = scratch.take
         self.tmp_everywhere = scratch.everywhere
 
     def wants(self, ranks: Container[int]) -> bool:
-        """Whether a step of these ranks belongs in the plan; algorithms need not make others."""
+        """True if a step of these ranks belongs in the plan; algorithms need not make others."""
         return self.only is None or self.only in ranks
 
     def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:

@@ -1,7 +1,7 @@
 """``ring``: data goes from neighbour to neighbour along every rail, for many islands and long data.
 
 As ``split_rail``, but what crosses does so in m - 1 messages between neighbours of m groups instead of one collective
-of theirs: nobody sends anything twice, where a library's broadcast to m - 1 others may. Fragments follow each other.
+of theirs: no rank sends anything twice, as a library's broadcast to m - 1 ranks may. Fragments follow each other.
 For short data the library's exchanges of log2(m) rounds are shorter.
 """
 

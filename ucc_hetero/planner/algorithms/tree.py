@@ -158,7 +158,7 @@ class Team:
         return len(self.ranks)
 
     def sole(self, i: int) -> bool:
-        """Whether member i stands for itself alone, so that nobody has sent it anything yet."""
+        """True if member i stands for itself alone, so that no rank has sent it anything yet."""
         return not self.group.children or self.group.children[i].size == 1
 
 
