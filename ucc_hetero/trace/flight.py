@@ -169,8 +169,13 @@ def forget(number: int) -> None:
 def dump(path: str | os.PathLike[str] | None = None) -> Path | None:
     """Write the last operations of this process, and the stacks of its Python threads, to a file.
 
-    The file is ``path``, or else the one in the folder ``UCCH_FLIGHT`` to which failures are written. Returns it; None
-    where nothing was written, as this process has no communicator yet. ``ucch-doctor hang`` reads the files of a job.
+    ``ucch-doctor hang`` reads the files of a job.
+
+    Args:
+        path: The file; in the folder ``UCCH_FLIGHT``, where failures are written, by default.
+
+    Returns:
+        Path | None: The file; None if nothing was written, as this process has no communicator yet.
     """
     if _recorder is None:
         return None

@@ -165,10 +165,23 @@ def algorithm(
     role: Role = Role.USUAL,
     candidate: bool = True,
 ) -> Callable[[Planned], Planned]:
-    """Register a function as algorithm ``name`` of one or several collectives; the rest as in `Algorithm`.
+    """Decorator that registers a function as an algorithm.
 
     Every rank of a job registers the same ones before its first communicator, which compares them.
-    ``ValueError`` for a name that is taken.
+
+    Args:
+        collectives: The collective, or several.
+        name: The algorithm's name, as in UCCH_TUNE.
+        suits: Says how well it suits a case; the algorithm with the highest number runs.
+        most: Says into how many fragments it cuts a case at most.
+        role: What this algorithm alone can do.
+        candidate: True if ``tune`` tries it.
+
+    Returns:
+        The decorator; it returns the function.
+
+    Raises:
+        ValueError: If the name is taken.
     """
 
     def register(function: Planned) -> Planned:
