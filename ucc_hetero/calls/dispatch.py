@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import env
 from ..bindings import quarantine
@@ -24,13 +24,13 @@ from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
 from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache
-from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
+from .request import SLICE, Captured, Launched, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
-from .stream_launch import Captured, Launches
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
+_launch = lib.ucch_program_launch
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
@@ -76,7 +76,6 @@ class Runner:
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        self.launches = Launches(members.board, members.rank, self._broke)
         #: Short ways of calls, by keys that their callers choose.
         self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
@@ -317,8 +316,12 @@ class Runner:
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
-            addresses = prepared.send, prepared.recv
-            self.launches.capture(prepared.program, prepared.label, *addresses, self.timeout, stream)
+            addresses = _number(prepared.send), _number(prepared.recv)
+            status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
+            if status == lib.UCCH_FAIL_BROKEN:
+                self._earlier_failed(prepared.label)
+            if status < 0:
+                raise not_started(self.board, self.rank, prepared.label, status)
             prepared.give_back()
         return Captured()
 
@@ -351,7 +354,7 @@ class Runner:
             return False
         if _leave(program.handle, outof, into, self._timeout, stream):
             return True
-        self.launches.refuse(program, kind.label, self._timeout)
+        self._not_launched(program, kind.label)
         return False
 
     def relaunch(self, short: Short, outof: int, into: int, stream: int) -> Request | None:
@@ -359,13 +362,50 @@ class Runner:
         kind, program, _ = short
         if program is None or self.broken:
             return None
-        return self.launches.launch(program, kind.label, outof, into, self._timeout, stream, self)
+        return self._launched(program, kind.label, outof, into, stream)
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
-        """The request of a program that was left to a stream; None where that cannot be, or not yet."""
+        """The request of a program that was left to a stream; None where that cannot be, or not before earlier
+        calls."""
         if program.execution < _LAUNCHED:
             return None
-        return self.launches.launch(program, label, outof, into, self.timeout, stream, self)
+        op = _launch(program.handle, _number(outof), _number(into), self._timeout, stream)
+        if op == ffi.NULL:
+            self._not_launched(program, label)
+            return None
+        return Launched(op, (program, label, self._timeout), self)
+
+    def _not_launched(self, program: Program, label: str) -> None:
+        """Raise why the calling thread's last launch failed; None where the general way handles it, or refuses it."""
+        op = lib.ucch_launch_failed()
+        if op != ffi.NULL:
+            self.failed_in_stream(op, program, label, self._timeout)
+        if lib.ucch_launch_status() == lib.UCCH_FAIL_BROKEN:
+            self._earlier_failed(label)
+
+    def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
+        """Raise why a call that was left to a stream has failed."""
+        failure = failure_of(op, self.board, self.rank, label, timeout)
+        self._broke(failure, program)
+        raise failure
+
+    def _earlier_failed(self, label: str) -> NoReturn:
+        """Raise that an earlier call failed, and why."""
+        first = lib.ucch_board_first_failure(self.board.native)
+        if first == ffi.NULL and (why := refused(self.board, self.board.next)):
+            raise RefusedError(f"rank {self.rank}: {label}: {why}; {ANEW}")
+        if first == ffi.NULL:
+            raise CollectiveError(f"rank {self.rank}: {label} could not be started: an earlier call failed")
+        failure = failure_of(first, self.board, self.rank, "a call in a stream", 0.0)
+        self._broke(failure, first)
+        raise CollectiveError(
+            f"rank {self.rank}: {label} could not be started, because an earlier call failed: {failure}"
+        ) from failure
+
+    @property
+    def launches(self) -> int:
+        """Calls that were left to streams and have not ended."""
+        return int(lib.ucch_board_launches(self.board.native))
 
     def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
         """Start what was prepared when ``stream`` gets there; ``ordered``: the stream waits for the end."""
@@ -460,7 +500,7 @@ class Runner:
 
     def ended(self, seq: int = 0) -> bool:
         """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
-        Without a number, for any: who has not come to the refused call makes those before it."""
+        Without a number, for any: a rank that has not come to the refused call makes those before it."""
         why = "" if self.broken else refused(self.board, seq)
         if why:
             self.abandon(why)
@@ -486,7 +526,7 @@ class Runner:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _interrupted(self, program: Program, keep: object, label: str) -> None:
-        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that.
+        """After Ctrl-C in a blocking call: the other ranks may finish it, and this one never learns of that.
 
         One that has failed meanwhile is the libraries' still, as any that fails.
         """
@@ -556,6 +596,11 @@ class Runner:
         self._forget()
         self.members.close()
         return together
+
+
+def _number(address: Any) -> int:
+    """An address as a launch takes it, which needs no object for it."""
+    return address if type(address) is int else int(_cast("uintptr_t", address))
 
 
 class _Standing:

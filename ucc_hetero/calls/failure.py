@@ -144,7 +144,7 @@ _WHY_S = 1.0
 
 
 def _unlike(board: Board, peer: int, seq: int) -> tuple[int, int, str]:
-    """The first call up to ``seq`` that ranks made differently, who did, and what it called; call 0 for none.
+    """The first call up to ``seq`` that ranks made differently, the rank that did, and what it called; call 0 for none.
 
     ``peer`` has left. If a call has failed there it may have been by what a rank of another host called: this rank
     hears of that a moment later.

@@ -19,10 +19,9 @@ from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
-from ..types import Op
+from ..types import Op, op_of
 from .arguments import CallSpec, root_of
 from .failure import explain
-from .ops import op_of
 from .persistent import PersistentRequest
 from .request import look_around
 from .status import fill_empty
@@ -80,7 +79,7 @@ class Watch:
         progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
 
     def give_up(self) -> None:
-        """Tell the others that the call has failed here, which breaks the communicator: it may go on with them."""
+        """Tell the other ranks that the call has failed here, which breaks the communicator: it may go on there."""
         lib.ucch_board_failed(self.board.native, self.seq)
 
     def finish(self, nbytes: int) -> None:

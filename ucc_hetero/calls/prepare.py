@@ -26,10 +26,9 @@ from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
 from ..transport.rings import Channels
-from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
+from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
 from .mpi_fallback import Delegate, Watch
-from .ops import op_of
 from .program_cache import Kind, Kinds, ProgramCache
 from .request import Request, look_around
 from .staging import HostCopies
@@ -378,7 +377,7 @@ class Preparation:
         return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
-        """Looks while a persistent call is set up, which is no call yet: others may make it in another form.
+        """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
 
         A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
         Where that takes long it has refused to set it up.

@@ -16,8 +16,7 @@ import numpy as np
 from ..buffers.fast_path import glance
 from ..engine.lowering import Program
 from ..native.libraries import ffi
-from ..types import Op
-from .ops import op_of
+from ..types import Op, op_of
 
 if TYPE_CHECKING:
     from .prepare import Exchange, Prepared

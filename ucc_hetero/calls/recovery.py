@@ -1,7 +1,7 @@
 """Recovery after the death of ranks: a communicator is given up for all its ranks; those that live get another one.
 
-The exchange among the ranks, MPI's with fault tolerance or torch's store, says who lives and agrees on it. Operations
-under way in libucc and libucp are left to them, and no rank waits for one that is gone.
+The exchange among the ranks, MPI's with fault tolerance or torch's store, says which ranks live and agrees on it.
+Operations under way in libucc and libucp are left to them, and no rank waits for one that is gone.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Recovery:
         raise failure or CollectiveError(f"rank {self._run.rank}: Grow: another rank could not, and says why")
 
     def _attempt(self, adopt: Callable[[Any], _C], mpi: Any) -> tuple[_C | None, Exception | None]:
-        """Make it: (what ``adopt`` makes, why it did not); then the others' part of it ends as well."""
+        """Make it: (what ``adopt`` makes, why it did not); then the other ranks' part of it ends as well."""
         try:
             return adopt(mpi), None
         except (UCCHError, *faults.EXCHANGE_ERRORS) as error:

@@ -21,6 +21,7 @@ from .status import fill_empty
 SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 
 _peek = lib.ucch_peek
+_release = lib.ucch_launch_release
 
 
 class _Call:
@@ -51,7 +52,7 @@ lookouts: list[Callable[[], None]] = []
 
 
 def look_around() -> None:
-    """Look at what concerns those who wait."""
+    """Run the hooks in ``lookouts``."""
     for look in list(lookouts):
         look()
 
@@ -126,7 +127,7 @@ class Request:
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
         self._timeout = timeout
         #: The runner of the communicator.
-        self._owner = owner
+        self._owner: Any = owner
         self._done = False
 
     def __del__(self) -> None:
@@ -527,6 +528,49 @@ class Lasting(Request):
         self._done = True
         under_way.discard(self._call)
         self._call.finish(state, status)
+
+
+class Launched(Request):
+    """A call that was left to a stream, which does not pass it before its end. It needs no ``Wait``.
+
+    The arrays must stay allocated until the stream has passed the call, as for a kernel.
+    """
+
+    _call, _keep, _timeout = None, None, 0.0
+    in_stream = lasting = True
+
+    def __init__(self, op: Any, about: tuple[Any, str, float], owner: Any) -> None:
+        """``about``: program, label and time limit, of which ``owner`` raises why they have failed."""
+        # Not the base class's: who makes many such calls waits for each of these lines.
+        self._op, self._about, self._owner, self._done = op, about, owner, False
+
+    def __del__(self, release: Any = _release) -> None:
+        """The engine may forget it; what was launched goes on."""
+        release(self._op)
+
+    def Wait(self, status: Any = None) -> bool:
+        """As that of any request; short where the call has ended well."""
+        if self._done or _peek(self._op) != 1:
+            return super().Wait(status)
+        self._done = True
+        if status is not None:
+            fill_empty(status)
+        return True
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        if state != 1:
+            self._owner.failed_in_stream(self._op, *self._about)
+
+
+class Captured(Request):
+    """A call that was captured in a graph, whose replays it knows nothing of: there is nothing to wait for."""
+
+    in_stream = True
+
+    def __init__(self) -> None:
+        super().__init__(ffi.NULL)
+        self._done = True
 
 
 def _is_null(request: object) -> bool:

@@ -48,7 +48,7 @@ def _end_ours(run: Runner) -> None:
     """Until nothing that was dropped, delegated or launched is under way; the communicator's timeout at most."""
 
     def over() -> bool:
-        left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches.active
+        left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches
         _discard(run)
         look_around()
         return not left
@@ -60,7 +60,7 @@ def await_others(run: Runner, seconds: float) -> bool:
     """Until all ranks have got here, or ``seconds`` (0: for ever); one that died on this host is not waited for.
     True if they have.
 
-    A call can fail on one rank alone, which then has nothing to wait for; but the others do not know.
+    A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
     """
     from mpi4py import MPI
 
@@ -98,6 +98,6 @@ def _all_have_left(request: Any, mpi: Any) -> bool:
 
 
 def _discard(run: Runner) -> None:
-    """Throw away what came for receives that were taken back; collectives' own messages are others'."""
+    """Throw away messages that came for receives that were taken back, but not those of collectives."""
     if not run.broken:
         run.members.discard_users()

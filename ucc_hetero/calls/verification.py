@@ -236,8 +236,8 @@ class Verification:
             self._judge(self._queue.popleft(), rows)
 
     def attend(self) -> None:
-        """Go on while this rank waits for something else: others look for a wrong element with its help, and may have
-        come to what it waits for only after that."""
+        """Go on while this rank waits for another call: other ranks look for a wrong element with its help, and may
+        come to that call only afterwards."""
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:

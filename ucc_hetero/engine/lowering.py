@@ -24,8 +24,7 @@ from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
 from .placement import Local, Lowering, Placement, is_each
-from .stream_program import queue
-from .stream_rules import may_hold, of_vendors
+from .stream_program import may_hold, of_vendors, queue
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
@@ -124,7 +123,7 @@ class _Lower:
         return out
 
     def _execution(self) -> Execution:
-        """Who waits for what the program does, by its steps."""
+        """The waiter for the program's end, by its steps."""
         if self.channels is not None:
             return Execution.QUEUED
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]

@@ -1,4 +1,5 @@
-"""From a torch call to a started call of ours: on which communicator, as part of which stream, who waits for it."""
+"""From a torch call to a started call of ours: on which communicator, as part of which stream, and what waits for
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Short
 from ..calls.message import TAG_MASK, Letter
-from ..calls.stream_launch import Captured
+from ..calls.request import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
