@@ -1,4 +1,4 @@
-/* A page of memory shared by the ranks of one communicator on one host: who has arrived at which call.
+/* A page of memory shared by the ranks of one communicator on one host: which rank has arrived at which call.
  *
  * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). A rank that looks
@@ -186,7 +186,8 @@ int ucch_board_reach(ucch_board *b, int size) {
 
 ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
 
-/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
+ * */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
@@ -330,7 +331,7 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
         write_refusal(&s->refused, &mine);
         write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
         __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as those do who make it */
+        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
         for (int i = 0; i < b->n; i++)
             if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     }
@@ -362,7 +363,7 @@ int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
     return call != 0;
 }
 
-/* ---- who is there ---- */
+/* ---- which ranks are there ---- */
 
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
@@ -403,8 +404,8 @@ void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
     }
 }
 
-/* A rank of another host is gone. Who is in a call learns of it there, and fails; who is not writes what it does
- * instead, as it may be what the others have waited for, and the job may be about to be ended. */
+/* A rank of another host is gone. A rank in a call learns of it there, and fails; a rank that is not writes what it
+ * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
 void ucch_board_speak(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
     if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
@@ -437,7 +438,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     return other;
 }
 
-/* Call `seq` has failed on this rank. It may still end well on others, within a moment, but none after it. */
+/* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
     ucch_lock();
@@ -494,7 +495,7 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     return 1;
 }
 
-/* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. */
+/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss, or without a board. */
 int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
     if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
@@ -558,7 +559,7 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
 /* True if the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
- * make the ones before, with all others. */
+ * make the ones before, with all other ranks. */
 int ucch_board_broken(ucch_board *b) {
     uint64_t ending = ending_of(b);
     return b->broken || ucch_board_revoked(b) || (ending && ending <= b->seq + 1);

@@ -1,6 +1,6 @@
-/* A communicator that is on several hosts: what this rank has called, for others to compare with theirs, and what is
- * known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known; threads
- * that wait for calls read it, without a lock. */
+/* A communicator that is on several hosts: what this rank has called, for other ranks to compare with their calls, and
+ * what is known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known;
+ * threads that wait for calls read it, without a lock. */
 #include "base/far.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
     if (was_told) __atomic_compare_exchange_n(&far->changed, &none, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
-/* The first call that others have to be told of anew, and 0 from then on. */
+/* The first call that other ranks have to be told of anew, and 0 from then on. */
 uint64_t ucch_far_changed(ucch_far *far) { return __atomic_exchange_n(&far->changed, 0, __ATOMIC_ACQUIRE); }
 
 uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
@@ -120,7 +120,8 @@ int ucch_far_fate(const ucch_far *far, int rank) {
     return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
 }
 
-/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
+ * */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
     uint64_t first = quiet(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     *rank = first ? far->by : -1;

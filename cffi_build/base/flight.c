@@ -1,8 +1,8 @@
 /* The flight recorder: a ring of the last operations of this process, collectives and messages, always written, and
  * read only when something is wrong.
  *
- * The ring lies in a memory file, so that others of the same user can read it while the process is stuck, and is
- * written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
+ * The ring lies in a memory file, so that other processes of the same user can read it while the process is stuck, and
+ * is written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
  * handler may call, as the thread that is interrupted may hold any lock. The file is the ring, then what the numbers
  * mean (lines of Python's), then the stack that Python's faulthandler has left, which runs before our handler does. */
 #define _GNU_SOURCE
@@ -316,7 +316,7 @@ int ucch_flight_signal(int *file) {
     return head ? signal_number : 0;
 }
 
-/* ---- others' ---- */
+/* ---- records of other processes ---- */
 
 /* Processes of this host that a failure has asked for their records: their memory files, and when that was. */
 static struct {

@@ -1,4 +1,4 @@
-/* The clock, the one lock, and how those who take it again and again share it and their cores: spin, yield, nap. */
+/* The clock, the one lock, and how threads that take it again and again share it and their cores: spin, yield, nap. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -7,8 +7,8 @@
 
 #include "base/lock.h"
 
-/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until those have had it
- * who wait for it, if they get there at all. */
+/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until waiting threads
+ * have had it, if they get there at all. */
 #define LOCK_SPINS 2000
 #define LET_OTHERS 1000
 /* A yield that took longer than this gave the core away; after so many quick ones it counts as free again. */
@@ -16,10 +16,10 @@
 #define CROWDED_YIELDS 64
 /* A turn in which nothing ends, but that takes longer than this, has moved data. */
 #define BUSY_S 5e-6
-/* Where others want the core, a waiter for whom nothing has moved for this long sleeps: a thread that only yields is
- * chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs: beside a
- * computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE of the
- * quiet time, so that a wait is prolonged by that much at most. */
+/* Where other threads want the core, a waiter sleeps once nothing has moved for it for this long: a thread that only
+ * yields is chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs:
+ * beside a computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE
+ * of the quiet time, so that a wait is prolonged by that much at most. */
 #define PATIENCE_S 1e-3
 #define NAP_SHARE 0.25
 #define SHORTEST_NAP_S 100e-6
@@ -118,7 +118,7 @@ int ucch_trylock(void) {
 
 void ucch_unlock(void) { ucch_give(&lock, UCCH_AT_ENGINE); }
 
-/* Without the lock: let those have it who wait for it. */
+/* Without the lock: let threads that wait for it have it. */
 void ucch_let_others(void) {
     for (int i = 0; i < LET_OTHERS && wanted; i++)
         sched_yield();

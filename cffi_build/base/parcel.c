@@ -17,7 +17,7 @@ static ucch_exchange **turns_of(ucch_post *post, const ucch_exchange *x) {
     return &post->turns[x->call % UCCH_PARCELS];
 }
 
-/* Say, to those who want to write there anew, up to which call we read no parcel in this place any more. */
+/* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
 static void say_read(const ucch_post *post, uint64_t place, uint64_t call) {
     __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
 }

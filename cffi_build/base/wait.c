@@ -7,7 +7,7 @@
 
 /* The longest that a thread spins before its first yield, however little or much a round of progress takes. */
 #define SPIN_S 10e-6
-/* Who is given no more than this does not give the core away for it. */
+/* A wait that is given no more than this does not give the core away. */
 #define MOMENT_S 50e-6
 /* Rounds of a wait that is over at once. */
 #define QUICK 64

@@ -68,7 +68,7 @@ int ucch_flag_next(ucch_flag *flag) {
 /* True if its ticket has still to be reached. */
 int ucch_flag_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
 
-/* For others to use. */
+/* Give it back. */
 void ucch_flag_give(ucch_flag flag) {
     idle *place = flag.at && !is_worn(flag) ? malloc(sizeof(*place)) : NULL;
     if (!place) return; /* lost: a few bytes */

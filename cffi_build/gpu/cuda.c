@@ -246,7 +246,7 @@ static int cuda_target(int device, char *text, int room) {
 }
 
 /* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
- * launch, as that may come behind a stream that waits for others; drivers before 12.4 have no name for it. */
+ * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel) return NOT_SUPPORTED;

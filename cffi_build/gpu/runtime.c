@@ -187,7 +187,7 @@ int ucch_event_done(int runtime, void *event) {
 
 /* ---- the device of this rank ---- */
 
-/* The progress thread may ask for events while others capture graphs, which it has no part in. */
+/* The progress thread may ask for events while other threads capture graphs, which it has no part in. */
 static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
 /* Every thread that makes progress works with this device from now on. */

@@ -1,4 +1,4 @@
-/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and who is gone.
+/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and which ranks are gone.
  *
  * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
  * its calls, ten times a second, and compares those that come with its own. A rank that finds a call that differs, or
@@ -245,8 +245,8 @@ static void note_waiter(ucch_circle *c) {
 
 static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
 
-/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: others that time
- * out with it are to know. */
+/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: other ranks that
+ * time out with it are to know. */
 static void say_waits(ucch_circle *c) {
     double now = ucch_now();
     uint64_t call = ucch_board_under_way(c->board);
@@ -358,8 +358,9 @@ static void release(ucch_circle *c) {
     free(c);
 }
 
-/* Have the ranks of a communicator on several hosts tell each other what they call and who is gone; `key` is the same
- * on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no memory. */
+/* Have the ranks of a communicator on several hosts tell each other what they call and which ranks are gone; `key` is
+ * the same on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no
+ * memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
     static const ucch_listener listener = {heard, take_turn, lost};
@@ -398,7 +399,7 @@ void ucch_circle_lost(ucch_circle *c, int rank) {
     ucch_links_unlock();
 }
 
-/* The communicator makes no more calls. Where it has come to a bad end others hear of that, whatever this rank does
+/* The communicator makes no more calls. Where it has failed other ranks hear of that, whatever this rank does
  * next: they may wait for it. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();

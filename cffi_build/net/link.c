@@ -1,5 +1,5 @@
-/* Connections with processes of other hosts, beside the data, and one thread that serves them: who is alive is known
- * whatever the data does, and whatever Python does. Each end says something every quarter of a second.
+/* Connections with processes of other hosts, beside the data, and one thread that serves them: which processes live is
+ * known whatever the data does, and whatever Python does. Each end says something every quarter of a second.
  *
  * A connection that breaks without a farewell is that of a process which died. One on which nothing comes for
  * `patience` seconds, in turns that our own thread had in time, and not even an acknowledgement by the kernel, is that

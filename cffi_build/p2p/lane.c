@@ -37,8 +37,8 @@
 #define FEW 1
 #define MANY 8
 /* Bytes from which copy engines move what need not wait: of 64 MiB, two directions at a time had 26 GB/s each by
- * kernels and 32 by copies (two H200s), which leave all multiprocessors to others; a short message would take longer by
- * them. */
+ * kernels and 32 by copies (two H200s), which leave all multiprocessors to other kernels; a short message would take
+ * longer by them. */
 #define LONG ((uint64_t)4 << 20)
 /* Seconds for which a receive goes on hoping after its sender has ended well. */
 #define LEFT_GRACE_S 5

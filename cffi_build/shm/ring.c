@@ -210,7 +210,7 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
     ucch_flow *flow = ucch_flow_new(&slots, !comes, c->nwires, c->keys[peer], tag);
-    ucch_lock(); /* others look whether it has failed */
+    ucch_lock(); /* other threads look whether it has failed */
     way->flow = flow;
     ucch_unlock();
     return flow ? 0 : UCCH_FAIL_PEER;
@@ -505,7 +505,7 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 }
 
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
- * then is garbage, also by way of others. -1 for none. Calls are counted alike on all ranks. */
+ * then is garbage, also by way of other ranks. -1 for none. Calls are counted alike on all ranks. */
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
     uint64_t call = call_of(ticket);
     for (int i = 0; i < c->size; i++)

@@ -1,4 +1,4 @@
-/* Segments: memory of one process that others on its host see, and their devices.
+/* Segments: memory of one process that other processes of its host see, and their devices.
  *
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
@@ -21,7 +21,7 @@ static size_t pinned;     /* bytes of our own */
 /* A file of so many bytes; NULL where it cannot be mapped. */
 char *ucch_shared_map(int file, size_t bytes) {
     struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* who looks beyond its end would be ended */
+    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond its end is fatal */
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }

@@ -1,4 +1,5 @@
-"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of who has what.
+"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of what each
+rank has.
 
 libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
 do (docs/bridge.md). Every rank judges the same gathered facts, so all of them come to the same verdict.
@@ -123,7 +124,7 @@ class Difference(NamedTuple):
     cure: str
 
     def table(self) -> str:
-        """Who has what, a line each."""
+        """What each rank has, a line per value."""
         width = max(len(ranks_text(ranks)) for _, ranks in self.groups)
         lines = [f"    {ranks_text(ranks):<{width}}  {value or '(unset)'}" for value, ranks in self.groups]
         return "\n".join([f"  {self.what}:", *lines, f"    cure: {self.cure}"])

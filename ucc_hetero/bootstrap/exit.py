@@ -1,9 +1,9 @@
 """The end of a process: everything is released before MPI is finalised, and a failed rank ends the job.
 
-A rank that dies of an exception while the others communicate would leave them waiting for ever in MPI_Finalize or in a
-collective; plain mpi4py scripts hang there. Here the others see it leave, and the failed rank aborts the job, also
-where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under
-``python -m mpi4py``; ``raise SystemExit`` does not pass by here, and leaves the others to notice.
+A rank that dies of an exception while other ranks communicate would leave them waiting for ever in MPI_Finalize or in a
+collective; plain mpi4py scripts hang there. Here the other ranks see it leave, and the failed rank aborts the job, also
+where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under ``python
+-m mpi4py``; ``raise SystemExit`` does not pass by here: the other ranks have to notice it.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def settle(mpi: Any) -> None:
 
 
 def leave(status: int) -> None:
-    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for those who have died.
+    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for ranks that have died.
 
     After everything else: of what Python calls at its end the last comes first, and MPI's was earlier. With a status
     other than 0 it counts as dead.
@@ -120,7 +120,8 @@ def leave(status: int) -> None:
 
 
 def leave_late() -> None:
-    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
+    """Have the process end some seconds after Python has, in case a rank dies while other ranks are in
+    ``MPI_Finalize``."""
     _at_the_end("ucch_leave_late")
 
 

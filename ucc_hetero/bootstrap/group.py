@@ -183,7 +183,7 @@ class Membership:
         return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()
 
     def rings(self) -> tuple[str, ...]:
-        """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""
+        """Rings of this rank and their peers, or why it has none; empty where no call would use them."""
         if self.channels is not None:
             return (self.channels.describe(),)
         return (f"none ({self.lacks})",) if self.lacks else ()

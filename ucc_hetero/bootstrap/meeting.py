@@ -55,7 +55,8 @@ class Known(NamedTuple):
 
 
 class Meeting:
-    """The ranks of ``mpi``, who hold their turns at creating (:func:`met`), and what they have said."""
+    """The ranks of ``mpi`` while they hold their turns at creating (:func:`met`), and the words that they have
+    exchanged."""
 
     def __init__(self, mpi: Any, page: Page) -> None:
         self.mpi, self._page = mpi, page

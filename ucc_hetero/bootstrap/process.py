@@ -195,7 +195,7 @@ class Job:
         agreement.judge_contexts(self.comm.allgather(mine))
 
     def _context(self, prefix: str, comm: Any, seconds: float) -> ucc.Context:
-        """A context of the ranks of ``comm``, of whom some may die meanwhile."""
+        """A context of the ranks of ``comm``, some of which may die meanwhile."""
         library = self.process.library(prefix)
         return named(self.comm, lambda: library.context(MPIExchange(comm, seconds), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}))
 
@@ -274,7 +274,7 @@ def process() -> Process:
 def place_here(world_rank: int, world_size: int) -> Place:
     """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory.
 
-    It stays what it was at first, also where ranks are numbered anew because others have died.
+    It stays what it was at first, also where ranks are numbered anew after deaths.
     """
     global _place
     if _place is None or not begun():
@@ -333,7 +333,7 @@ def all_jobs() -> list[Job]:
 
 
 def forsake(job: Job) -> None:
-    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the others hear of it.
+    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the other ranks hear of it.
 
     Those that did make it would wait at their end for this rank, which has no part in it. MPI's ranks come to it.
     """

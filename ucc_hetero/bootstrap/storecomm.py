@@ -102,8 +102,8 @@ class StoreComm:
     """The few methods of ``MPI.Comm`` that membership, jobs, boards, recovery and the end of a process use.
 
     Ranks make the same exchanges in the same order; the n-th one has the n-th number in its keys. ``seconds`` is how
-    long a rank waits for the others. ``deaths``: those of the first communicator's ranks; ``ids``: which of them are
-    the ranks of this one.
+    long a rank waits for the other ranks. ``deaths``: those of the first communicator's ranks; ``ids``: which of them
+    are the ranks of this one.
     """
 
     def __init__(
@@ -407,7 +407,7 @@ class Deaths:
         return self._known()
 
     def own(self) -> None:
-        """Have the others read that this rank is gone."""
+        """Tell the other ranks that this rank is gone."""
         self._tell([self._number])
 
     def _tell(self, numbers: list[int]) -> None:

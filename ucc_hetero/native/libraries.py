@@ -1,4 +1,5 @@
-"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why not others.
+"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why other
+candidates were not.
 
 The only importer of ``ucc_hetero._native``. ``ffi`` and ``lib`` are cffi's; nothing in ``lib`` that reaches libucc or
 libucp may be called before :func:`load`.

@@ -124,7 +124,7 @@ def _counts(operand: Operand) -> tuple[int, ...]:
 
 
 def _check_counts(step: Step) -> None:
-    """All members must agree on who sends how much to whom."""
+    """All members must agree on how much each sends to each."""
     many = KINDS[step.kind].each
     if many == "both":
         sent = [_counts(operand) for operand in step.src]

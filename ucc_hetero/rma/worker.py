@@ -1,4 +1,4 @@
-"""Workers: this process as others reach it, with its regions, counters and notifications."""
+"""Workers: this process as peers reach it, with its regions, counters and notifications."""
 
 from __future__ import annotations
 

@@ -498,8 +498,8 @@ def _facts(x: Any, weights: Any = None, top_k: int = 0, experts: int = 0, most: 
 def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
     """Tokens ``[T + 1, H]``, of which the last is 0, in the rows of ``count`` experts that ``choices`` ``[T, K]`` name.
 
-    Choices outside of 0 to ``count - 1`` are others'. Returns ``[count, T, H]``, how many each has, and where each
-    choice lies in these rows, -1 for others'.
+    Choices outside of 0 to ``count - 1`` are other ranks'. Returns ``[count, T, H]``, how many each has, and where each
+    choice lies in these rows, -1 for other ranks'.
     """
     total, device = len(choices), choices.device
     mine = torch.where((choices >= 0) & (choices < count), choices, count)  # the last is no expert's

@@ -1,4 +1,4 @@
-"""Futures of asynchronous calls: who completes them, and in which order their callbacks run.
+"""Futures of asynchronous calls: which thread completes them, and in which order their callbacks run.
 
 A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
 completes futures, and what it posts must be posted in the same order on every rank, although futures complete at

@@ -84,7 +84,7 @@ class P2pBuffer:
         return deliver
 
     def over(self, *, again: bool) -> None:
-        """Its message has ended; ``again``: well, so that it serves others."""
+        """Its message has ended; ``again``: well, so that it serves the next one."""
         self._in.settle(self)
         if again:
             if self.nbytes > _SHORT:

@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
-    """Wait until all ranks of a group have chosen this backend: the others would wait in another one.
+    """Wait until all ranks of a group have chosen this backend: those with another backend would wait there.
 
     Args:
         store: the group's own part of torch's store.

@@ -171,7 +171,7 @@ class Work(dist.Work):
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
-        """Give the call a moment, in which short ones finish; the progress thread goes on with others."""
+        """Give the call a moment, in which short ones finish; the progress thread goes on with longer ones."""
         for each in self.pending():
             if not lib.ucch_wait(each.op, seconds):
                 lib.ucch_progress_thread(1)

@@ -43,7 +43,7 @@ def _usable(peer: AgentPeer) -> bool:
 
 
 class Links:
-    """All links of one worker. ``on(name, handler)``: who handles messages of a name, given (link, message)."""
+    """All links of one worker. ``on(name, handler)``: the handler of messages of a name, given (link, message)."""
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
         self.settings = settings
@@ -97,7 +97,7 @@ class Links:
 
     def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
         """Call ``then`` in another thread once all have been called: only one call of a place is under way, and none of
-        those who wait for it keeps a thread."""
+        waiters for it keeps a thread."""
         self._await([self.to(place) for place in places], then)
 
     def _await(self, calls: list[Future[Link]], then: Callable[[list[Future[Link]]], None]) -> None:

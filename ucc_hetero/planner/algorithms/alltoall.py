@@ -40,7 +40,7 @@ def suits(case: Case, level: int) -> int:
 
 
 def _suits(case: Case) -> int:
-    """Rails are the better the fewer and the longer the messages are: others had better go through leaders.
+    """Rails are the better the fewer and the longer the messages are; many short ones should go through leaders.
 
     ``nbytes`` is what all ranks send to one.
     """

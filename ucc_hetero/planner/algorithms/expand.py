@@ -48,7 +48,7 @@ class _Pen:
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
         """Bring ``src`` of member ``i`` to ``dst`` of member ``j``. Each is asked for if its member's steps are wanted:
-        what a plan for one rank says of the others is of no account."""
+        a plan for one rank need not be right for the other ranks."""
         if not (self.wants(i) or self.wants(j)):
             return
         there = dst() if self.wants(j) else None
@@ -69,7 +69,7 @@ class _Pen:
         """Member ``i`` gets the reduction of all members' ``part(j)`` in ``into``: first messages, then its own part,
         then the sums.
 
-        Its own only once the others are served: ``into`` may lie over what they get.
+        Its own only once the other members are served: ``into`` may lie over what they get.
         """
         others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all from one member
         spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
@@ -96,7 +96,7 @@ class _Pen:
 
 
 def _whole(pen: _Pen, count: int) -> None:
-    """Allreduce in one exchange: each gets all of the others' operands, and sums in the order of the ranks."""
+    """Allreduce in one exchange: each rank gets the operands of all other ranks, and sums in the order of the ranks."""
     n = pen.n
     for i in range(n):
         theirs = {j: pen.spare(i, count) for j in range(n) if j != i} if pen.wants(i) else {}

@@ -136,7 +136,8 @@ def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]
 
 
 def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
-    """Members' lists of blocks, one of each member per round; who has fewer brings nothing to the later rounds."""
+    """Members' lists of blocks, one of each member per round; a member with fewer blocks brings nothing to the later
+    rounds."""
     return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
 
 

@@ -91,7 +91,8 @@ class _Rails:
                     self.before += copy(island.ranks[0], region("send", at), region("recv", at))
 
     def weights(self, part: Segment) -> list[Fraction]:
-        """Bandwidth of each owner's link for each element that crosses it: who is in many rails has less for each."""
+        """Bandwidth of each owner's link for each element that crosses it: a rank that is in many rails has less for
+        each."""
         weights = self.topology.weights
         return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
 

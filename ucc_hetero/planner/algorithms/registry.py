@@ -74,13 +74,13 @@ class Piece:
         self.tmp_everywhere = scratch.everywhere
 
     def wants(self, ranks: Container[int]) -> bool:
-        """True if a step of these ranks belongs in the plan; algorithms need not make others."""
+        """True if a step of these ranks belongs in the plan; algorithms need not make other steps."""
         return self.only is None or self.only in ranks
 
     def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
         """Operands of a step's members, which are all of one form; ``make`` takes a place in ``ranks``.
 
-        In the plan of one rank those of the others are of no account: they are given that rank's own.
+        In the plan of one rank the operands of other ranks do not matter: they are given that rank's own.
         """
         if self.only is None or self.only not in ranks:
             return tuple([make(i) for i in range(len(ranks))])

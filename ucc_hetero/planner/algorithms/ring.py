@@ -53,7 +53,7 @@ def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
 def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks go round along the rails, and are allgathered in every island.
 
-    Stages: m for m islands. Every island receives the blocks of the others once, from its neighbour.
+    Stages: m for m islands. Every island receives the blocks of all other islands once, from its neighbour.
     """
     return _Down(topology, Shape(call), piece).run()
 
@@ -85,7 +85,7 @@ class _Down(Down):
 def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Blocks are reduce-scattered in every island, then go round along the rails to their owner, each adding its own.
 
-    Stages: 2m for m islands, of which m - 1 cross. Every island sends what belongs to the others, to its neighbour.
+    Stages: 2m for m islands, of which m - 1 cross. Every island sends the blocks of the other islands to its neighbour.
     """
     return _Up(topology, Shape(call), piece).run()
 
