@@ -40,7 +40,7 @@ typedef struct idle {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static idle *flags;
 
-/* Whether the next ticket would be 0: streams of some runtimes compare without wrapping. */
+/* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */
 static int is_worn(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
 
 static int make(ucch_flag *flag) {
@@ -65,10 +65,10 @@ int ucch_flag_next(ucch_flag *flag) {
     return 0;
 }
 
-/* Whether its ticket has still to be reached. */
+/* True if its ticket has still to be reached. */
 int ucch_flag_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
 
-/* For others to use. */
+/* Give it back. */
 void ucch_flag_give(ucch_flag flag) {
     idle *place = flag.at && !is_worn(flag) ? malloc(sizeof(*place)) : NULL;
     if (!place) return; /* lost: a few bytes */

@@ -138,7 +138,7 @@ static int cuda_current(int *device) {
 static int cuda_use(int device) {
     if (device < 0) return cu.cuCtxSetCurrent(NULL);
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
-    /* Retained once and kept: the context is the one that everybody in the process shares. */
+    /* Retained once and kept: it is the context that all libraries of the process share. */
     int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
     return status ? status : cu.cuCtxSetCurrent(primary[device]);
 }
@@ -246,7 +246,7 @@ static int cuda_target(int device, char *text, int room) {
 }
 
 /* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
- * launch, as that may come behind a stream that waits for others; drivers before 12.4 have no name for it. */
+ * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel) return NOT_SUPPORTED;

@@ -47,7 +47,7 @@ int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
 int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
 int ucch_work_mark(int way, void **event);
 
-/* Whether a counter, which only grows and wraps around, has reached `least`. */
+/* True if a counter, which only grows and wraps around, has reached `least`. */
 static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
     return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
 }

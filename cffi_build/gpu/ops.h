@@ -19,7 +19,7 @@ DEVICE(release, (void *address))
 DEVICE(room, (size_t *bytes))                                        /* memory of the current device that is free */
 DEVICE(pinned, (void **address, size_t bytes))
 DEVICE(unpin, (void *address))
-DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
+DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that was mapped */
 DEVICE(host_unregister, (void *address))
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
 DEVICE(lend, (const void *address, void *name, uint64_t *offset))    /* UCCH_LENT_BYTES by which other processes borrow the
