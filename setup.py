@@ -1,7 +1,9 @@
 """Build of the cffi module and, where it exists, for the stable ABI. pyproject.toml says everything else."""
 
+import os
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 # Before pip looks for versions of everything that an old Python can have, which takes it long.
 if sys.version_info < (3, 10):  # noqa: UP036
@@ -11,10 +13,28 @@ if sys.version_info < (3, 10):  # noqa: UP036
     )
 
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+
+class ParallelBuild(build_ext):
+    """Compiles as many files at a time as there are cores: an extension's files are compiled one by one otherwise."""
+
+    def build_extensions(self):
+        one_by_one = self.compiler.compile
+
+        def compile_all(sources, **options):
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                objects = pool.map(lambda source: one_by_one([source], **options), sources)
+                return [name for names in objects for name in names]
+
+        self.compiler.compile = compile_all
+        super().build_extensions()
+
 
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 setup(
     cffi_modules=["cffi_build/build.py:ffibuilder"],
+    cmdclass={"build_ext": ParallelBuild},
     options={} if free_threaded else {"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -188,6 +188,12 @@ def write_script(folder: Path, script: str | Path) -> Path:
 
 #: Variables that are read when a process starts, or imports torch: with them each rank is a new Python.
 COLD = ("LD_PRELOAD", "UCCH_TORCH_REPLACE")
+#: Test files -> what their ranks import that takes seconds.
+NEEDED = {
+    "torch|vllm": ["torch"],
+    "mpi/test_torch": ["torch._dynamo", "torch.distributed.fsdp"],
+    "mpi/test_(torch|examples)": ["sklearn.datasets"],
+}
 
 
 @contextlib.contextmanager
@@ -221,7 +227,8 @@ class Pythons:
         """Those of ranks of a test in this file, with these variables; a sanitizer's are new Pythons, too."""
         if any(name in os.environ or name in env for name in COLD):
             return [sys.executable]
-        modules = ("torch",) if re.search("torch|vllm", test.name) else ()
+        file = f"{test.parent.name}/{test.name}"
+        modules = ("pytest", *(name for files, names in NEEDED.items() if re.search(files, file) for name in names))
         if modules not in self._warm:
             self._warm[modules] = self._ended.enter_context(warmed(*modules))
         return self._warm[modules]

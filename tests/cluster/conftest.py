@@ -30,10 +30,16 @@ class Patient(Cluster):
     preload: str | None = None
     #: Words that start Python for ranks with these variables.
     python: Callable[[Mapping[str, str]], list[str]]
+    #: Where programs lie that were given as text.
+    folder: Path
 
     @classmethod
     def warm(cls, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
         """The words of a program of Python's, for one that is forked where its modules are: see `Pythons`."""
+        if list(argv[:2]) == [sys.executable, "-c"]:
+            path = cls.folder / "program.py"
+            path.write_text(argv[2])
+            argv = [argv[0], str(path), *argv[3:]]
         program = not cls.preload and argv[0] == sys.executable and argv[1].endswith(".py")
         return [*cls.python(env), *argv[1:]] if program else list(argv)
 
@@ -67,9 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch, room: int, pythons: Any, request: pytest.FixtureRequest) -> None:
+def hosts(
+    monkeypatch: pytest.MonkeyPatch, room: int, pythons: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """This process as it has to be where clusters are started; without what they need the test is skipped."""
     monkeypatch.setattr(Patient, "python", functools.partial(pythons.of, request.path), raising=False)
+    monkeypatch.setattr(Patient, "folder", tmp_path, raising=False)
     monkeypatch.setattr(Patient, "preload", os.environ.get("LD_PRELOAD"))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     reason = unavailable()

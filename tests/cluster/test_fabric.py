@@ -20,7 +20,6 @@ HOST = {"UCCH_FABRIC": "host"}
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", **FEW_QUEUES}
 CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
     ("every collective in every form", ("amd:6", 3, 2), HOST),
-    ("many calls in many streams", ("nvidia:4", 2, 2), {"DICE": "6", **HOST, **SMALL}),
     ("many calls in many streams", ("nvidia:3", 3, 1), {"DICE": "8", **LATE_KERNELS, **SMALL}),
 ]
 #: Islands, teams by link, rings, fabric; of the job and of communicators inside hosts and across.

@@ -97,6 +97,7 @@ def run(path: str, case: str, args: list[Any], env: dict[str, str], out: str) ->
         except BaseException:
             return traceback.format_exc()
         gc.collect()  # what a case has dropped ends with it
+        gc.freeze()
     return ""
 
 
@@ -104,7 +105,7 @@ def main() -> None:
     """Take cases until there are no more."""
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
-    gc.freeze()  # a search for garbage after every case need not go through all that is imported
+    gc.freeze()  # a search for garbage after every case need not go through all that was there before
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(sys.argv[1])
     faulthandler.register(signal.SIGUSR2)

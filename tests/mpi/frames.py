@@ -28,6 +28,7 @@ def frames_of(call: Callable[[], object]) -> list[str]:
                 found.append(frame.f_code.co_qualname)
 
     gc.collect()
+    gc.freeze()  # torch has a million objects, and a look at all of them would take longer than anything else here
     gc.disable()  # requests of earlier calls end in frames of their own
     sys.setprofile(note)
     try:

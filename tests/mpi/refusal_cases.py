@@ -3,6 +3,7 @@
 Where all refuse it they go on. Else the communicator has ended on all ranks, each of which says who has refused what.
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -101,11 +102,11 @@ class Cases:
         try:
             run(wrong() if comm.rank in culprits else right())
         except RefusedError as error:
-            assert comm.rank not in culprits and named(error, culprits), error
+            assert comm.rank not in culprits and named(error, culprits), (name, culprits, error)
         except (TypeError, ValueError, NotSupported):
             assert comm.rank in culprits
         else:
-            assert comm.rank not in culprits and name in self.loose, f"{name} passed on rank {comm.rank}"
+            assert comm.rank not in culprits and name in self.loose, f"{name} of {culprits} passed on rank {comm.rank}"
         if len(culprits) == comm.size:
             self.good()
         else:
@@ -268,10 +269,10 @@ def main() -> None:
         kept.good()
         for name in kept.calls:
             kept.refused(name, range(comm.size))
-        for culprit in (comm.size - 1, 0):
-            for name in kept.calls:
-                on_its_own(lambda comm, name=name, culprit=culprit: Cases(comm).refused(name, [culprit]))
-            kept.good()  # others are not concerned
+        for name in kept.calls:
+            culprit = WORLD.bcast(random.choice([0, comm.size - 1]))
+            on_its_own(lambda comm, name=name, culprit=culprit: Cases(comm).refused(name, [culprit]))
+        kept.good()  # others are not concerned
         for check in (several_under_way, before_others_come, behind, refused_by_others):
             on_its_own(check)
         kept.good()

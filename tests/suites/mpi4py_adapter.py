@@ -1,6 +1,8 @@
 """A stand-in for ``mpi4py.MPI`` in mpi4py's own tests: communicators, requests and messages are this package's."""
 
 import builtins
+import os
+import random
 import sys
 import types
 import unittest
@@ -11,6 +13,9 @@ from typing import Any
 from mpi4py import MPI
 
 import ucc_hetero
+
+#: Types of each kind of array, where not all are tried.
+FEW = 3
 
 
 class _Either(type):
@@ -101,7 +106,10 @@ def load(folder: Path, names: Sequence[str], standin: StandIn) -> tuple[list[uni
 
 def _within_reach() -> None:
     """Leave out what every test tries and this package does not have (docs/support.md): long double, and host memory
-    that is exported as a device's, of which no GPU runtime knows."""
+    that is exported as a device's, of which no GPU runtime knows.
+
+    UCCH_SUITE_TYPES is a seed: so few types are drawn by it, of each kind of array, in place of all.
+    """
     import arrayimpl
 
     fake = arrayimpl.BaseFakeGPUArray
@@ -110,6 +118,11 @@ def _within_reach() -> None:
     for numbers in [*maps, *(backend.TypeMap for backend in arrayimpl.ArrayBackends)]:
         for code in "gG":
             numbers.pop(code, None)
+    if seed := os.environ.get("UCCH_SUITE_TYPES"):
+        draw = random.Random(seed)
+        for backend in arrayimpl.ArrayBackends:
+            drawn = draw.sample(sorted(backend.TypeMap), FEW)
+            backend.TypeMap = {code: backend.TypeMap[code] for code in drawn}
 
 
 def _module(path: Path, standin: StandIn) -> types.ModuleType:

@@ -39,8 +39,10 @@ CALL, TEST, JOB = 60, 600, 7200
 JOBS = 8
 
 
-def run(layout: str, listed: Sequence[Refusal], only: Sequence[str] = ("*",), call: float = CALL) -> dict[str, Result]:
-    """The results of the tests on a layout; ``OSError`` without an mpirun."""
+def run(
+    layout: str, listed: Sequence[Refusal], only: Sequence[str] = ("*",), call: float = CALL, types: str = ""
+) -> dict[str, Result]:
+    """The results of the tests on a layout, on some types by the seed ``types``; ``OSError`` without an mpirun."""
     mpirun = find_mpirun()
     if mpirun is None:
         raise OSError("no mpirun: install the extra 'mpi', or an MPI")
@@ -48,7 +50,7 @@ def run(layout: str, listed: Sequence[Refusal], only: Sequence[str] = ("*",), ca
     folder = test_folder()
     files = sorted({path.stem for pattern in FILES for path in folder.glob(pattern)})
     environment = mpi_environment(mpirun) | {"UCCH_TIMEOUT": str(call), "UCCH_SUITE_ONLY": " ".join(only)}
-    environment |= {"UCCH_EMULATE": vendors}
+    environment |= {"UCCH_EMULATE": vendors, "UCCH_SUITE_TYPES": types}
     results: dict[str, Result] = {}
     leave = [pattern for each in listed if each.hangs and among(layout, each.layouts) for pattern in each.tests]
     with tempfile.TemporaryDirectory() as temporary:
