@@ -254,6 +254,10 @@ static int sim_stream_write(void *stream, void *word, uint32_t value) {
     return submit(stream, (work){.kind = WRITE, .dst = word, .value = value});
 }
 
+static int sim_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
+    return NOT_SUPPORTED;
+}
+
 static int sim_stream_captures(void *stream, int *does, uint64_t *which) { return NOT_SUPPORTED; }
 
 static int sim_capture_mode(int *mode) { return NOT_SUPPORTED; }

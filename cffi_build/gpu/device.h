@@ -71,6 +71,8 @@ static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, fl
 
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
 int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+                      void *stream);
 int ucch_flag_next(ucch_flag *flag);
 int ucch_flag_due(ucch_flag flag);
 void ucch_flag_give(ucch_flag flag);

@@ -35,6 +35,7 @@ DEVICE(stream_wait, (void *stream, void *event))
 DEVICE(stream_sync, (void *stream))
 DEVICE(stream_hold, (void *stream, void *word, uint32_t least))      /* until the word has reached `least` */
 DEVICE(stream_write, (void *stream, void *word, uint32_t value))
+DEVICE(stream_turn, (void *stream, void *told, uint32_t value, void *word, uint32_t least))   /* write, then hold */
 DEVICE(stream_captures, (void *stream, int *does, uint64_t *which))  /* its work goes into a graph; the capture's number */
 DEVICE(capture_mode, (int *mode))                                    /* of the calling thread, exchanged: UCCH_RELAXED */
 DEVICE(event_new, (void **event))

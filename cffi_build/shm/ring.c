@@ -262,14 +262,14 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
 }
 
 /* Pieces that a copy engine moves at a time, of `left` from the `nth` of a message on: up to `most` slots that lie one
- * behind the other from that of piece `number` on, few in the beginning and in the end. All that is left of a longer
- * message at its end is a piece of its own. */
+ * behind the other from that of piece `number` on, few in the beginning and in the end. The last piece of a message,
+ * which may be shorter, is one by itself. */
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
-    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth < 2 ? 1 : nth < 4 ? 2 : most;
+    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth ? 3 * nth : 1;
+    uint64_t rest = left > most ? left - 1 : (left + 1) / 2;
     most = most < few ? most : few;
-    most = most < left / 2 ? most : left / 2;
-    most = most < room ? most : room;
-    return most ? (uint32_t)most : 1;
+    most = most < rest ? most : rest;
+    return (uint32_t)(most < room ? most : room);
 }
 
 /* Let a stream copy `n` pieces of so many bytes, one behind the other, to the slots of a ring from that of piece
