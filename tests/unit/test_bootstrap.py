@@ -20,10 +20,10 @@ from ucc_hetero.bootstrap.agreement import (
     judge,
     judge_contexts,
 )
-from ucc_hetero.bootstrap.process import Job, Process
+from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.teams import MOST_SPARE, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
-from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi
 from ucc_hetero.planner.plan import Step
@@ -324,3 +324,13 @@ def test_a_process_that_is_gone_before_the_first_message() -> None:
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
         Process.endpoint(process, job({})[0], 3, 5)
     assert not process.endpoints
+
+
+def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
+    mine, every = os.sched_getaffinity(0), host_cores()
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        assert spin_rounds(len(every)) == SPIN_ROUNDS
+        assert spin_rounds(len(every) + 1) == 0
+    finally:
+        os.sched_setaffinity(0, mine)

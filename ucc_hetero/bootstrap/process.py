@@ -19,7 +19,7 @@ from ..bindings.oob import MPIExchange
 from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
 from ..machine import launchers, ucx_transports, vendors
-from ..machine.discover import HostIdentity, cores, host_identity, link_speed
+from ..machine.discover import HostIdentity, host_cores, host_identity, link_speed
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
@@ -220,8 +220,7 @@ class Job:
 
     def _pace(self) -> None:
         """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
-        here = sum(f.host.node == self.process.host.node for f in self.facts)
-        lib.ucch_set_spin(SPIN_ROUNDS if here <= cores() else 0)
+        lib.ucch_set_spin(spin_rounds(sum(f.host.node == self.process.host.node for f in self.facts)))
 
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
@@ -256,6 +255,11 @@ _process: Process | None = None
 _jobs: list[Job] = []
 _made = [0]
 _place: Place | None = None
+
+
+def spin_rounds(ranks_here: int) -> int:
+    """Rounds that a waiter spins, with so many ranks on this host, whatever core a launcher has bound each of them to."""
+    return SPIN_ROUNDS if ranks_here <= len(host_cores()) else 0
 
 
 def begun() -> bool:
