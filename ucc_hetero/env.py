@@ -286,7 +286,7 @@ _VARIABLES = (
         _slot,
         "auto",
         "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M, or a little "
-        "more that all wires carry as much of); twice as many on one host.",
+        "more that all wires carry as much of); twice as many on one host and for the longest messages.",
         "auto|bytes",
     ),
     Variable(

@@ -103,7 +103,7 @@
 #define UCCH_FAIL_OVERLAP -1019
 
 /* Rings between two ranks in one direction: by the length of messages, and of those in graphs. */
-#define UCCH_RINGS 8
+#define UCCH_RINGS 9
 
 /* How a peer is: there, ended well, dead; of another host's also without a sign of life, or its host is. UCCH_ALL_PEERS
  * asks for all of them: the best of their fates. */

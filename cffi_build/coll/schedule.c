@@ -30,7 +30,7 @@ typedef struct queue {
     ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving lane wait next */
     uint32_t value;
     int turn;
-    int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
+    int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES], last[QUEUE_LANES];
 } queue;
 
 static int wait_for(void *stream, void *event) {
@@ -96,12 +96,18 @@ static int lane(queue *q, int which, void **stream) {
     return status;
 }
 
+/* True if the lane of local steps, for which the caller's stream waits, has waited for all of another lane. */
+static int behind_local(const queue *q, int lane) {
+    return q->used[LANE_LOCAL] && q->last[lane] && q->seen[LANE_LOCAL][lane] == q->last[lane];
+}
+
 /* The caller's stream goes on when all lanes have got here; and those that wait for the call are told. */
 static int leave(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
     for (int i = 0; i < QUEUE_LANES && !status; i++)
-        if (q->used[i] && c->lane[i] != q->stream) status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
+        if (q->used[i] && c->lane[i] != q->stream && !behind_local(q, i))
+            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket;
     if (c->nwires)
         ucch_calls_note(&c->called, q->l->op.error.seq, q->p->about.signature, c->done[ticket.slot].at, ticket.value);
@@ -136,7 +142,7 @@ static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
 }
 
 static int mark(queue *q, ucch_step *s, void *stream) {
-    s->turn = ++q->turn;
+    s->turn = q->last[ucch_lane_of(s)] = ++q->turn;
     if (q->alone || !s->marked) return 0;
     int status = s->end ? 0 : ucch_device_fail(ucch_bound_ops()->event_new(&s->end), "event");
     return status ? status : record(s->end, stream);

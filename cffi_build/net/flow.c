@@ -35,9 +35,10 @@
 #define LONGEST ((size_t)UCCH_WIRE_RANGE)
 #define PAGE ((size_t)4096)
 
-/* Kinds of messages, in a tag below the flow's own bits and above the number of a range. */
-enum { DATA, CREDIT, ABORT, INTENT };
-#define KIND_BIT 10
+/* Kinds of messages, in the tag below the flow's own bits: data by the number of its range, behind which are the
+ * others. */
+enum { DATA, CREDIT, ABORT, INTENT, KINDS };
+#define NOTES ((1 << UCCH_FLOW_TAG_BIT) - KINDS)
 
 /* Piece that this rank has called for, with the call's number and a hash of it. */
 typedef struct due {
@@ -168,7 +169,7 @@ static ucp_request_param_t params_of(void *callback, void *data, ucp_mem_h memor
 }
 
 static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
-    return f->tag | (uint64_t)kind << KIND_BIT | which;
+    return f->tag | (kind == DATA ? which : (uint64_t)(NOTES + kind));
 }
 
 /* ---- messages ---- */

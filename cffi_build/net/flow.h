@@ -11,7 +11,7 @@
 /* Bytes before the data of each slot, in which the sender's thread says what it is. */
 #define UCCH_FLOW_HEADER sizeof(ucch_slot_header)
 /* Lowest bit of a flow's own tag, and where it differs between those of a rank. */
-#define UCCH_FLOW_TAG_BIT 12
+#define UCCH_FLOW_TAG_BIT 11
 #define UCCH_FLOW_SPREAD_BIT 15
 
 /* Calls that a rank has made and that others may compare theirs with, by their numbers. */

@@ -21,6 +21,11 @@
 #define SHORT_SLOT ((size_t)64 << 10)
 /* Wires of a ring with such slots, at most. */
 #define MANY_WIRES 6
+/* Longer messages by wires than so many slots of the long ring have one of their own, which is moved by fewer calls of
+ * the driver. Shorter ones, as are DDP's buckets, are soon over, and begin and end with short pieces. */
+#define LONGEST_FROM (2 * UCCH_RING_SLOTS)
+/* Slots of the longest ring, which is for wires alone, hold twice as much, up to this: a flow has tags for no more. */
+#define LONGEST_SLOT ((size_t)16 << 20)
 /* Parts of a flow's tag. */
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
@@ -74,11 +79,18 @@ static int by_flags(int ring, int by_wire) { return ring == SHORT_GRAPH_RING && 
 
 /* Bytes that a ring's slots hold: wires carry shorter pieces at a time than devices of one host hand each other. */
 static size_t slot_of(const ucch_channels *c, int ring, int by_wire) {
-    size_t most[] = {
-        [SHORT_RING] = SHORT_SLOT,       [MIDDLE_RING] = SHORTEST,     [LONG_RING] = by_wire ? c->slot : 2 * c->slot,
-        [SHORT_GRAPH_RING] = SHORT_SLOT, [LONG_GRAPH_RING] = SHORTEST, [SHORT_LANE_RING] = SHORT_SLOT,
-        [LONG_LANE_RING] = c->slot,      [MATCHED_LANE_RING] = c->slot};
-    size_t bytes = ring == LONG_RING || most[ring] < c->slot ? most[ring] : c->slot;
+    size_t twice = 2 * c->slot;
+    size_t most[] = {[SHORT_RING] = SHORT_SLOT,
+                     [MIDDLE_RING] = SHORTEST,
+                     [LONG_RING] = by_wire ? c->slot : twice,
+                     [SHORT_GRAPH_RING] = SHORT_SLOT,
+                     [LONG_GRAPH_RING] = SHORTEST,
+                     [SHORT_LANE_RING] = SHORT_SLOT,
+                     [LONG_LANE_RING] = c->slot,
+                     [MATCHED_LANE_RING] = c->slot,
+                     [LONGEST_RING] = twice < LONGEST_SLOT ? twice : LONGEST_SLOT};
+    int is_long = ring == LONG_RING || ring == LONGEST_RING;
+    size_t bytes = is_long || most[ring] < c->slot ? most[ring] : c->slot;
     return by_flags(ring, by_wire) ? bytes / 2 : bytes;
 }
 
@@ -199,7 +211,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
 /* Wires that carry a ring. Short pieces are over so soon that it takes longer to wake more threads than they save: an
  * allgather of 1 MiB took 131 us with 6, 231 with 8. */
 static int wires_of(const ucch_channels *c, int ring) {
-    int is_long = ring == LONG_RING || ring == LONG_LANE_RING || ring == MATCHED_LANE_RING;
+    int is_long = ring == LONG_RING || ring == LONGEST_RING || ring == LONG_LANE_RING || ring == MATCHED_LANE_RING;
     return is_long || c->nwires < MANY_WIRES ? c->nwires : MANY_WIRES;
 }
 
@@ -241,9 +253,10 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
     int wire = by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
-    return bytes <= slot_of(c, SHORT_RING, wire)             ? SHORT_RING
-           : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire) ? MIDDLE_RING
-                                                             : LONG_RING;
+    return bytes <= slot_of(c, SHORT_RING, wire)                        ? SHORT_RING
+           : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire)            ? MIDDLE_RING
+           : wire && bytes > LONGEST_FROM * slot_of(c, LONG_RING, wire) ? LONGEST_RING
+                                                                        : LONG_RING;
 }
 
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {

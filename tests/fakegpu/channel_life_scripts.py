@@ -210,10 +210,10 @@ with Communicator() as comm:
         work(groups, [100] * 12)
         if not turn:
             assert {held(group) for group in groups} == {header + short}, (held(groups[0]), header, short)
-        work(groups, [300_000] * 3 + [3000] * 9)
+        work(groups, [130_000 * p] * 3 + [3000] * 9)
         assert [held(group) for group in groups] == [header + short + long] * 3 + [header + short] * 9
         assert lib.ucch_channels_pinned() == before + 12 * (header + short) + 3 * long
-        work(groups, [300_000, 10] * 6 if turn else [10] * 12)
+        work(groups, [130_000 * p, 10] * 6 if turn else [10] * 12)
         assert all("queued" in group.plan_summary() for group in groups)
         [group.Free() for group in groups]
         pinned = int(lib.ucch_channels_pinned())
@@ -262,13 +262,14 @@ with Communicator() as comm:
 print("right")
 """
 
-#: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time: streams have a
-#: few things to do.
+#: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the
+#: longest messages, slots of twice the length: with few calls of the driver.
 LONG = COMMON
 LONG += """
 def most(nbytes, slot=65536):
-    "What a stream has to do for a message."
-    return 8 if nbytes <= 4 * slot else 3 * (-(-nbytes // slot) // 4 + 8)
+    "Calls of the driver for a message: three for a chunk that is sent, and two for one that is received."
+    length = 2 * slot if nbytes > 16 * slot and p == 2 else slot  # more ranks exchange shares
+    return 8 if nbytes <= 4 * slot else 2.5 * (-(-nbytes // length) // 4 + 5)
 
 NAMES = "Allreduce", "Allgather", "Alltoall", "Reduce_scatter_block"
 with Communicator() as comm:

@@ -331,9 +331,9 @@ static const char *error_name(int code) {
                                     : "FAKE_ERROR";
 }
 
-/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how much they were
- * given to do, how often one was told to wait for memory, whether one is held, whether whoever pins memory stands, and
- * whether the driver is kept from all ---- */
+/* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how many calls
+ * gave them something to do, how often one was told to wait for memory, whether one is held, whether whoever pins
+ * memory stands, and whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);

@@ -131,6 +131,7 @@ typedef union word_op {
 } word_op;
 int cuStreamBatchMemOp_v2(void *s, unsigned n, word_op *all, unsigned flags) {
     int status = flags || !n || n > 256 ? INVALID_VALUE : OK;
+    given_at_once((int)n);
     for (unsigned i = 0; i < n && !status; i++) {
         if (all[i].each.flags || (all[i].operation != 1 && all[i].operation != 2)) return INVALID_VALUE;
         void *word = (void *)(uintptr_t)all[i].each.word;

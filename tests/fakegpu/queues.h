@@ -154,6 +154,9 @@ static int submit(void *handle, work w) {
     return status;
 }
 
+/* The next works come by one call of the driver's. */
+static void given_at_once(int works) { __atomic_sub_fetch(&given, works - 1, __ATOMIC_RELAXED); }
+
 /* A copy by an engine: it is in the engine's order from now on, and waits there for what is before it in its stream. */
 static int submit_to_engine(queue **engine, stream *s, work w) {
     recording *before = calloc(1, sizeof(*before)), *after = calloc(1, sizeof(*after)); /* never freed, as others */

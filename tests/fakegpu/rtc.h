@@ -66,6 +66,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
     touch(dst);
     if (function == AWAITS && src) {
         touch(src);
+        given_at_once(2);
         int status = submit(handle, (work){.kind = WRITE, .dst = (void *)src, .ticket = n >> 32});
         if (status) return status;
     }
