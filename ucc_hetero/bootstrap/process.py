@@ -258,7 +258,7 @@ _place: Place | None = None
 
 
 def spin_rounds(ranks_here: int) -> int:
-    """Rounds that a waiter spins beside so many ranks of this host, whatever core a launcher has bound each of them to."""
+    """Rounds that a waiter spins beside so many ranks of its host, whatever core a launcher has bound it to."""
     return SPIN_ROUNDS if ranks_here <= len(host_cores()) else 0
 
 
