@@ -276,9 +276,9 @@ _VARIABLES = (
         "WIRES",
         _wires,
         "auto",
-        "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts, short "
-        "ones by 6 at most; auto: 4, or one for each 4 cores of a rank up to 12 (8 where a cloud limits connections, 2 "
-        "by RDMA), if there are cores for them; 0: none, and hosts take part.",
+        "Pairs of network threads (one sends, one receives) that carry what devices of several hosts send each other, "
+        "6 at most but for long calls; auto: 4, or one for each 4 cores of a rank up to 12 (8 where a cloud limits "
+        "connections, 2 by RDMA), if there are cores for them; 0: none, and hosts take part.",
         "auto|0..16",
     ),
     Variable(

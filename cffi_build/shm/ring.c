@@ -211,7 +211,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
 /* Wires that carry a ring. Short pieces are over so soon that it takes longer to wake more threads than they save: an
  * allgather of 1 MiB took 131 us with 6, 231 with 8. */
 static int wires_of(const ucch_channels *c, int ring) {
-    int is_long = ring == LONG_RING || ring == LONGEST_RING || ring == LONG_LANE_RING || ring == MATCHED_LANE_RING;
+    int is_long = ring == LONG_RING || ring == LONGEST_RING;
     return is_long || c->nwires < MANY_WIRES ? c->nwires : MANY_WIRES;
 }
 
