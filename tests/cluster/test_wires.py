@@ -162,7 +162,8 @@ def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: s
 
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}])
 def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
-    assert on_crew(message_scripts.RANDOM, *PAIR, **env).stdout.count("right") == 2
+    for script in (message_scripts.RANDOM, message_scripts.MATCHING):
+        assert on_crew(script, *PAIR, **env).stdout.count("right") == 2
 
 
 @pytest.mark.usefixtures("with_torch")

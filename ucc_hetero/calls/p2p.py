@@ -105,16 +105,16 @@ class Arrays:
         """True if a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
         return self._device.holds((("buf", buffer),))
 
-    def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
-        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight;
-        ``in_stream`` as in :meth:`.MessagePaths.wanted`.
+    def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
+        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight, or is
+        to be ``copied`` at once; ``in_stream`` as in :meth:`.MessagePaths.wanted`.
 
         Every mistake about where the buffer lies raises here.
         """
         device = self._device
         if buffer.vendor == "host" or peer == self._null or not device.holds((("buf", buffer),)):
             return None
-        if not self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream):
+        if not (copied or self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream)):
             return None
         if self._bounce is None:
             assert device.runtime is not None
@@ -247,7 +247,7 @@ class Messages:
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
-        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None)
+        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None, copied=copy)
         offered = not copy and self._offered(source, dest, by_host=bounce is not None)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
         transfer.sync, transfer.offered = sync, offered
