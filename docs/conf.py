@@ -25,6 +25,7 @@ autodoc_typehints = "none"  # signatures have them
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [] if find_spec("torch") else ["torch"]
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 exclude_patterns = ["_build", "_generated"]
 #: Its content goes beside the pages.
 html_extra_path = ["figures"]

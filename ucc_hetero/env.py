@@ -379,7 +379,7 @@ def warn_unknown() -> None:
         if name not in _warned:
             _warned.add(name)
             if number("LOCAL_RANK", os.environ, 0) == 0:
-                warnings.warn(f"{name} is set but means nothing: {meant(name)}", stacklevel=2)
+                warnings.warn(f"unknown variable {name}: {meant(name)}", stacklevel=2)
 
 
 @contextmanager

@@ -19,7 +19,6 @@ __all__ = [
     "RevokedError",
     "TruncationError",
     "UCCHError",
-    "ranks_text",
 ]
 
 

@@ -139,7 +139,6 @@ void ucch_flight_hold(void);
 int ucch_flight_let_go(void);
 void ucch_flight_await(double seconds);
 int ucch_flight_dump(int cause, const char *path);
-const void *ucch_flight_memory(uint64_t *bytes);
 void ucch_record_end(uint64_t record, int status);
 uint64_t ucch_board_record(ucch_board *board, int kind, uint64_t seq, uint64_t signature, const char *label);
 void ucch_board_name(ucch_board *board, uint32_t comm);

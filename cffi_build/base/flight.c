@@ -84,12 +84,6 @@ void ucch_flight_stop(void) {
     handling = 0; /* the thread that was about it is the parent's, too */
 }
 
-/* The ring with its header; NULL before it was opened. */
-const void *ucch_flight_memory(uint64_t *bytes) {
-    *bytes = head ? bytes_of(head->capacity) : 0;
-    return head;
-}
-
 /* ---- recording ---- */
 
 uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, int has_started) {

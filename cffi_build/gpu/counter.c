@@ -52,7 +52,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static idle *flags;
 
 /* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */
-static int is_worn(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
+static int is_exhausted(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
 
 static int make(ucch_flag *flag) {
     void *at = NULL;
@@ -63,7 +63,7 @@ static int make(ucch_flag *flag) {
 
 /* Have a counter, with one more ticket: 0, or a failure. */
 int ucch_flag_next(ucch_flag *flag) {
-    if (!flag->at || is_worn(*flag)) {
+    if (!flag->at || is_exhausted(*flag)) {
         pthread_mutex_lock(&lock);
         idle *found = flags;
         if (found) flags = found->next;
@@ -81,7 +81,7 @@ int ucch_flag_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, fla
 
 /* Give it back. */
 void ucch_flag_give(ucch_flag flag) {
-    idle *place = flag.at && !is_worn(flag) ? malloc(sizeof(*place)) : NULL;
+    idle *place = flag.at && !is_exhausted(flag) ? malloc(sizeof(*place)) : NULL;
     if (!place) return; /* lost: a few bytes */
     pthread_mutex_lock(&lock);
     *place = (idle){flag, flags};

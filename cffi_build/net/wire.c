@@ -19,11 +19,11 @@
 #define MOST_WIRES (2 * UCCH_MOST_WIRES)
 /* After its last work a thread looks for more this long before it sleeps until it is rung, and with nothing under way
  * looks this often at what libucp may want to do. */
-#define LINGER_S 200e-6
+#define BUSY_POLL_S 200e-6
 #define IDLE_S 10e-3
 /* Lingering and looks where devices hand over data without a word to it: graphs are replayed soon again, or not for
  * long. */
-#define WATCH_LINGER_S 1.0
+#define WATCH_POLL_S 1.0
 #define WATCH_S 1e-3
 /* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
  * so that a wait is prolonged by no more. Where other threads want the core, as a yield that took longer than CROWDED_S
@@ -53,7 +53,7 @@ struct ucch_wire {
     ucp_context_h context;
     ucp_worker_h worker;
     pthread_t thread;
-    pthread_mutex_t lock, doze;
+    pthread_mutex_t lock, wake_lock;
     pthread_cond_t wake;
     int wanted, rung, asleep, stop;
     connection *connections;
@@ -80,9 +80,9 @@ void ucch_wire_ring(int wire) {
     ucch_wire *w = &wires[wire];
     __atomic_store_n(&w->rung, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&w->asleep, __ATOMIC_SEQ_CST)) return;
-    pthread_mutex_lock(&w->doze);
+    pthread_mutex_lock(&w->wake_lock);
     pthread_cond_signal(&w->wake);
-    pthread_mutex_unlock(&w->doze);
+    pthread_mutex_unlock(&w->wake_lock);
 }
 
 ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
@@ -92,18 +92,18 @@ ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 /* ---- the thread ---- */
 
 /* Sleep until rung, for so long at most. */
-static void doze(ucch_wire *w, double seconds) {
+static void idle_wait(ucch_wire *w, double seconds) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(1e9 * seconds);
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    pthread_mutex_lock(&w->doze);
+    pthread_mutex_lock(&w->wake_lock);
     __atomic_store_n(&w->asleep, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) && !__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST))
-        pthread_cond_timedwait(&w->wake, &w->doze, &until);
+        pthread_cond_timedwait(&w->wake, &w->wake_lock, &until);
     __atomic_store_n(&w->asleep, 0, __ATOMIC_SEQ_CST);
-    pthread_mutex_unlock(&w->doze);
+    pthread_mutex_unlock(&w->wake_lock);
 }
 
 /* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps other threads from the core.
@@ -144,13 +144,13 @@ static void *serve(void *at) {
         int found = turn(w, number);
         for (int i = 0; i < LET_OTHERS && __atomic_load_n(&w->wanted, __ATOMIC_SEQ_CST); i++)
             sched_yield();
-        double now = ucch_now(), linger = found & UCCH_WATCHED ? WATCH_LINGER_S : LINGER_S;
+        double now = ucch_now(), linger = found & UCCH_WATCHED ? WATCH_POLL_S : BUSY_POLL_S;
         if (found & UCCH_MOVED)
             moved = now;
         else if (found & UCCH_AWAITED || now - moved < linger)
             rest(now, now - moved);
         else {
-            doze(w, found & UCCH_WATCHED ? WATCH_S : IDLE_S);
+            idle_wait(w, found & UCCH_WATCHED ? WATCH_S : IDLE_S);
             moved = ucch_now() - (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) ? 0 : linger);
         }
     }
@@ -166,7 +166,7 @@ static int start(ucch_wire *w, ucp_context_h context) {
     w->context = context;
     if (status) return status;
     pthread_mutex_init(&w->lock, NULL);
-    pthread_mutex_init(&w->doze, NULL);
+    pthread_mutex_init(&w->wake_lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&w->wake, &monotonic);

@@ -87,7 +87,7 @@ static int same_queue(const ucch_message *one, const ucch_message *other) {
 }
 
 /* True if one that waits in the same queue came before. */
-static int has_elders(const ucch_message *m) {
+static int has_earlier_pending(const ucch_message *m) {
     for (const ucch_message *each = first; each && each != m; each = each->behind)
         if (same_queue(each, m)) return 1;
     return 0;
@@ -143,7 +143,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->request = NULL;
     m->left = 0;
     m->delivered = m->by_lane = m->matched = m->moving = 0;
-    m->waits = m->gate.closed || has_elders(m);
+    m->waits = m->gate.closed || has_earlier_pending(m);
     int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
     describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
     ucch_op_begin_locked(&m->op, timeout);
@@ -159,7 +159,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
 
 /* Start it if its turn has come: whether something has moved. */
 static int try_locked(ucch_message *m) {
-    int status = has_elders(m) ? 0 : ucch_gate_open_locked(&m->gate);
+    int status = has_earlier_pending(m) ? 0 : ucch_gate_open_locked(&m->gate);
     if (!status) return 0;
     forget_locked(m);
     ucch_op_started_locked(&m->op);

@@ -66,8 +66,8 @@ static Py_ssize_t size_of(const array *a) {
     return size;
 }
 
-/* One side of a call: whether it can be told at a glance. */
-static int glance(const repeater *r, PyObject *given, int side, signature *of, void **address) {
+/* One side of a call: whether it can be described fast. */
+static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, void **address) {
     of->dtypes[side] = NULL;
     of->sizes[side] = 0;
     *address = NULL;
@@ -88,7 +88,8 @@ static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signatur
     of->name = args[NAME];
     of->op = args[OP];
     of->root = args[ROOT];
-    return glance(r, args[SEND], OUTOF, of, &addresses[OUTOF]) && glance(r, args[RECV], INTO, of, &addresses[INTO]);
+    return describe_fast(r, args[SEND], OUTOF, of, &addresses[OUTOF]) &&
+           describe_fast(r, args[RECV], INTO, of, &addresses[INTO]);
 }
 
 static int equal(const signature *a, const signature *b) {

@@ -286,7 +286,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
     """Environment variables mean something, and do not shut out what this host needs."""
     env = dict(facts.env)
     for name in variables.unknown(env):
-        yield finding("env-unknown", f"{name} is set but means nothing", cure=variables.meant(name))
+        yield finding("env-unknown", f"unknown variable {name}", cure=variables.meant(name))
     for name in variables.TABLE:
         try:
             variables.get(name, env)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ucc_hetero import Communicator
 from ucc_hetero.bootstrap.storecomm import StoreComm
-from ucc_hetero.calls.request import look_around
+from ucc_hetero.calls.request import run_poll_hooks
 from ucc_hetero.native.libraries import lib, load
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
@@ -31,7 +31,7 @@ def main() -> None:
         (folder / f"waits{rank}").touch()
         while not lib.ucch_board_revoked(comm._run.board.native):
             lib.ucch_wait(op, 0.01)
-            look_around()
+            run_poll_hooks()
         (folder / f"heard{rank}").touch()
         return wait(op)
 

@@ -22,10 +22,10 @@ made = {}
 class Noted(getattr(prepare.Prepared, "noted", prepare.Prepared)):
     noted = getattr(prepare.Prepared, "noted", prepare.Prepared)  # and not another script's that ran here before
 
-    def __init__(self, bound, kind, program, staged=None):
+    def __init__(self, bound, kind, program, rank, staged=None, stream=None):
         if staged is not None or program.execution.name == "QUEUED":
             made.setdefault(bound.call.collective, set()).add(staged is None)
-        super().__init__(bound, kind, program, staged)
+        super().__init__(bound, kind, program, rank, staged, stream)
 
 prepare.Prepared = Noted
 

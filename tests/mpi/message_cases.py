@@ -448,7 +448,7 @@ def case_mistakes_with_partitions(comm: Communicator) -> None:
     first, into = comm.Psend_init([np.ones(8), 2], 4, right, 1), np.empty(8)
     parts, me = [comm.Precv_init([into, 8], 1, left, 1)], f"rank {comm.rank}"
     parts[0].Start()
-    with raises(ValueError, "partition 4 is none of the 4", me):
+    with raises(ValueError, "there is no partition 4 among the 4", me):
         first.Start()
         first.Pready(4)
     with raises(ValueError, "partition 1 has been marked ready already", me):

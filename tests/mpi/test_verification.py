@@ -91,7 +91,7 @@ def test_through_torch(mpirun: Any, flipping: str, flip: dict[str, str]) -> None
     how = random.choice("yn")
     env = {**flip, "LD_PRELOAD": flipping, "UCCH_CHECK": "data:1"}
     job = mpirun("tests/mpi/verification_cases.py", 2, args=["torch", how], env=env)
-    said = re.findall(r"rank (\d) says: .*element 777 of what rank 1 sent to rank 0", job.stdout)
+    said = re.findall(r"rank (\d) says: .*element 777 of the data from rank 1 to rank 0", job.stdout)
     assert len(said) == 2, (how, job.output)
 
 
@@ -101,7 +101,7 @@ def test_in_a_ring_of_devices(mpirun: Any, fake_environment: Any, flip: dict[str
     env = fake_environment("nvidia:1,amd:1") | flip | {"UCCH_CHECK": "data:1", "FAKEGPU_DELAY_US": "20"}
     job = mpirun("tests/mpi/verification_cases.py", 2, args=["devices", streamed], env=env)
     assert "flipped on rank 0" in job.stderr
-    assert len(re.findall(r"says: .*element 4321 of what rank 1 sent to rank 0", job.stdout)) == 2, job.output
+    assert len(re.findall(r"says: .*element 4321 of the data from rank 1 to rank 0", job.stdout)) == 2, job.output
 
 
 @pytest.mark.parametrize(("ranks", "layout"), [(3, ""), (4, "nvidia:2,amd:2")])

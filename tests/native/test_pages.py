@@ -242,7 +242,7 @@ BAD = [
     (ValueError, "they differ", lambda w: rma.PageTable(w, [np.zeros((2, n, 4, 2, 8)) for n in (3, 4)], "KBNHD")),
     (ValueError, "an array for each layer", lambda w: rma.PageTable(w, [], "KBNHD")),
     (ValueError, "are no blocks of 3", lambda w: rma.PageTable(w, [np.zeros((16, 2, 8))], "THD", block_size=3)),
-    (ValueError, "'float16' is no type of elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
+    (ValueError, "'float16' does not have elements of 8 bytes", lambda w: table_of(w, dtype="float16")),
     (ValueError, "2 from number 3 on are not among 4", lambda w: table_of(w, heads=(3, 4))),
     (BufferError, "contiguous", lambda w: rma.PageTable(w, [np.zeros((2, 3, 4, 4, 8))[:, :, :, ::2]], "KBNHD")),
     (TypeError, "has no shape", lambda w: rma.PageTable(w, [5], "KBNHD")),

@@ -65,7 +65,7 @@ def test_constants() -> None:
     x = np.arange(4, dtype=np.float32)
     assert recv([MPI.BOTTOM, (4, x.ctypes.data // 4), MPI.FLOAT]).ptr == x.ctypes.data
     for spec in (MPI.IN_PLACE, [MPI.IN_PLACE, 4, MPI.FLOAT]):
-        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.IN_PLACE is no buffer"):
+        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.IN_PLACE is not a buffer"):
             recv(spec)
     assert recv([None, 0, MPI.INT]).count == 0
 

@@ -210,7 +210,7 @@ def test_none_with_no_count_is_an_empty_buffer() -> None:
     assert send_v([None, [0, 0], "f"], 2).counts == (0, 0)
     with pytest.raises(ValueError, match="buffer is None but its count is 3"):
         send([None, 3, "f"])
-    with pytest.raises(TypeError, match="None is no buffer"):
+    with pytest.raises(TypeError, match="None is not a buffer"):
         send(None)
 
 

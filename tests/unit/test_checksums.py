@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_found(name: str, dtype: str) -> None:
         element = at - part.offset + (part.source if op else 0)
         assert f"element {element} " in text, (seed, call, rank, at, bit, text)
         assert text.endswith(f"[{rank}]"), (seed, call, rank, text)
-        assert op or f"rank {part.ranks[0]} sent to rank {rank} " in text
+        assert op or f"from rank {part.ranks[0]} to rank {rank} " in text
 
 
 def test_any_bit_of_a_replica_is_found() -> None:

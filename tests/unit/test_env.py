@@ -77,7 +77,7 @@ def test_defaults_and_unknown_names() -> None:
 def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCH_TIMEOUTT", "3")
     assert "UCCH_TIMEOUTT" in env.unknown() and "UCCH_TIMEOUT" not in env.unknown(["UCCH_TIMEOUT", "PATH"])
-    with pytest.warns(UserWarning, match=r"UCCH_TIMEOUTT is set but means nothing: did you mean UCCH_TIMEOUT\?"):
+    with pytest.warns(UserWarning, match=r"unknown variable UCCH_TIMEOUTT: did you mean UCCH_TIMEOUT\?"):
         env.warn_unknown()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

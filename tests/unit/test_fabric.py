@@ -13,7 +13,7 @@ from ucc_hetero.cli.info import fabrics
 from ucc_hetero.cli.tune import clearly, without_default
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.fabric import Fabric, fabric_of
-from ucc_hetero.machine.facts import Facts, one_fabric, unpacked
+from ucc_hetero.machine.facts import Facts, unpacked
 from ucc_hetero.planner.rules import (
     NO_TABLE,
     Layout,
@@ -120,6 +120,9 @@ def test_network_threads_need_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_fabric_joins_ranks_of_one_vendor() -> None:
+    def one_fabric(everyone: list[Facts]) -> bool:
+        return len({facts.joined for facts in everyone}) == 1
+
     assert one_fabric([MINE]) and one_fabric([MINE, replace(MINE, process="2", device=1)])
     assert not one_fabric([MINE, THERE]) and not one_fabric([MINE, replace(MINE, vendor="amd")])
     assert one_fabric([replace(MINE, fabric=IB), replace(THERE, fabric=IB._replace(why="mlx5_1:1"))])

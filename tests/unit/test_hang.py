@@ -238,8 +238,8 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["hang", str(tmp_path), str(tmp_path / "missing")]) == 1
     out = capsys.readouterr().out
     assert out.count("hang-file") == len(bad) + 2 and "0 errors" in out
-    for words in ("fewer than the header", "cut off, or changed", "no flight record", "which cannot be",
-                  "line 1 of what it says", "line 2 of what it says",
+    for words in ("fewer than the header", "cut off, or changed", "not a flight record", "which cannot be",
+                  "line 1 of its description", "line 2 of its description",
                   "records of a kind", "No such file"):  # fmt: skip
         assert words in out, words
 

@@ -52,11 +52,11 @@ def test_grammar() -> None:
     ("allreduce:@flat#bcast:@nothing", "'bcast:@nothing': bcast has no @nothing; it has @"),
     ("allreduce:4k-1k:@flat", "range '4k-1k' ends before it begins"),
     ("allreduce:4q-8q:@flat", "'4q' is not a size"),
-    ("allreduce:cuda:@flat", "'cuda' is no collective, byte range, vendor"),
+    ("allreduce:cuda:@flat", "'cuda' is not a collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@flat:path=staged", "'path=staged' means nothing any more"),
-    ("allreduce:@", "'@' is no collective"),
+    ("allreduce:@flat:path=staged", "'path=staged' is no longer supported"),
+    ("allreduce:@", "'@' is not a collective"),
     ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip
 def test_grammar_names_the_bad_part(text: str, message: str) -> None:

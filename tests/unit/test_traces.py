@@ -55,7 +55,7 @@ def test_other_bytes_are_no_ring() -> None:
 def test_a_line_that_was_cut_off_is_left_out() -> None:
     found = parse_part(['{"rank": 3, "job": "j"}\n', '{"clock": [1, 2, 3]}\n', '{"comm": 1, "num'], b"")
     assert (found.rank, found.clock, found.comms) == (3, [(1, 2, 3)], {})
-    with pytest.raises(ValueError, match="whose"):
+    with pytest.raises(ValueError, match="names the rank of these events"):
         parse_part([], b"")
 
 

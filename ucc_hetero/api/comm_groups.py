@@ -175,7 +175,7 @@ class GroupMethods(ABC):
             sources: Ranks whose edges this rank gives.
             degrees: How many edges of each.
             destinations: Ranks that these edges lead to, source by source.
-            *args, **more: ``weights``, ``info`` and ``reorder``, as in mpi4py.
+            args, more: ``weights``, ``info`` and ``reorder``, as in mpi4py.
 
         Returns:
             The communicator.
@@ -191,7 +191,7 @@ class GroupMethods(ABC):
         Args:
             sources: Ranks with an edge to this one.
             destinations: Ranks to which an edge leads from this one.
-            *args, **more: ``sourceweights``, ``destweights``, ``info`` and ``reorder``, as in mpi4py.
+            args, more: ``sourceweights``, ``destweights``, ``info`` and ``reorder``, as in mpi4py.
 
         Returns:
             The communicator.

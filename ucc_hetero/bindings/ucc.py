@@ -70,10 +70,16 @@ def _guard() -> None:
 
 
 class Lib(Handle):
-    """One initialised UCC library, reading the environment variables ``<env_prefix>_...``.
+    """One initialised UCC library.
 
-    With the prefix ``UCC`` these are UCC's usual ones; any other prefix ``P`` reads ``P_UCC_...``, so that several
-    libraries in one process are set up independently.
+    Args:
+        env_prefix: Prefix of the variables that it reads. With ``UCC`` these are UCC's usual ones; another prefix ``P``
+            reads ``P_UCC_...``, so that several libraries in one process are set up independently.
+        thread_mode: UCC's; the engine's lock allows any thread.
+
+    Raises:
+        LibraryNotFound: If libucc cannot be loaded.
+        LibraryError: If libucc cannot be initialised.
     """
 
     def __init__(self, env_prefix: str = "UCC", thread_mode: ThreadMode = ThreadMode.MULTIPLE) -> None:
@@ -94,7 +100,14 @@ class Lib(Handle):
         _guard()
 
     def attributes(self) -> dict[str, Any]:
-        """Thread mode and collective types that the loaded components support."""
+        """Ask what the loaded components support.
+
+        Returns:
+            dict[str, Any]: ``thread_mode``, and ``collectives`` by their names.
+
+        Raises:
+            LibraryError: If libucc refuses.
+        """
         attr = ffi.new("ucc_lib_attr_t *", {"mask": 3})
         check("ucc_lib_get_attr", locked(lib.ucc_lib_get_attr, self.handle, attr))
         return {
@@ -103,9 +116,18 @@ class Lib(Handle):
         }
 
     def context(self, exchange: Exchange | None = None, settings: Mapping[str, str] | None = None) -> Context:
-        """Create a context together with the other ranks of ``exchange`` (collective); alone without one.
+        """Create a context; collective over the ranks of ``exchange``.
 
-        ``settings``: libucc's of contexts, such as ``TEAM_IDS_POOL_SIZE``, before those of the environment.
+        Args:
+            exchange: Allgather among the ranks, such as :class:`.oob.MPIExchange`; this process alone without one.
+            settings: libucc's settings of contexts, such as ``TEAM_IDS_POOL_SIZE``, before those of the environment.
+
+        Returns:
+            Context: The context.
+
+        Raises:
+            LibraryError: If libucc cannot create it, or knows no such setting.
+            CollectiveTimeout: If the exchange has a limit and a rank does not come in time.
         """
         return Context(self, exchange, settings)
 
@@ -169,9 +191,19 @@ class Context(Handle):
         return number.to_bytes(8, sys.byteorder) in bytes(ffi.buffer(attr.ctx_addr, attr.ctx_addr_len))
 
     def team(self, ranks: Sequence[int], timeout: float = 60.0, look: Callable[[], None] | None = None) -> Team:
-        """Create the team of the context ranks ``ranks``, in that order; collective among them.
+        """Create a team; collective among its ranks.
 
-        ``look`` is called now and then meanwhile, and raises what makes it hopeless.
+        Args:
+            ranks: Ranks of this context, in the team's order.
+            timeout: Seconds to wait for the other ranks.
+            look: Called now and then meanwhile; may raise what makes it hopeless.
+
+        Returns:
+            Team: The team.
+
+        Raises:
+            CollectiveTimeout: If not every rank joins in time.
+            LibraryError: If libucc cannot create it.
         """
         return Team(self, ranks, timeout, look)
 
@@ -255,11 +287,28 @@ class Team(Handle):
         dst_displs: Sequence[int] | None = None,
         mem_type: MemType = MemType.HOST,
     ) -> Request:
-        """Initialise a collective; every member must do so in the same order, then post.
+        """Initialise a collective; every member does so in the same order, then posts.
 
-        ``src`` and ``dst`` are contiguous writable buffers (PEP 3118) or ``(address, bytes)`` pairs. Counts are UCC's:
-        allgather takes n elements and gives n*size, alltoall n*size each, bcast uses ``src`` only, and so on. Counts
-        and displacements of the v-forms are elements, 64-bit.
+        Counts are UCC's: allgather takes n elements and gives n times the team's size, alltoall n times the size on
+        each side, bcast uses ``src`` only.
+
+        Args:
+            coll: The collective.
+            src, dst: Contiguous writable buffers (PEP 3118), or ``(address, bytes)`` pairs.
+            dtype: The elements' type.
+            op: The reduction.
+            root: Rank of the team.
+            flags: Of :class:`CollFlag`.
+            src_counts, src_displs, dst_counts, dst_displs: Of the v-forms, in elements, 64-bit.
+            mem_type: Where the buffers lie.
+
+        Returns:
+            Request: To be posted.
+
+        Raises:
+            LibraryError: If libucc does not support it.
+            ValueError: If UCC has no such dtype.
+            BufferError: If a buffer is not contiguous or not writable.
         """
         args = ffi.new("ucc_coll_args_t *", {"coll_type": coll, "root": root})
         keep = [
@@ -277,7 +326,12 @@ class Team(Handle):
     def close(self, timeout: float = 60.0) -> None:
         """Destroy the team; collective among its members.
 
-        Raises :class:`CollectiveTimeout` where libucc has not ended it after ``timeout`` seconds.
+        Args:
+            timeout: Seconds to wait for the other ranks.
+
+        Raises:
+            CollectiveTimeout: If libucc has not ended it in time.
+            LibraryError: If libucc fails.
         """
         if self.handle:
             handle, self.handle = self.handle, None
@@ -334,7 +388,11 @@ class Request(Handle):
             quarantine.keep((self._args, self._keep))
 
     def post(self) -> None:
-        """Start the collective."""
+        """Start the collective.
+
+        Raises:
+            LibraryError: If libucc refuses.
+        """
         check("ucc_collective_post", locked(lib.ucc_collective_post, self.handle))
 
     @property
@@ -343,13 +401,29 @@ class Request(Handle):
         return int(self.handle.status)
 
     def test(self) -> bool:
-        """Make progress once; True when finished. Raises :class:`LibraryError` on failure."""
+        """Make progress once.
+
+        Returns:
+            bool: True if it has finished.
+
+        Raises:
+            LibraryError: If it has failed.
+        """
         if self.handle.status == Status.INPROGRESS:
             self.team.context.progress()
         return check("collective", self.handle.status) == Status.OK
 
     def wait(self, timeout: float = 60.0, look: Callable[[], None] | None = None) -> None:
-        """Wait until finished. Raises :class:`CollectiveTimeout` after ``timeout`` seconds, or what ``look`` does."""
+        """Wait until it has finished.
+
+        Args:
+            timeout: Seconds.
+            look: Called now and then meanwhile; may raise what makes it hopeless.
+
+        Raises:
+            CollectiveTimeout: After ``timeout`` seconds.
+            LibraryError: If it has failed.
+        """
         if not progress_until(self.test, timeout, look or bool, step=0.0, apart=_LOOK_S):
             raise CollectiveTimeout(f"collective not finished after {timeout:g} s")
 

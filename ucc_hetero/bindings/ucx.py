@@ -81,7 +81,13 @@ def check(call: str, status: int) -> None:
 class Context(Handle):
     """A UCP context with tagged messages and remote memory access, reading ``UCX_*`` variables.
 
-    With ``active`` one whose workers have active messages, and can be slept for.
+    Args:
+        settings: UCX's settings, by names without ``UCX_``, before those of the environment.
+        active: True for workers that have active messages and can be slept for.
+
+    Raises:
+        LibraryNotFound: If libucp cannot be loaded.
+        LibraryError: If libucp cannot make it, or knows no such setting.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None, *, active: bool = False) -> None:
@@ -118,7 +124,18 @@ class Context(Handle):
         return Worker(self)
 
     def register(self, data: Any) -> Memory:
-        """Register host memory for remote access: a writable buffer, or an ``(address, bytes)`` pair."""
+        """Register host memory for remote access.
+
+        Args:
+            data: A writable buffer, or an ``(address, bytes)`` pair.
+
+        Returns:
+            Memory: With the key for peers.
+
+        Raises:
+            LibraryError: If libucp refuses.
+            BufferError: If the buffer is read-only or not contiguous.
+        """
         return Memory(self, data)
 
     def close(self) -> None:
@@ -148,7 +165,17 @@ class Worker:
         self._messages: WeakSet[Any] = WeakSet()
 
     def connect(self, address: bytes) -> Endpoint:
-        """Make an endpoint to the worker with this address."""
+        """Make an endpoint.
+
+        Args:
+            address: The peer's :attr:`address`.
+
+        Returns:
+            Endpoint: The connection.
+
+        Raises:
+            LibraryError: If libucp refuses.
+        """
         return Endpoint(self, address)
 
     def progress(self) -> int:
@@ -165,7 +192,23 @@ class Worker:
         mem_type: MemType = MemType.HOST,
         timeout: float = 0.0,
     ) -> Message:
-        """Start sending a buffer or an ``(address, bytes)`` pair; ``sync`` completes only when it is matched."""
+        """Start to send a message.
+
+        Args:
+            endpoint: To the receiver.
+            data: A buffer, or an ``(address, bytes)`` pair.
+            tag: The message's, of 64 bits.
+            sync: True to finish only when it is matched.
+            mem_type: Where the data lies.
+            timeout: Seconds after which it fails; 0 for none.
+
+        Returns:
+            Message: Finished when the buffer may be reused.
+
+        Raises:
+            LibraryError: If libucp refuses.
+            BufferError: If the buffer is not contiguous.
+        """
         message = self._message()
         pointer, nbytes, message.keep = memory(data, writable=False)
         status = lib.ucch_send(
@@ -177,14 +220,36 @@ class Worker:
     def recv(
         self, data: Any, tag: int, *, mask: int = TAG_FULL, mem_type: MemType = MemType.HOST, timeout: float = 0.0
     ) -> Message:
-        """Start receiving a message whose tag equals ``tag`` in the bits of ``mask``."""
+        """Start to receive a message.
+
+        Args:
+            data: A writable buffer, or an ``(address, bytes)`` pair.
+            tag: The message's.
+            mask: Bits of the tag that must be equal.
+            mem_type: Where the buffer lies.
+            timeout: Seconds after which it fails; 0 for none.
+
+        Returns:
+            Message: Finished when the data is in the buffer.
+
+        Raises:
+            BufferError: If the buffer is read-only or not contiguous.
+        """
         message = self._message()
         pointer, nbytes, message.keep = memory(data, writable=True)
         lib.ucch_recv(message.handle, self.handle, pointer, nbytes, tag, mask, mem_type, timeout)
         return message
 
     def probe(self, tag: int, mask: int = TAG_FULL) -> tuple[int, int] | None:
-        """(tag, bytes) of a message that has arrived and matches, or None; it stays where it is."""
+        """Look for a message that has arrived; it stays where it is.
+
+        Args:
+            tag: The message's.
+            mask: Bits of the tag that must be equal.
+
+        Returns:
+            tuple[int, int] | None: Its tag and its bytes, or None.
+        """
         found, matched = ffi.new("ucch_offer *"), ffi.new("ucp_tag_message_h *")
         if not lib.ucch_probe(self.handle, tag, mask, 0, found, matched):
             return None
@@ -220,20 +285,34 @@ class Endpoint:
         check("ucp_ep_create", status[0])
 
     def flush(self, timeout: float = 0.0) -> Message:
-        """Start to complete everything that was sent: done when the peer has it."""
+        """Start to complete all messages that were sent.
+
+        Args:
+            timeout: Seconds after which it fails; 0 for none.
+
+        Returns:
+            Message: Finished when the peer has them.
+
+        Raises:
+            LibraryError: If libucp refuses.
+        """
         message = self.worker._message()
         check("ucp_ep_flush_nbx", lib.ucch_flush(message.handle, self.handle, timeout))
         return message
 
     def close(self, timeout: float = 5.0) -> None:
-        """Flush and close; gives up after ``timeout`` seconds when the peer does not answer."""
+        """Flush and close the connection.
+
+        Args:
+            timeout: Seconds after which it is closed although the peer does not answer.
+        """
         if self.handle:
             handle, self.handle = self.handle, None
             lib.ucch_ep_close(self.worker.handle, handle, timeout)
 
 
 class Message:
-    """A tagged message under way. One that is dropped goes on, and what it sends or receives into stays alive."""
+    """A tagged message under way. One that is dropped goes on, and its buffer stays alive."""
 
     def __init__(self) -> None:
         quarantine.release(Message)
@@ -247,14 +326,26 @@ class Message:
             quarantine.keep((handle, self.keep), lambda: not held(handle), Message)
 
     def test(self) -> bool:
-        """Make progress once; True when finished. Raises as :meth:`wait` does."""
+        """Make progress once.
+
+        Returns:
+            bool: True if it has finished.
+
+        Raises:
+            TruncationError, LibraryError, CollectiveTimeout: As :meth:`wait`.
+        """
         return self._done(lib.ucch_test(self.op))
 
     def wait(self, timeout: float = 60.0) -> None:
-        """Wait until finished.
+        """Wait until it has finished.
 
-        Raises :class:`TruncationError` when the message was longer than the buffer, :class:`LibraryError` when UCX
-        failed, :class:`CollectiveTimeout` after ``timeout`` seconds.
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            TruncationError: If the message was longer than the buffer.
+            LibraryError: If UCX failed.
+            CollectiveTimeout: After ``timeout`` seconds, or after those of its start.
         """
         waited = 0.0
         while not self._done(lib.ucch_wait(self.op, 0.05)):

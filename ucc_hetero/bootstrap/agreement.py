@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import NamedTuple
 
 from ..errors import AgreementError, ranks_text
@@ -198,12 +197,6 @@ def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
             "some ranks of this job cannot take part:\n" + "\n".join(lines) + "\n    cure: what libucc and UCX "
             "print there says why; most often memory, segments or descriptors are short (ulimit -v, -n; /dev/shm)"
         )
-
-
-def describe(facts: Facts) -> str:
-    """One rank's facts, a line each."""
-    hidden = {"address", "host", "settings"}
-    return "\n".join(f"{f.name}: {getattr(facts, f.name)}" for f in fields(facts) if f.name not in hidden)
 
 
 BYTEORDER = sys.byteorder

@@ -29,7 +29,7 @@ from . import faults, links, process, timely
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
 #: A communicator was freed after a call of it had failed: the call is in the libraries still.
-_haunted = False
+_has_leaked_calls = False
 
 #: Seconds that those who live wait for each other at the end, once ranks have died.
 _PATIENCE = 10.0
@@ -64,10 +64,10 @@ def register() -> None:
 
 def forget(comm: Any) -> None:
     """A communicator is being freed."""
-    global _haunted
+    global _has_leaked_calls
     if comm in living:  # not of a parent process
         living.remove(comm)
-    _haunted = _haunted or _leaves_calls(comm)
+    _has_leaked_calls = _has_leaked_calls or _leaves_calls(comm)
 
 
 class _Parents:
@@ -201,7 +201,7 @@ def _close() -> None:
     try:
         faults.in_time("the end of this process", _PATIENCE, close)
     except faults.EXCHANGE_ERRORS as error:
-        log.log("live").debug("what the libraries hold is not given back: %s", error)
+        log.log("live").debug("memory of the libraries is not given back: %s", error)
         faults.leave(0)
 
 
@@ -220,7 +220,7 @@ def _abort() -> None:
 
 #: How a rank comes to its end: ranks of the job are dead; what is under way will not end; no call is under way, but the
 #: libraries still hold one that failed; they can be closed.
-_LOST, _STUCK, _HAUNTED, _WHOLE = range(4)
+_LOST, _STUCK, _LEAKED, _WHOLE = range(4)
 
 
 class _Look:
@@ -251,8 +251,8 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(comm._run.broken or comm._run.busy for comm in living)
-    haunted = _haunted or process.forsaken() or any(map(_leaves_calls, living))
-    mine = array("i", [_STUCK if stuck else _HAUNTED if haunted else _WHOLE])
+    leaked = _has_leaked_calls or process.forsaken() or any(map(_leaves_calls, living))
+    mine = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE])
     worst = array("i", [0])
     try:
         if not faults.lacking(each.comm) and faults.dead_ranks(each.comm):

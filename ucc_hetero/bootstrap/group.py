@@ -114,7 +114,9 @@ class Membership:
             self.links = Links(mpi, self.board, self.board.hosts, [f.process for f in self.facts])
         self._watch(self.board.dead_ranks)
         memory = None if self.runtime is None else self.runtime.memory_type
-        able = island.size == 1 or (memory is not None and not self.device.blind and self.job.vendors_library(memory))
+        able = island.size == 1 or (
+            memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
+        )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
         if not self.bare.flat:

@@ -110,7 +110,7 @@ class Links:
         key = int.from_bytes(self._key, "little")
         handle = lib.ucch_circle_new(board.native, key, self._rank, len(hosts), hosts, len(found), links, found)
         if handle == ffi.NULL:
-            raise MemoryError("no memory for what hosts tell each other")
+            raise MemoryError("no memory for the exchange between hosts")
         self._handle = handle
 
     def _connect(self, ranks: Sequence[int]) -> None:

@@ -329,7 +329,7 @@ class StoreComm:
         words, _ = self._settle("")
         ranks = sorted(words)
         if self._rank not in ranks:
-            raise PeerError(f"rank {self._rank}: the others took this rank for dead, and have gone on without it")
+            raise PeerError(f"rank {self._rank}: the other ranks took this one for dead and have gone on without it")
         return self._part(f"{self._prefix}/agreed/{self._agreed}/rest", ranks)
 
     def _settle(self, word: str) -> tuple[dict[int, str], list[int]]:

@@ -1,4 +1,4 @@
-"""Arrays told apart at a glance: what torch and CuPy say of theirs without making an export, in under a microsecond.
+"""Fast descriptions of arrays of torch and CuPy, without an export, in under a microsecond.
 
 Only for calls that went through :func:`as_buffer` once before with arrays that look the same: nothing is checked here.
 """
@@ -9,23 +9,23 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 #: (all that tells such arrays apart but their address, the address).
-Glance = tuple[Hashable, int]
+Description = tuple[Hashable, int]
 
 
-def glance(array: Any) -> Glance | None:
-    """Key to know an array again by, and its address; None for whatever has to be looked at properly."""
+def describe_fast(array: Any) -> Description | None:
+    """Key by which an array is known again, and its address; None for arrays that need :func:`as_buffer`."""
     read = _readers.get(type(array), _unread)
     if read is _unread:
         read = _readers[type(array)] = _reader(type(array))
     return read(array) if read is not None else None
 
 
-def _reader(kind: type) -> Callable[[Any], Glance | None] | None:
+def _reader(kind: type) -> Callable[[Any], Description | None] | None:
     name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
     return {"torch.Tensor": _torch, "torch.Parameter": _torch, "cupy.ndarray": _cupy}.get(name)
 
 
-def _torch(tensor: Any) -> Glance | None:
+def _torch(tensor: Any) -> Description | None:
     try:
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
@@ -37,15 +37,15 @@ def _torch(tensor: Any) -> Glance | None:
     return ("torch", tensor.dtype, tensor.numel(), tensor.get_device(), tensor.requires_grad), address
 
 
-def _cupy(array: Any) -> Glance | None:
+def _cupy(array: Any) -> Description | None:
     if not array.flags.c_contiguous:
         return None
     return ("cupy", array.dtype, array.size, array.data.device_id), array.data.ptr
 
 
-def _unread(array: Any) -> Glance | None:
+def _unread(array: Any) -> Description | None:
     """Stands for a type that was not met before."""
     return None
 
 
-_readers: dict[type, Callable[[Any], Glance | None] | None] = {}
+_readers: dict[type, Callable[[Any], Description | None] | None] = {}

@@ -238,7 +238,7 @@ def _split_w(spec: Any) -> tuple[Any, Any, Any, Any]:
     """Buffer, counts, displacements, datatypes; None where not given."""
     counts = displs = None
     if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
-        raise TypeError(f"{type(spec).__name__} is no message with a datatype per rank; {_WFORMS}")
+        raise TypeError(f"{type(spec).__name__} is not a message with a datatype per rank; {_WFORMS}")
     if len(spec) == 3:
         if not isinstance(spec[1], (list, tuple)) or len(spec[1]) != 2:
             raise ValueError(f"{spec[1]!r} is not (counts, displs); {_WFORMS}")
@@ -275,7 +275,7 @@ def _resolve(
     if mpi.is_in_place(buf):
         if buf is None and datatype is not None:
             return None, _element(datatype)
-        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is no buffer, and one is needed here")
+        raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
     address = mpi.bare_address(buf) if vouched or mpi.is_datatype(datatype) else 0
     if address:
         return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None), _element(

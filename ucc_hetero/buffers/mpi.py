@@ -118,7 +118,7 @@ def element_of(datatype: Any) -> Element:
     module = _mpi()
     if datatype == module.DATATYPE_NULL:
         raise TypeError(
-            "MPI.DATATYPE_NULL (a type that this MPI lacks, or one already freed) is no datatype; "
+            "MPI.DATATYPE_NULL (a type that this MPI lacks, or one already freed) is not a datatype; "
             "pass a numpy dtype or a name such as 'bfloat16'"
         )
     base, combiner, facts = datatype.decode()

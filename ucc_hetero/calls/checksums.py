@@ -165,12 +165,12 @@ class Moved:
         """The fault, from the rows of a single element."""
         source, dest = span.about
         shown = (self._show(row) for row in (rows[source, :PIECES], rows[dest, PIECES:]))
-        what = "element {} of what rank {} sent to rank {} is {} there, and has arrived as {}"
+        what = "element {} of the data from rank {} to rank {} was sent as {} and has arrived as {}"
         return Fault(tuple(ranks), what.format(span.start, source, dest, *shown))
 
     def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
         """The fault, where the ranks could not find the element."""
-        return Fault(tuple(ranks), "what rank {} sent to rank {} has not arrived as it was sent".format(*span.about))
+        return Fault(tuple(ranks), "data from rank {} to rank {} has not arrived as it was sent".format(*span.about))
 
     def _show(self, words: Any) -> str:
         data = words[:2].view(np.uint8)[: self._size]

@@ -18,14 +18,15 @@ from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
 from ..native.libraries import ffi, lib, repeater
 from ..planner.select import Tuning
+from ..types import is_delegated
 from .arguments import CallSpec, Completion
+from .delegate import Delegate
 from .failure import ANEW, failure_of, not_started, refused
-from .mpi_fallback import Delegate, is_delegated
-from .persistent import PersistentRequest, retire
+from .persistent import PersistentRequest, free_all, idle, nothing
 from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache
-from .request import SLICE, Captured, Launched, Request, finished, look_around, reap, under_way, wait_op
-from .shutdown import await_others, wind_up
+from .request import SLICE, Captured, Launched, Request, finished, reap, run_poll_hooks, under_way, wait_op
+from .shutdown import await_others, drain
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
@@ -140,7 +141,7 @@ class Runner:
         self._run(prepared)
         prepared.finish()
         key, outof, into = seen
-        self._cache.keep(key, prepared, outof, into)
+        prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
 
     def refuse(self, error: Exception) -> None:
@@ -240,7 +241,7 @@ class Runner:
         prepared = self._prepared.prepare(call)
         if prepared is None:
             return finished()
-        self._cache.keep(key, prepared, outof, into)
+        prepared.keep(self._cache, key, outof, into)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -293,14 +294,14 @@ class Runner:
         prepared = self._prepared.prepare(call, exchange=exchange, rows=rows, stream=stream)
         if prepared is None:
             return finished()
-        if prepared.copies:
+        if prepared.copies and prepared.staged is None:
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: with stream=, memory must be contiguous and read in place"
             )
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
-        self._cache.keep(key, prepared, outof, into)
+        prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
         return launched
 
@@ -423,7 +424,7 @@ class Runner:
             raise not_started(self.board, self.rank, prepared.label, state)
         request = self._request(program, prepared.kind, prepared, prepared)
         if state and prepared.staged is not None:
-            prepared.staged.leave(stream)
+            prepared.leave(stream)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
         return request
@@ -439,9 +440,8 @@ class Runner:
             self.refuse(error)
             raise
         if prepared is None:
-            idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-            return PersistentRequest(lib.ucch_message_op(idle), idle, lambda: 0, lambda *_: None, lambda: None)
-        return _Standing(self, prepared, call).request()
+            return PersistentRequest(*idle(), lambda: 0, lambda *_: None, nothing)
+        return self._standing(prepared, call)
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
@@ -455,6 +455,36 @@ class Runner:
         lib.ucch_progress_thread(1)
         self._persistent[id(prepared)] = prepared
         return prepared
+
+    def _standing(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
+        """The request by which a call that was set up is started again and again."""
+        program = prepared.program
+
+        def start() -> int:
+            self._ready()
+            if not prepared.in_place:
+                prepared.refill()
+            state = int(lib.ucch_program_again(program.handle))
+            if state < 0:
+                raise not_started(self.board, self.rank, prepared.label, state)
+            return state
+
+        def finish(state: int, status: Any) -> None:
+            self._judge(program, state, prepared, prepared.label)
+            prepared.finish()
+
+        def free() -> None:
+            if self._persistent.pop(id(prepared), None) is not None:
+                lib.ucch_program_drop(program.handle)
+
+        ways: tuple[Callable[[], int], Callable[[int, Any], None]] = start, finish
+        direct = program.handle if prepared.in_place else None
+        if self._verification is not None:
+            ways, direct = self._verification.around(call, start, finish), None
+        return PersistentRequest(
+            program.op, prepared, *ways, free, direct=direct, owner=self, in_stream=partial(self.start, call),
+            refuse=self.refuse,
+        )  # fmt: skip
 
     # --- books --------------------------------------------------------------------------------------------------------
 
@@ -496,7 +526,7 @@ class Runner:
     def _ready(self, *, calls: bool = True) -> None:
         """As :meth:`_usable`, for a collective."""
         self._usable(calls=calls)
-        look_around()
+        run_poll_hooks()
 
     def ended(self, seq: int = 0) -> bool:
         """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
@@ -580,10 +610,10 @@ class Runner:
         """Release teams and board; collective, with no active request in the caller's hands. True if all ranks do
         so."""
         self.ended()
-        together = wind_up(self)
+        together = drain(self)
         if self._verification is not None:
             self.unfit = self._verification.close(together)
-        retire(self)
+        free_all(self)
         if self.broken or self.ended():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
@@ -601,55 +631,3 @@ class Runner:
 def _number(address: Any) -> int:
     """An address as a launch takes it, which needs no object for it."""
     return address if type(address) is int else int(_cast("uintptr_t", address))
-
-
-class _Standing:
-    """A call that was set up, to be started again and again."""
-
-    def __init__(self, run: Runner, prepared: Prepared, call: CallSpec) -> None:
-        self._run, self._prepared, self._call = run, prepared, call
-        self._verification = run._verification
-        self._sample: Any = None
-
-    def request(self) -> PersistentRequest:
-        """The request that its user starts and waits for."""
-        run, prepared = self._run, self._prepared
-        return PersistentRequest(
-            prepared.program.op, prepared, self._start, self._finish, self._free, direct=self._direct(), owner=run,
-            in_stream=partial(run.start, self._call), refuse=run.refuse,
-        )  # fmt: skip
-
-    def _direct(self) -> Any:
-        """The program, where it is all that a start needs."""
-        return self._prepared.program.handle if self._prepared.in_place and self._verification is None else None
-
-    def _start(self) -> int:
-        self._sample = None if self._verification is None else self._verification.take(self._call)
-        if self._verification is None or self._sample is None:
-            return self._start_now()
-        return int(self._verification.within(self._sample, self._start_now))
-
-    def _start_now(self) -> int:
-        run = self._run
-        run._ready()
-        if not self._prepared.in_place:
-            self._prepared.refill()
-        state = int(lib.ucch_program_again(self._prepared.program.handle))
-        if state < 0:
-            raise not_started(run.board, run.rank, self._prepared.label, state)
-        return state
-
-    def _finish(self, state: int, status: Any) -> None:
-        if self._verification is None or self._sample is None:
-            self._ended(state)
-        else:
-            self._verification.within(self._sample, self._ended, state)
-            self._verification.end(self._sample)
-
-    def _ended(self, state: int) -> None:
-        self._run._judge(self._prepared.program, state, self._prepared, self._prepared.label)
-        self._prepared.finish()
-
-    def _free(self) -> None:
-        if self._run._persistent.pop(id(self._prepared), None) is not None:
-            lib.ucch_program_drop(self._prepared.program.handle)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ..bindings.ucc import status_name
@@ -21,6 +24,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..trace import flight
+from .request import run_poll_hooks
 
 _E = TypeVar("_E", bound=UCCHError)
 
@@ -180,3 +184,59 @@ def refused(board: Board, seq: int = 0) -> str:
     call, rank, text = found
     what = "refused its part" if call == seq else f"refused call {call}"
     return f"rank {rank} {what}: {text}" if rank >= 0 else "another rank has refused a call"
+
+
+#: Seconds of polling before a waiter looks at its peers and begins to sleep, and the longest nap.
+_PATIENCE = 0.002
+_NAP = 0.0005
+
+
+class Watch:
+    """A call while MPI runs it, or while it is prepared: shown to the peers, timed, compared.
+
+    ``show`` does the first, and returns the call's number and that of its record.
+    """
+
+    def __init__(
+        self, board: Board, rank: int, label: str, timeout: float, show: Callable[[str], tuple[int, int]] | None = None
+    ) -> None:
+        self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
+        self.began = time.monotonic()
+        self.seq, self.record = (show or board.publish)(label)
+
+    def look(self) -> None:
+        """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
+        run_poll_hooks()
+        elapsed = time.monotonic() - self.began
+        status, peer = self.board.verdict(self.seq)
+        if not status:
+            peer = lib.ucch_board_gone(self.board.native, self.seq)
+            status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
+        if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
+            return
+        lib.ucch_record_end(self.record, status)
+        error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
+        raise explain(error, self.board, self.rank, self.label, self.timeout)
+
+    def poll(self, request: Any) -> bool:
+        """True if an MPI request has finished; its errors come out as ``CollectiveError``."""
+        try:
+            return bool(request.Test())
+        except RuntimeError as error:  # MPI.Exception
+            raise CollectiveError(f"rank {self.rank}: {self.label}: {error}") from error
+
+    def wait(self, request: Any) -> None:
+        """Wait for an MPI request."""
+        done = partial(self.poll, request)
+        progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
+
+    def give_up(self) -> None:
+        """Tell the other ranks that the call has failed here, which breaks the communicator: it may go on there."""
+        lib.ucch_board_failed(self.board.native, self.seq)
+
+    def finish(self, nbytes: int) -> None:
+        """Count the call, unless a rank has called something else."""
+        if self.board.verdict(self.seq)[0]:
+            self.look()
+        lib.ucch_record_end(self.record, 0)
+        lib.ucch_board_add(self.board.native, time.monotonic() - self.began, nbytes)

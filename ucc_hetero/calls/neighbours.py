@@ -10,9 +10,8 @@ from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
 from .exchange import Exchange, PersistentExchange, start_all
-from .failure import ANEW, refused
+from .failure import ANEW, Watch, refused
 from .message import Moved
-from .mpi_fallback import Watch
 from .p2p import Messages, part_of
 from .persistent import PersistentRequest
 from .request import Request, finished

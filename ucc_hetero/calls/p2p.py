@@ -16,7 +16,7 @@ from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
-from ..buffers.fast_path import glance
+from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor, report, uncaptured
 from ..errors import (
     CollectiveError,
@@ -40,7 +40,7 @@ from .failure import LOST, recorded
 from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 from .persistent import PersistentRequest
 from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, look_around, wait_op
+from .request import SLICE, Lasting, Request, run_poll_hooks, wait_op
 from .status import set_status
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
@@ -85,7 +85,7 @@ class Arrays:
             return _NOTHING
         if type(array) is Buffer:
             return array
-        seen = glance(array)
+        seen = describe_fast(array)
         if seen is None:
             return self._look(array, writable)
         like = self._known.get((seen[0], writable))
@@ -377,7 +377,7 @@ class Messages:
             if time.monotonic() > until:
                 raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
-            look_around()
+            run_poll_hooks()
             status = self._give(letter, timeout)
 
     def _not_posted(self, letter: Letter, status: int) -> UCCHError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import index
@@ -19,13 +19,14 @@ import numpy as np
 from ..buffers import Buffer, as_buffer
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
-from ..native.libraries import ffi, lib
+from ..native.libraries import lib
 from ..native.waiting import progress_until
+from .exchange import Composite
 from .p2p import Messages, part_of
-from .persistent import PersistentRequest
+from .persistent import PersistentRequest, idle, nothing
 from .probe import Message, mprobe, probe
 from .request import Request
-from .status import fill_empty, set_status
+from .status import set_status
 
 #: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
 _HEADERS, _PARTITIONS = 0, 1 << 30
@@ -115,13 +116,11 @@ class Partitions:
         return known[number]
 
 
-class PartitionedRequest(PersistentRequest, ABC):
+class PartitionedRequest(Composite, PersistentRequest):
     """A message in partitions that can be started many times."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
-        # The native engine takes an idle message for an operation that has finished.
-        idle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
-        super().__init__(lib.ucch_message_op(idle), idle, self._launch, None, lambda: None, owner=messages.runner)
+        super().__init__(*idle(), self._launch, None, nothing, owner=messages.runner)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._nobody = peer == messages.null
         #: The messages of this start, by their number.
@@ -145,7 +144,7 @@ class PartitionedRequest(PersistentRequest, ABC):
             except TypeError:
                 raise TypeError(f"{self._said()}: partition {each!r} is not an integer") from None
             if not 0 <= found[-1] < len(self._parts):
-                raise ValueError(f"{self._said()}: partition {found[-1]} is none of the {len(self._parts)}")
+                raise ValueError(f"{self._said()}: there is no partition {found[-1]} among the {len(self._parts)}")
         return found
 
     def Pready(self, partition: int) -> None:
@@ -204,23 +203,16 @@ class PartitionedRequest(PersistentRequest, ABC):
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until all partitions have been sent or received, then return True."""
-        fill_empty(status)
         if not self._done:
             self._complete_set(wait=True)
-            self._finish_all(status)
-        return True
+        return super().Wait(status)
 
-    def Test(self, status: Any = None) -> bool:
-        """Make some progress and return whether all partitions have been sent or received."""
-        fill_empty(status)
-        if not self._done and self._ended():
-            self._finish_all(status)
-        return self._done
+    def _begun(self) -> Sequence[Request]:
+        return list(self._started.values())
 
-    def _finish_all(self, status: Any) -> None:
-        self._done = True
+    def _settle(self, status: Any) -> None:
         failure: Exception | None = None
-        for request in list(self._started.values()):
+        for request in self._begun():
             try:
                 request.Wait()
             except Exception as error:
@@ -234,22 +226,14 @@ class PartitionedRequest(PersistentRequest, ABC):
         if not self._complete_set(wait=False):
             # Waiting says then what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
-        return int(all(r._done or r._ended() for r in list(self._started.values())))
+        return int(all(r._done or r._ended() for r in self._begun()))
 
     def _ops(self) -> list[Any]:
-        """The idle operation where some have not begun: who waits for one of many then comes back to look."""
-        if not self._complete_set(wait=False):
-            return [self._op]
-        return [r._op for r in list(self._started.values()) if not (r._done or r._ended())] or [self._op]
+        return super()._ops() if self._complete_set(wait=False) else [self._op]
 
     def _arm(self) -> None:
         self._waited_since = self._waited_since or time.monotonic()
-        for request in list(self._started.values()):
-            request._arm()
-
-    def _drop(self) -> None:
-        for request in list(self._started.values()):
-            request.Free()
+        super()._arm()
 
 
 class _Send(PartitionedRequest):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..errors import NotSupported
-from ..native.libraries import lib
+from ..native.libraries import ffi, lib
 from .request import SLICE, Request, under_way, wait_op
 from .status import fill_empty
 
@@ -18,11 +18,11 @@ _again = lib.ucch_program_again
 _standing: WeakSet[PersistentRequest] = WeakSet()
 
 
-def retire(owner: object) -> None:
+def free_all(owner: object) -> None:
     """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
     for request in list(_standing):
         if request._owner is owner:
-            request._begin, request._free, request._direct, request._in_stream = _ownerless, _nothing, None, None
+            request._begin, request._free, request._direct, request._in_stream = _ownerless, nothing, None, None
             request._refuse = None
 
 
@@ -166,11 +166,17 @@ class PersistentRequest(Request):
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
-        self._begin, self._free, self._direct, self._in_stream = _freed, _nothing, None, None
+        self._begin, self._free, self._direct, self._in_stream = _freed, nothing, None, None
         self._call = self._keep = None
 
 
-def _nothing() -> None:
+def idle() -> tuple[Any, Any]:
+    """A native operation of no call, and what it needs: the engine takes an idle message for one that has finished."""
+    message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+    return lib.ucch_message_op(message), message
+
+
+def nothing() -> None:
     """Do nothing: the release of a released request."""
 
 

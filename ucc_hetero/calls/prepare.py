@@ -14,24 +14,24 @@ from .. import env, log
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
-from ..device import kernels
+from ..device import Event, kernels
 from ..engine.lowering import Execution, Program, Route, lower
 from ..engine.placement import Lowering, Placement
 from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
-from ..planner.collectives import ROWS, Call, elements, operands
+from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_length
 from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
-from .mpi_fallback import Delegate, Watch
-from .program_cache import Kind, Kinds, ProgramCache
-from .request import Request, look_around
-from .staging import HostCopies
+from .delegate import Delegate
+from .failure import Watch
+from .program_cache import CountExchange, Kind, Kinds, ProgramCache, pointer
+from .request import Request, run_poll_hooks
 
 #: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
 _LATE = 1.0
@@ -45,19 +45,6 @@ _NOTHING = ffi.new("char[2]")
 _NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
 
 
-class Exchange(NamedTuple):
-    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
-
-    mine: Any
-    rows: Any
-    prepared: Prepared
-    run: Callable[[Prepared], None]
-
-    def again(self) -> None:
-        """Exchange them once more."""
-        self.run(self.prepared)
-
-
 class _About(NamedTuple):
     """A call as it was understood: its memory, its reduction, its label, and how its counts came to be known."""
 
@@ -67,34 +54,49 @@ class _About(NamedTuple):
     label: str
     on_device: bool
     counted: bool
-    asked: Exchange | None
+    asked: CountExchange | None
+
+
+class _Copy(NamedTuple):
+    """Memory that a program works on, the caller's, whether the call reads what is there, and whether it writes."""
+
+    copy: Buffer
+    original: Buffer
+    fetched: bool
+    back: bool
 
 
 class Prepared:
-    """A bound call with its program, addresses, and the copies around it.
+    """A bound call of ``rank`` with its program, addresses, and the copies around it.
 
-    ``staged``: the program works on copies in host memory of what lies on the device.
+    ``staged``: the program works on copies in pinned host memory of all that lies on the device. No library then sees
+    device memory, whatever devices the ranks have, or none. ``stream``: the data is there when this stream gets here.
     """
 
     __slots__ = (
-        *("agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program", "recv", "repeatable"),
-        *("send", "staged"),
+        *("_left", "_rank", "_stream", "agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program"),
+        *("recv", "repeatable", "send", "staged"),
     )
 
-    def __init__(self, bound: Bound, kind: Kind, program: Program, staged: HostCopies | None = None) -> None:
+    def __init__(
+        self, bound: Bound, kind: Kind, program: Program, rank: int, staged: Bounce | None = None,
+        stream: int | None = None,
+    ) -> None:  # fmt: skip
         self.bound, self.kind, self.program, self.label = bound, kind, program, kind.label
+        self._rank, self.staged, self._stream = rank, staged, stream
+        #: When a stream will have put the results where they belong.
+        self._left: Event | None = None
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
         #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
         #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
         self.counted = False
-        self.exchange: Exchange | None = None
+        self.exchange: CountExchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
-        #: (contiguous copy, the caller's buffer, whether the result goes back there), where memory has gaps.
-        self.copies: list[tuple[Buffer, Buffer, bool]] = [*bound.parts]
-        self.staged = staged
+        #: Of memory that has gaps, or lies on a device.
+        self.copies = [_Copy(copy, original, True, receives) for copy, original, receives in bound.parts]
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
@@ -108,27 +110,56 @@ class Prepared:
         if not buffer.nbytes and buffer.vendor == "host":
             return _NOWHERE[receives]  # all empty bytearrays have one address
         if self.staged is not None:
-            return ffi.cast("void *", self.staged.address(self.bound, buffer))
-        packed = pack(buffer)
-        if packed is not buffer:
-            self.copies.append((packed, buffer, receives))
-        return ffi.cast("void *", packed.ptr)
+            found = self._on_host(self.staged, buffer)
+            if found.fetched:
+                self.staged.down(buffer, found.copy, self._stream)
+        else:
+            found = _Copy(pack(buffer), buffer, True, receives)
+        if found.copy is not buffer:
+            self.copies.append(found)
+        return ffi.cast("void *", found.copy.ptr)
+
+    def _on_host(self, bounce: Bounce, buffer: Buffer) -> _Copy:
+        """Pinned memory for a buffer of the device."""
+        read, written, bound = True, False, self.bound
+        if buffer is bound.recv:
+            call = bound.call
+            # In place it holds the input, gaps keep their contents, and at its root a broadcast's data lies there.
+            whole = buffer.count == recv_length(call, self._rank) and bound.recv_displs is None
+            read = bound.in_place or not whole
+            written = not buffer.readonly and bool(ROWS[call.collective].post(Shape(call), self._rank))
+        return _Copy(bounce.memory_for(buffer), buffer, read, written)
 
     def refill(self) -> None:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
-        for copy, original, _ in self.copies:
-            copy_elements(original, copy)
-        if self.staged is not None:
-            self.staged.fetch()
+        for copy, original, fetched, _ in self.copies:
+            if self.staged is None:
+                copy_elements(original, copy)
+            elif fetched:
+                self.staged.down(original, copy)
+
+    def leave(self, stream: int) -> None:
+        """Let a stream that waits for the call put the results where they belong."""
+        assert self.staged is not None
+        self._bring_back(stream)
+        self._left = self.staged.mark(stream)
 
     def finish(self) -> None:
         """Spread the results out. ``MismatchError`` if they cannot be right."""
         if self.agreed is not None:
             self.agreed()
-        if self.staged is not None:
-            self.staged.bring_back()
-        for copy, original, receives in self.copies:
-            if receives:
+        event, self._left = self._left, None
+        if event is None:
+            self._bring_back(None)
+        else:
+            assert self.staged is not None
+            self.staged.wait(event)
+
+    def _bring_back(self, stream: int | None) -> None:
+        for copy, original, _, back in self.copies:
+            if back and self.staged is not None:
+                self.staged.up(copy, original, original.nbytes, stream)
+            elif back:
                 copy_elements(copy, original)
 
     @property
@@ -147,6 +178,25 @@ class Prepared:
         except CollectiveError:
             pass  # not every rank has called it
         return failure
+
+    def keep(self, cache: ProgramCache, key: Hashable, outof: Any, into: Any) -> None:
+        """Let the next call of this signature use the programs of this one, if only addresses change between them."""
+        if key is None or not self.repeatable:
+            return
+        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
+        # use for.
+        if any(used and used != pointer(seen) for used, seen in ((self.send, outof), (self.recv, into))):
+            return
+        kind, asked = self.kind, self.exchange
+        if self.counted:
+            known = cache.get(key)
+            exchange = known.exchange if known is not None and known.exchange else asked
+            if exchange is None:
+                return
+            if exchange is asked:
+                self.exchange = None  # its program is not given back
+            kind = Kind(kind.label, kind.idle, exchange, (asked or exchange).rows.tobytes())
+        cache.keep(key, kind)
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
@@ -243,7 +293,7 @@ class Preparation:
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
             kind = self._cache.lowered((what, label), label)
             program = kind.take() or self._build(what, bound, label, False, (choice, "graph"), (plan, channels))
-        prepared = Prepared(bound, kind, program)
+        prepared = Prepared(bound, kind, program, self.rank)
         prepared.exchange = about.asked
         if prepared.copies:
             raise NotSupported(f"{label} on rank {self.rank}: memory must be contiguous and read in place")
@@ -265,11 +315,11 @@ class Preparation:
         sets_up: bool = False,
         stream: int | None = None,
     ) -> Prepared:
-        what, copies = self._what(bound, how, on_device), None
+        what, bounce = self._what(bound, how, on_device), None
         tuning = self.members.tuning if on_device else self._on_host
         if on_device and not self._stays(what, bound.local, op):
             what = self._what(bound, how, False)
-            copies = HostCopies(self._bounce(label, bound.local), self.rank, stream)
+            bounce = self._bounce(label, bound.local)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
         kind = self._cache.lowered((what, label, bound.local), label)
         program = kind.take()
@@ -277,9 +327,9 @@ class Preparation:
             local = bound.local
             chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, tuning)
             program = self._build(what, bound, label, sets_up, chosen)
-        if copies is not None:
+        if bounce is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
-        return Prepared(bound, kind, program, copies)
+        return Prepared(bound, kind, program, self.rank, bounce, stream)
 
     def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> Lowering:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
@@ -305,7 +355,7 @@ class Preparation:
         """
         members = self.members
         if members.topology.flat:
-            return not members.device.blind
+            return not members.device.no_device_memory_type
         if members.channels is None or local:
             return False
         found = self._ways.get((what, op))
@@ -385,7 +435,7 @@ class Preparation:
         began, late = time.monotonic(), list[Watch]()
 
         def look() -> None:
-            look_around()
+            run_poll_hooks()
             if not late and time.monotonic() - began > _LATE:
                 late.append(self._announced(label, as_any=True))
             for watch in late:
@@ -402,16 +452,16 @@ class Preparation:
             return Choice(with_role(what.call.collective, Role.ONE_STEP))
         return Choice(with_role(what.call.collective, Role.UNCOUNTED))
 
-    def _exchange(self, label: str, mine: Any) -> Exchange:
+    def _exchange(self, label: str, mine: Any) -> CountExchange:
         """The rows of int64 numbers (numpy, equal lengths) of all ranks, in rank order: a call of its own on the
         board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(bound, None, None, label, False)
         self._run(prepared)
-        return Exchange(mine, rows, prepared, self._run)
+        return CountExchange(mine, rows, prepared, self._run)
 
-    def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, Exchange | None]:
+    def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
         call, me, p = bound.call, self.rank, self.size
         asked = None

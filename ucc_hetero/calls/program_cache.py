@@ -7,19 +7,16 @@ the call. If the counts are those of last time, so is the program.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..buffers.fast_path import glance
+from ..buffers.fast_path import describe_fast
 from ..engine.lowering import Program
 from ..native.libraries import ffi
 from ..types import Op, op_of
-
-if TYPE_CHECKING:
-    from .prepare import Exchange, Prepared
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -47,6 +44,19 @@ class Kinds(dict[_K, _V]):
         return value
 
 
+class CountExchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
+
+    mine: Any
+    rows: Any
+    prepared: Any
+    run: Callable[[Any], None]
+
+    def again(self) -> None:
+        """Exchange them once more."""
+        self.run(self.prepared)
+
+
 class Kind:
     """Idle programs of one kind of call, and its label on the arrival board.
 
@@ -55,7 +65,9 @@ class Kind:
 
     __slots__ = ("counts", "exchange", "idle", "label")
 
-    def __init__(self, label: str, idle: list[Program], exchange: Exchange | None = None, counts: bytes = b"") -> None:
+    def __init__(
+        self, label: str, idle: list[Program], exchange: CountExchange | None = None, counts: bytes = b""
+    ) -> None:
         self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
 
     def take(self) -> Program | None:
@@ -76,16 +88,16 @@ def pointer(address: Any) -> Any:
     return _cast("void *", address) if type(address) is int else address
 
 
-class ProgramCache:
+class ProgramCache(Kinds[Hashable, Kind]):
     """Programs of one communicator, by what they were lowered from and by the signatures of calls."""
 
     def __init__(self, in_place: Any) -> None:
+        super().__init__()
         self._in_place = in_place
-        self._kinds: Kinds[Hashable, Kind] = Kinds()
 
     def lowered(self, key: Hashable, label: str) -> Kind:
         """Kind of the programs that are lowered from ``key``."""
-        return self._kinds.get(key) or self._kinds.keep(key, Kind(label, []))
+        return self.get(key) or self.keep(key, Kind(label, []))
 
     def look(
         self, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
@@ -109,39 +121,15 @@ class ProgramCache:
             if type(send) is _ndarray:
                 sent, outof = (send.dtype, send.size), _from_buffer(send)
             elif send is not None and send is not self._in_place:
-                sent, outof = glance(send) or _described(send, writable=False)
+                sent, outof = describe_fast(send) or _described(send, writable=False)
             if type(recv) is _ndarray:
                 received, into = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
             elif recv is not None and recv is not self._in_place:
-                received, into = glance(recv) or _described(recv, writable=True)
+                received, into = describe_fast(recv) or _described(recv, writable=True)
             key = name, sent, received, op, root, counts if counts is None else _numbers(counts)
-            return key, self._kinds.get(key), outof, into
+            return key, self.get(key), outof, into
         except (BufferError, TypeError, ValueError):
             return _UNKNOWN
-
-    def keep(self, key: Hashable, prepared: Prepared, outof: Any, into: Any) -> None:
-        """Let the next call of this signature use the programs of this one, if only addresses change between them."""
-        if key is None or not prepared.repeatable:
-            return
-        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
-        # use for.
-        places = (prepared.send, pointer(outof)), (prepared.recv, pointer(into))
-        if any(used and used != seen for used, seen in places):
-            return
-        kind, asked = prepared.kind, prepared.exchange
-        if prepared.counted:
-            known = self._kinds.get(key)
-            exchange = known.exchange if known is not None and known.exchange else asked
-            if exchange is None:
-                return
-            if exchange is asked:
-                prepared.exchange = None  # its program is not given back
-            kind = Kind(kind.label, kind.idle, exchange, (asked or exchange).rows.tobytes())
-        self._kinds.keep(key, kind)
-
-    def clear(self) -> None:
-        """Forget everything: other programs will be chosen."""
-        self._kinds.clear()
 
 
 def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
@@ -151,9 +139,9 @@ def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
     array, words = spec[0], map(_word, spec[1:])
     if type(array) is _ndarray:
         return (array.dtype, array.size, *words), _from_buffer(array, require_writable=writable)
-    seen = glance(array)
+    seen = describe_fast(array)
     if seen is None:
-        raise TypeError("not an array that is told at a glance")
+        raise TypeError("not an array with a fast description")
     return (seen[0], *words), seen[1]
 
 

@@ -15,7 +15,7 @@ from .. import log
 from ..bootstrap import faults, growth
 from ..errors import CollectiveError, CollectiveTimeout, NotSupported, PeerError, RevokedError, UCCHError
 from ..native.libraries import lib
-from .request import lookouts
+from .request import poll_hooks
 
 if TYPE_CHECKING:
     from .dispatch import Runner
@@ -36,7 +36,7 @@ class Recovery:
         self.lacks = faults.lacking(run.mpi)
         self._looked, self._pause = 0.0, getattr(run.mpi, "look_s", _LOOK_S)
         if not self.lacks and run.size > 1:
-            lookouts.append(self.look)
+            poll_hooks.append(self.look)
 
     def look(self) -> None:
         """Take note of a revocation, or of a death on another host: calls that are under way end."""
@@ -54,8 +54,8 @@ class Recovery:
     def close(self) -> None:
         """Have nothing more to do with the board, which is gone."""
         self._native = None
-        if self.look in lookouts:
-            lookouts.remove(self.look)
+        if self.look in poll_hooks:
+            poll_hooks.remove(self.look)
 
     def _able(self, what: str) -> None:
         if self.lacks:
@@ -137,7 +137,7 @@ class Recovery:
         try:
             return adopt(mpi), None
         except (UCCHError, *faults.EXCHANGE_ERRORS) as error:
-            log.log("live").info("rank %d: a communicator came to nothing: %s", mpi.Get_rank(), error)
+            log.log("live").info("rank %d: a communicator could not be made: %s", mpi.Get_rank(), error)
             mpi.Revoke()
             return None, error
 

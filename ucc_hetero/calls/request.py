@@ -48,16 +48,16 @@ _dropped: deque[_Call] = deque()
 
 
 #: Functions that every wait calls now and then, for news such as a failure on another rank.
-lookouts: list[Callable[[], None]] = []
+poll_hooks: list[Callable[[], None]] = []
 
 
-def look_around() -> None:
-    """Run the hooks in ``lookouts``."""
-    for look in list(lookouts):
+def run_poll_hooks() -> None:
+    """Run the hooks in ``poll_hooks``."""
+    for look in list(poll_hooks):
         look()
 
 
-def wait_op(op: Any, look: Callable[[], None] = look_around) -> int:
+def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between, and MPI makes progress."""
     refuse_children()
     turn = 0
@@ -192,8 +192,8 @@ class Request:
         """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
         refuse_children()
         state = int(lib.ucch_test(self._op))
-        if not state and lookouts:
-            look_around()
+        if not state and poll_hooks:
+            run_poll_hooks()
         return state
 
     def wait(self, status: Any = None) -> None:
@@ -604,7 +604,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)
         while not lib.ucch_wait_any(native, len(ops), every, SLICE):
-            look_around()
+            run_poll_hooks()
 
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:

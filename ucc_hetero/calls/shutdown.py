@@ -14,7 +14,7 @@ from .. import log
 from ..bindings import quarantine
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from .request import dropped, look_around, withdraw
+from .request import dropped, run_poll_hooks, withdraw
 
 if TYPE_CHECKING:
     from .dispatch import Runner
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NAP = 2e-4
 
 
-def wind_up(run: Runner) -> bool:
+def drain(run: Runner) -> bool:
     """End the calls whose requests were dropped; collective, but a rank whose communicator is broken does not wait.
     True if all ranks have done so: then the MPI communicator is no longer needed.
 
@@ -50,7 +50,7 @@ def _end_ours(run: Runner) -> None:
     def over() -> bool:
         left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches
         _discard(run)
-        look_around()
+        run_poll_hooks()
         return not left
 
     progress_until(over, run.timeout, longest=_NAP)
@@ -71,7 +71,7 @@ def await_others(run: Runner, seconds: float) -> bool:
         request = run.mpi.Iallreduce(mine, least, op=MPI.MIN)
         over = progress_until(request.Test, seconds, partial(_nobody_comes, run), longest=_NAP)
     except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
-        log.log("live").debug("the others are not waited for: %s", error)
+        log.log("live").debug("the other ranks are not waited for: %s", error)
         return False
     if not over:
         quarantine.keep((request, mine, least), partial(_all_have_left, request, run.mpi), _all_have_left)
@@ -82,7 +82,7 @@ def await_others(run: Runner, seconds: float) -> bool:
 def _nobody_comes(run: Runner) -> bool:
     """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
     _discard(run)
-    look_around()
+    run_poll_hooks()
     return run.ended() or bool(run.broken) or run.board.dead() >= 0
 
 

@@ -28,12 +28,12 @@ from ..planner.collectives import ROWS, Shape
 from ..planner.select import make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
+from ..types import is_delegated
 from .arguments import Bound, CallSpec, Completion, bind
 from .checksums import PIECES, Fault, Moved, Reduced, Span, length
 from .failure import recorded
-from .mpi_fallback import is_delegated
 from .prepare import label_of, reduction_of
-from .request import Request, lookouts
+from .request import Request, poll_hooks
 
 if TYPE_CHECKING:
     from .dispatch import Runner
@@ -119,7 +119,7 @@ class Verification:
         self._failure: DataError | None = None
         #: The failure until a caller has been told of it.
         self._untold: DataError | None = None
-        lookouts.append(self.attend)
+        poll_hooks.append(self.attend)
         #: Samples that were compared, and others.
         self._judged = [0, 0]
 
@@ -151,6 +151,26 @@ class Verification:
             self.within(sample, request.Wait)
             self.end(sample)
         return request
+
+    def around(
+        self, call: CallSpec, start: Callable[[], int], finish: Callable[[int, Any], None]
+    ) -> tuple[Callable[[], int], Callable[[int, Any], None]]:
+        """``start`` and ``finish`` of a persistent call, each start of which may be a sample."""
+        sample: _Sample | None = None
+
+        def started() -> int:
+            nonlocal sample
+            sample = self.take(call)
+            return start() if sample is None else int(self.within(sample, start))
+
+        def finished(state: int, status: Any) -> None:
+            if sample is None:
+                finish(state, status)
+            else:
+                self.within(sample, finish, state, status)
+                self.end(sample)
+
+        return started, finished
 
     def within(self, sample: _Sample, make: Callable[..., Any], *arguments: Any) -> Any:
         """Make a part of a call; if that fails the sample has come to nothing."""
@@ -315,7 +335,7 @@ class Verification:
 
     def close(self, together: bool) -> DataError | None:
         """Judge what is left, where all ranks have come to the end (``together``); what turns out to be wrong."""
-        lookouts.remove(self.attend)
+        poll_hooks.remove(self.attend)
         failure = self.found()
         if not together:
             return failure

@@ -312,7 +312,7 @@ def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Find
     paths = comm._messages.paths
     vector = Vector(np.zeros(max(nbytes, 1), np.uint8), comm._run.members.runtime)
 
-    def there_and_back() -> None:
+    def ping_pong() -> None:
         if comm.rank == one:
             comm.Send(vector.buffer, dest=other)
             comm.Recv(vector.buffer, source=other)
@@ -321,7 +321,7 @@ def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Find
             comm.Send(vector.buffer, dest=one)
 
     times: dict[Transport, list[float]] = {}
-    trials = {path: Trial(comm, there_and_back, _PAIR_SECONDS) for path in (Transport.DIRECT, Transport.STAGED)}
+    trials = {path: Trial(comm, ping_pong, _PAIR_SECONDS) for path in (Transport.DIRECT, Transport.STAGED)}
     try:
         for turn in range(_ROUNDS + 1):
             for path, trial in trials.items():

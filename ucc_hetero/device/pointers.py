@@ -14,7 +14,7 @@ def pointer_vendor(address: int) -> tuple[str, int]:
     runtimes = available()
     if not runtimes:
         tried = "; ".join(f"{row.name}: {report(row.name)}" for row in VENDORS.values() if row.adapter)
-        raise BufferError(f"whose memory {address:#x} is cannot be told: no GPU runtime is loaded ({tried})")
+        raise BufferError(f"cannot classify pointer {address:#x}: no GPU runtime is loaded ({tried})")
     for runtime in runtimes:
         found = runtime.pointer(address)
         if found.kind == "pinned":
@@ -22,7 +22,7 @@ def pointer_vendor(address: int) -> tuple[str, int]:
         if found.kind != "unknown":
             return runtime.vendor, found.device
     names = " or ".join(runtime.vendor for runtime in runtimes)
-    raise BufferError(f"{address:#x} is no memory of {names}: it was freed, or is not a device pointer")
+    raise BufferError(f"{address:#x} is not memory of {names}: it was freed, or is not a device pointer")
 
 
 def whose(address: int) -> tuple[str, int] | None:

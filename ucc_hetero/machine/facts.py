@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -59,14 +59,6 @@ class Facts:
     def packed(self) -> bytes:
         """The facts as :func:`unpacked` takes them."""
         return pickle.dumps(self)
-
-
-def one_fabric(everyone: Iterable[Facts]) -> bool:
-    """True if the memory of these ranks is of one vendor and on one fabric, which that vendor's library will use.
-
-    Equal on all ranks that know the same facts; takes no message.
-    """
-    return len({facts.joined for facts in everyone}) == 1
 
 
 @lru_cache(maxsize=1 << 13)

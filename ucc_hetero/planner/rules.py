@@ -127,7 +127,7 @@ def _token(token: str) -> tuple[str, Any]:
             raise ValueError(f"{token!r} should be a number from 1 to 1024")
         return "fragments", int(number)
     if token.startswith("path="):
-        raise ValueError(f"{token!r} means nothing any more: collectives have one way each (docs/gpu.md)")
+        raise ValueError(f"{token!r} is no longer supported: collectives have one way each (docs/gpu.md)")
     if all(word in ROWS for word in words):
         return "collectives", words
     if all(word in VENDORS for word in words):
@@ -138,7 +138,7 @@ def _token(token: str) -> tuple[str, Any]:
         return "range", _range(token)
     if token.isdigit() or token == "inf":
         return "score", float(token)
-    raise ValueError(f"{token!r} is no collective, byte range, vendor, [ranks], @algorithm, score or fragments=")
+    raise ValueError(f"{token!r} is not a collective, byte range, vendor, [ranks], @algorithm, score or fragments=")
 
 
 def _range(text: str) -> tuple[float, float]:

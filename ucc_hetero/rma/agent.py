@@ -294,7 +294,7 @@ class Agent(Handle):
                 sock = self._tls.context(True).wrap_socket(sock, server_side=True)
             self._meet(sock, server=True)
         except (ChannelError, OSError, PeerError) as error:
-            log.log("net").info("a connection to agent %r came to nothing: %s", self.name, error)
+            log.log("net").info("a connection to agent %r failed: %s", self.name, error)
             sock.close()
         finally:
             self._strangers.release()
@@ -346,7 +346,7 @@ class Agent(Handle):
 
     def _handle(self, peer: AgentPeer, said: Any) -> None:
         if not isinstance(said, dict):
-            raise ChannelError("a message is no JSON object")
+            raise ChannelError("a message is not a JSON object")
         if "message" in said:
             self._inbox.put((peer, said["message"]))
         else:
@@ -366,13 +366,13 @@ def _introduction(said: Any) -> tuple[str, bytes, dict[str, bytes]]:
 
 def _regions(said: Any) -> dict[str, bytes]:
     if not isinstance(said, dict):
-        raise ChannelError("a list of regions is no JSON object")
+        raise ChannelError("the regions are not a JSON object")
     return {name: _bytes(value) for name, value in said.items()}
 
 
 def _names(said: Any) -> list[str]:
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise ChannelError("a list of names is none")
+        raise ChannelError("a list of names is not a list of texts")
     return said
 
 
@@ -380,4 +380,4 @@ def _bytes(said: Any) -> bytes:
     try:
         return binascii.unhexlify(said)
     except (TypeError, ValueError) as error:
-        raise ChannelError(f"bytes are no hexadecimal number: {error}") from None
+        raise ChannelError(f"bytes are not a hexadecimal number: {error}") from None

@@ -35,7 +35,7 @@ _PROOF = 32
 
 
 class ChannelError(ConnectionError):
-    """The other side of a control channel is no agent, another version's, has another secret, or sends what is none."""
+    """The other side of a control channel is not an agent of this version and secret, or sends a malformed message."""
 
 
 class _EndedError(ChannelError):
@@ -56,7 +56,7 @@ class Channel:
         self._write(_HELLO.pack(b"UCHA", VERSION, mine))
         magic, version, theirs = _HELLO.unpack(self._exactly(_HELLO.size))
         if magic != b"UCHA":
-            raise ChannelError("the other side is no agent")
+            raise ChannelError("the other side is not an agent")
         if version != VERSION:
             raise ChannelError(f"the other side speaks version {version}, and this is {VERSION}")
         both = theirs + mine if server else mine + theirs
@@ -98,12 +98,12 @@ class Channel:
             raise ChannelError(f"the other side announces {length} bytes, and {MOST} may be")
         body = self._exactly(length)
         if not hmac.compare_digest(head[_LENGTH.size :], self._tag(not self._server, self._received, body)):
-            raise ChannelError("a message was changed on its way, or is none of the other side's")
+            raise ChannelError("a message was changed on its way, or was not sent by the other side")
         self._received += 1
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise ChannelError(f"a message is no JSON: {error}") from None
+            raise ChannelError(f"a message is not JSON: {error}") from None
 
     def close(self) -> None:
         """End the connection; threads that read or send find it closed."""

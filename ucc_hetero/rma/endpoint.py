@@ -388,7 +388,7 @@ class Endpoint:
             raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
         if counter is not None and not 0 <= counter < 1 << 31:
             lib.ucch_transfer_free(native)
-            raise ValueError(f"counter: {counter} is no number of one")
+            raise ValueError(f"counter: {counter} is not the number of a counter")
         keep = ffi.from_buffer(data)
         lib.ucch_transfer_notifies(native, keep, len(data), -1 if counter is None else counter)
         return keep

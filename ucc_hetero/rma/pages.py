@@ -420,7 +420,7 @@ def _dtype(array: Any, name: str | None) -> str:
     if name is None:
         return found.name
     if name not in DTYPES or DTYPES[name].itemsize != found.itemsize:
-        raise ValueError(f"dtype: {name!r} is no type of elements of {found.itemsize} bytes, as {found} has")
+        raise ValueError(f"dtype: {name!r} does not have elements of {found.itemsize} bytes, as {found} has")
     return name
 
 

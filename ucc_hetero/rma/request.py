@@ -29,7 +29,7 @@ _REASONS = {
 
 
 def failure(what: str, status: int, seconds: float = 0.0) -> UCCHError:
-    """The exception for a transfer that came to nothing."""
+    """The exception for a transfer that has failed."""
     if status == lib.UCCH_FAIL_DEVICE:
         return DeviceError(f"{what} failed: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
     # libucp's own numbers are of connections that broke.

@@ -105,7 +105,7 @@ class Form(NamedTuple):
             return f"sizes: none may be 0, and there are keys and values, or one of both, not {self.parts} parts"
         if not 0 <= self.first <= self.total - self.heads:
             return f"heads: {self.heads} from number {self.first} on are not among {self.total}"
-        return "" if self.dtype in DTYPES else f"dtype: {self.dtype!r} is none of {', '.join(DTYPES)}"
+        return "" if self.dtype in DTYPES else f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}"
 
 
 class Table(NamedTuple):

@@ -11,7 +11,7 @@ from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner, Short
 from ..calls.message import Letter
-from ..calls.request import Request, look_around, wait_op
+from ..calls.request import Request, run_poll_hooks, wait_op
 from ..native.libraries import lib
 
 _COMES = lib.UCCH_LETTER_COMES
@@ -41,7 +41,7 @@ class GroupComm:
 
     def _look(self) -> None:
         self._check_aborted()
-        look_around()
+        run_poll_hooks()
 
     def call(self, call: CallSpec, seconds: float) -> None:
         """Run a collective on host memory to its end in this thread."""

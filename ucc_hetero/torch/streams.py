@@ -180,7 +180,7 @@ def refuse_capture(device: Any) -> None:
     if module(device).is_current_stream_capturing():
         raise dist.DistBackendError(
             "messages of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
-            "capture what lies between them"
+            "capture the work between them"
         )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from .. import env, log
 from ..calls.message import Letter
 from ..calls.p2p import Messages
-from ..calls.request import SLICE, Request, look_around
+from ..calls.request import SLICE, Request, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from .futures import Future, complete_later, here
@@ -231,7 +231,7 @@ class Work(dist.Work):
         """Wait in slices until ``happened(seconds)``; raises on an abort, and once ``end`` has come (0: never)."""
         while not happened(min(SLICE, max(end - time.monotonic(), 1e-3)) if end else SLICE):
             self._group.check_aborted()
-            look_around()
+            run_poll_hooks()
             if end and time.monotonic() > end:
                 raise dist.DistBackendError(
                     f"Timeout expired, Timed out waiting for an operation of group {self._group._name!r} on rank "

@@ -90,7 +90,7 @@ def parse_part(lines: Iterable[str], events: bytes) -> Recording:
         elif "program" in data:
             part.programs[data["program"]] = data
     if part.rank < 0:
-        raise ValueError("no line says whose events these are")
+        raise ValueError("no line names the rank of these events")
     return part
 
 

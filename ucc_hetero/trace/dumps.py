@@ -80,7 +80,7 @@ class _Header(NamedTuple):
             raise ValueError(f"it has {len(data)} bytes, fewer than the header of a flight record")
         header = cls(*_FIELDS.unpack_from(data))
         if header.magic != MAGIC:
-            raise ValueError("it is no flight record of this version")
+            raise ValueError("it is not a flight record of this version")
         n = header.capacity
         if not 0 < n <= _MOST_RECORDS or n & (n - 1) or header.record != RECORD.itemsize:
             raise ValueError(f"it says that it has {n} records of {header.record} bytes, which cannot be")
@@ -145,9 +145,9 @@ def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
                 about |= {"rank": int(data["rank"]), "job": str(data["job"]), "host": str(data["host"])}
                 about |= {"pid": int(data["pid"]), "vendor": str(data["vendor"]), "command": str(data["command"])}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"line {number} of what it says of itself cannot be read") from None
+            raise ValueError(f"line {number} of its description cannot be read") from None
     if about.get("rank", -1) < 0:
-        raise ValueError("it does not say whose records these are")
+        raise ValueError("it does not name the rank of these records")
     return about, comms
 
 

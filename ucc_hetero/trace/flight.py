@@ -47,9 +47,7 @@ class _Recorder:
         ring, self._about, self._stack = (os.memfd_create(name) for name in FILES)
         where = (ffi.NULL, ffi.NULL) if self.path is None else (os.fsencode(self.path.parent), self.path.name.encode())
         if lib.ucch_flight_open(ring, self._about, self._stack, RECORDS, rank, *where):
-            log.log("init").warning(
-                "no memory for the flight recorder: ucch-doctor hang will know nothing of this rank"
-            )
+            log.log("init").warning("no memory for the flight recorder: ucch-doctor hang cannot show this rank")
         facts: dict[str, Any] = {"host": os.uname().nodename, "pid": self.pid, "vendor": vendor, "version": __version__}
         self._facts = {"rank": rank, "job": job, **facts, "command": " ".join(sys.argv)[:200]}
         self.line(self._facts)

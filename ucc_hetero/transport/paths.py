@@ -25,10 +25,10 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
     that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
     processor, piece by piece.
     """
-    blind = _blind(everyone)
-    if wanted == Transport.DIRECT and blind:
+    without = _without_device_memory(everyone)
+    if wanted == Transport.DIRECT and without:
         raise AgreementError(
-            f"UCCH_STAGING=direct, but libucp of rank(s) {blind} cannot move the memory of their devices: "
+            f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
             "use a build that can, or UCCH_STAGING=auto"
         )
     kinds: dict[tuple[object, ...], set[str]] = {}
@@ -36,7 +36,7 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
         if facts.device_memory:
             kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
     unlike = any(len(found) > 1 for found in kinds.values())
-    direct = not (blind or unlike or _strangers(everyone))
+    direct = not (without or unlike or _unreachable_peers(everyone))
     return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
 
 
@@ -54,12 +54,12 @@ def _knows(one: Facts, *others: Facts) -> bool:
     return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
 
 
-def _blind(everyone: Sequence[Facts]) -> list[int]:
+def _without_device_memory(everyone: Sequence[Facts]) -> list[int]:
     """The ranks whose libucp cannot move their devices' memory."""
     return [rank for rank, f in enumerate(everyone) if not _knows(f)]
 
 
-def _strangers(everyone: Sequence[Facts]) -> list[int]:
+def _unreachable_peers(everyone: Sequence[Facts]) -> list[int]:
     """The ranks whose libucp does not know the device memory of another rank on their host.
 
     It cannot receive long messages from there (seen with UCX 1.22 and a rank that sees no GPU: "cannot find remote
@@ -154,7 +154,7 @@ class Device:
     place: Place
     runtime: DeviceRuntime | None
     #: This rank's island: its libucp cannot move device memory, or that of another rank there cannot.
-    blind: bool
+    no_device_memory_type: bool
     #: Every rank of the communicator has a device.
     everywhere: bool
     #: The libraries reduce half precision on every rank's device, and can move its memory.
@@ -164,11 +164,11 @@ class Device:
     def of(cls, rank: int, island: Sequence[int], everyone: Sequence[Facts], runtime: DeviceRuntime | None) -> Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
-        sightless = [not _knows(f) for f in everyone]
-        blind = any(sightless[r] for r in island)
+        lacking = [not _knows(f) for f in everyone]
+        without = any(lacking[r] for r in island)
         kinds = {f.device_memory for f in everyone}
-        halves = not kinds & {"", "host"} and not any(sightless)
-        return cls(rank, Place(mine.vendor, mine.device), runtime, blind, "" not in kinds, halves)
+        halves = not kinds & {"", "host"} and not any(lacking)
+        return cls(rank, Place(mine.vendor, mine.device), runtime, without, "" not in kinds, halves)
 
     @property
     def memory(self) -> int:

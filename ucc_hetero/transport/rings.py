@@ -336,8 +336,8 @@ def _connected(
         return None
     raise DeviceError(
         f"rank {at} has no pinned memory for this communicator's channels ({text}; rank {rank} has pinned "
-        f"{lib.ucch_channels_pinned() >> 20} MiB for those of others): free communicators that are not needed, or set "
-        f"UCCH_CHANNELS=n, so that hosts take part in calls"
+        f"{lib.ucch_channels_pinned() >> 20} MiB for other communicators): free those that are not needed, or set "
+        "UCCH_CHANNELS=n, so that hosts take part in calls"
     )
 
 

@@ -64,7 +64,7 @@ class Contract:
             raise ContractError(f"protocol {version!r:.40} of the peer's connector, and {PROTOCOL} here")
         kinds = {field.name: {"int": int, "str": str}.get(str(field.type), list) for field in fields(cls)}
         if said.keys() != kinds.keys() or not all(isinstance(said[name], kind) for name, kind in kinds.items()):
-            raise ContractError("the peer says something else than what its cache is")
+            raise ContractError("the peer's contract is malformed")
         return cls(**said)
 
     def differences(self, sender: Contract) -> list[str]:

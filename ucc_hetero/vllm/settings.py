@@ -97,7 +97,7 @@ class Settings:
         places = [str(each).rpartition(":") for each in self._extra["prefill"]]
         for host, _, port in places:
             if not host or not port.isdigit():
-                raise ValueError(f'kv_connector_extra_config: "prefill" names {host}:{port}, which is no host:port')
+                raise ValueError(f'kv_connector_extra_config: "prefill" names {host}:{port}, which is not host:port')
         return [address(host.strip("[]"), int(port)) for host, _, port in places]
 
     @property

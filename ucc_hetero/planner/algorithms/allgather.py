@@ -27,7 +27,7 @@ from ucc_hetero.planner.algorithms.partition import (
     rounds,
 )
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
+from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
 from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Region, Step
@@ -60,7 +60,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         down = [] if last else [region("recv", run) for run in runs]
         return up, [Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i) for at in down]
 
-    return there_and_back(topology, piece, steps)
+    return up_and_down(topology, piece, steps)
 
 
 @algorithm(_BOTH, "split_rail", suits=ranking.rails, most=ranking.overlapped)

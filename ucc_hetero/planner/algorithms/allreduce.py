@@ -9,7 +9,7 @@ from __future__ import annotations
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Nest, Team, levels, there_and_back
+from ucc_hetero.planner.algorithms.tree import Nest, Team, levels, up_and_down
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
@@ -37,7 +37,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         up = Step("reduce", team.ranks, way, src, held, first)
         return [up], [Step("bcast", team.ranks, way, held, without(first, n, recv), first)]
 
-    return there_and_back(topology, piece, steps)
+    return up_and_down(topology, piece, steps)
 
 
 @algorithm("allreduce", "split_rail", suits=ranking.rails, most=ranking.overlapped)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, each, message, region, stages
+from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, each, message, region, stages
 from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
@@ -63,7 +63,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         block = call.counts[0]
         whole = [[Block(rank * block, block) for rank in island.ranks] for island in topology.islands]
         return () if piece.index else _by_rails(topology, whole, piece)
-    pack = Aside()
+    pack = LocalSteps()
     across: list[Step] = []
     last: list[Step] = []
     for island in topology.islands:

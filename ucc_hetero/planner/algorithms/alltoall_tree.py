@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.alltoall import suits
-from ucc_hetero.planner.algorithms.builders import Aside, adjacent, copies, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, only, region, stages, step
 from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
@@ -110,5 +110,5 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         src = piece.members(ranks, lambda i: tuple(leaders[i].leaving))
         dst = piece.members(ranks, lambda i: tuple(leaders[i].come))
         across.append(step(topology, "alltoall", ranks, src, dst))
-    packed = Aside(s for one in mine for s in one.pack())
-    return stages(inside, packed, across, Aside(s for one in mine for s in one.unpack()), last)
+    packed = LocalSteps(s for one in mine for s in one.pack())
+    return stages(inside, packed, across, LocalSteps(s for one in mine for s in one.unpack()), last)

@@ -16,7 +16,7 @@ from ucc_hetero.planner.topology import Topology
 # --- building steps ---------------------------------------------------------------------------------------------------
 
 
-class Aside(list[Step]):
+class LocalSteps(list[Step]):
     """A stage of local steps alone."""
 
 
@@ -29,7 +29,7 @@ def stages(*parts: Iterable[Step]) -> Stages:
     Returns:
         Stages: A rank begins a stage when its steps of the one before have ended.
     """
-    return tuple([Stage(tuple(part), isinstance(part, Aside)) for part in parts])
+    return tuple([Stage(tuple(part), isinstance(part, LocalSteps)) for part in parts])
 
 
 def link(topology: Topology, ranks: Sequence[int]) -> str:

@@ -26,7 +26,7 @@ def _part(region: Region, at: int, count: int) -> Region:
     return Region(region.buffer, region.offset + at, count)
 
 
-class _Pen:
+class _PlanWriter:
     """Writes the stages that one step becomes. ``only`` is the rank whose plan it is, None for those of all ranks."""
 
     def __init__(self, step: Step, take: _Take, only: int | None) -> None:
@@ -95,30 +95,30 @@ class _Pen:
         self._stage(stage).append(Step("combine", (self.step.ranks[i],), "local", (src,), (into,)))
 
 
-def _whole(pen: _Pen, count: int) -> None:
+def _whole(writer: _PlanWriter, count: int) -> None:
     """Allreduce in one exchange: each rank gets the operands of all other ranks, and sums in the order of the ranks."""
-    n = pen.n
+    n = writer.n
     for i in range(n):
-        theirs = {j: pen.spare(i, count) for j in range(n) if j != i} if pen.wants(i) else {}
+        theirs = {j: writer.spare(i, count) for j in range(n) if j != i} if writer.wants(i) else {}
         for distance in range(1, n):
             j = (i - distance) % n
-            pen.move(0, j, i, partial(pen.src, j), lambda j=j, theirs=theirs: theirs[j])  # type: ignore[misc]
-        if not pen.wants(i):
+            writer.move(0, j, i, partial(writer.src, j), lambda j=j, theirs=theirs: theirs[j])  # type: ignore[misc]
+        if not writer.wants(i):
             continue
-        operands = [pen.src(i) if j == i else theirs[j] for j in range(n)]
+        operands = [writer.src(i) if j == i else theirs[j] for j in range(n)]
         if i == 0:
-            pen.move(1, 0, 0, partial(pen.src, 0), partial(pen.dst, 0))
-        total = operands[0] if i else pen.dst(0)
+            writer.move(1, 0, 0, partial(writer.src, 0), partial(writer.dst, 0))
+        total = operands[0] if i else writer.dst(0)
         for j in range(1, n):
-            pen.combine(j + (i == 0), i, operands[j], total)
+            writer.combine(j + (i == 0), i, operands[j], total)
         if i:
-            pen.move(n, i, i, partial(operands.__getitem__, 0), partial(pen.dst, i))
+            writer.move(n, i, i, partial(operands.__getitem__, 0), partial(writer.dst, i))
 
 
-def _allreduce(pen: _Pen) -> None:
-    n, whole = pen.n, pen.src(0).count if pen.step.src[0] is not None else 0
+def _allreduce(writer: _PlanWriter) -> None:
+    n, whole = writer.n, writer.src(0).count if writer.step.src[0] is not None else 0
     if whole <= MOST_WHOLE and (n == 2 or (n - 1) * whole <= MOST_TO_ALL):
-        _whole(pen, whole)
+        _whole(writer, whole)
         return
     ends = [cut_at(whole, i, n) for i in range(n + 1)]
 
@@ -126,25 +126,25 @@ def _allreduce(pen: _Pen) -> None:
         return _part(side(member), ends[i], ends[i + 1] - ends[i])
 
     for i in range(n):
-        pen.reduce_to(i, lambda j, i=i: share(pen.src, j, i), partial(share, pen.dst, i, i))  # type: ignore[misc]
+        writer.reduce_to(i, lambda j, i=i: share(writer.src, j, i), partial(share, writer.dst, i, i))  # type: ignore[misc]
     for distance in range(1, n):
         for i in range(n):
             j = (i + distance) % n
-            pen.move(n + 1, i, j, partial(share, pen.dst, i, i), partial(share, pen.dst, j, i))
+            writer.move(n + 1, i, j, partial(share, writer.dst, i, i), partial(share, writer.dst, j, i))
 
 
-def _reduce_scatter(pen: _Pen) -> None:
-    for i in range(pen.n):
-        pen.reduce_to(i, lambda j, i=i: pen.src(j, i), partial(pen.dst, i))  # type: ignore[misc]
+def _reduce_scatter(writer: _PlanWriter) -> None:
+    for i in range(writer.n):
+        writer.reduce_to(i, lambda j, i=i: writer.src(j, i), partial(writer.dst, i))  # type: ignore[misc]
 
 
-def _reduce(pen: _Pen) -> None:
-    pen.reduce_to(pen.step.root, pen.src, partial(pen.dst, pen.step.root))
+def _reduce(writer: _PlanWriter) -> None:
+    writer.reduce_to(writer.step.root, writer.src, partial(writer.dst, writer.step.root))
 
 
-def _straight(pen: _Pen) -> None:
+def _straight(writer: _PlanWriter) -> None:
     """Data that is not reduced goes straight from each member that has it to each that wants it."""
-    kind, n, root = KINDS[pen.step.kind], pen.n, pen.step.root
+    kind, n, root = KINDS[writer.step.kind], writer.n, writer.step.root
     if not kind.rooted:
         pairs = [(i, (i + distance) % n) for distance in range(n) for i in range(n)]
     elif kind.src[1] == "none":
@@ -153,12 +153,12 @@ def _straight(pen: _Pen) -> None:
         pairs = [(i, root) for i in range(n)]
     for i, j in pairs:
         if i != j or kind.each:  # the root of a broadcast gets nothing
-            src = partial(pen.src, i, j if "each" in kind.src else 0)
-            pen.move(0, i, j, src, partial(pen.dst, j, i if "each" in kind.dst else 0))
+            src = partial(writer.src, i, j if "each" in kind.src else 0)
+            writer.move(0, i, j, src, partial(writer.dst, j, i if "each" in kind.dst else 0))
 
 
 #: Kind of step -> the function that expands it into messages; a barrier has nothing to move.
-_KINDS: dict[str, Callable[[_Pen], None]] = {
+_KINDS: dict[str, Callable[[_PlanWriter], None]] = {
     "allreduce": _allreduce,
     "reduce_scatter": _reduce_scatter,
     "reduce": _reduce,
@@ -216,10 +216,10 @@ def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[lis
             continue
         if only is not None and only not in step.ranks:
             continue
-        pen = _Pen(step, take, only)
-        write(pen)
-        while len(out) < len(pen.stages):
+        writer = _PlanWriter(step, take, only)
+        write(writer)
+        while len(out) < len(writer.stages):
             out.append([])
-        for into, steps in zip(out, pen.stages, strict=False):
+        for into, steps in zip(out, writer.stages, strict=False):
             into += steps
     return [steps for steps in out if steps]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
-    Aside,
+    LocalSteps,
     adjacent,
     copies,
     copy,
@@ -59,7 +59,7 @@ class _Gathered(NamedTuple):
     home: list[Step]
     inside: list[Step]
     across: list[Step]
-    unpack: Aside
+    unpack: LocalSteps
 
 
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
@@ -85,7 +85,7 @@ def _own(island: Island, blocks: list[Block], shape: Shape) -> tuple[Region, ...
 
 def _by_leaders(topology: Topology, call: Call, piece: Piece) -> _Gathered:
     shape = Shape(call)
-    out = _Gathered(_home(topology, call, shape, piece), [], [], Aside())
+    out = _Gathered(_home(topology, call, shape, piece), [], [], LocalSteps())
     for island in topology.islands:
         if not piece.wants((call.root, *island.ranks)):
             continue
@@ -128,7 +128,7 @@ def scatter_tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     once.
     """
     home, inside, across, unpack = _by_leaders(topology, call, piece)
-    return stages(Aside(_mirrored(unpack)), _mirrored(home + across), _mirrored(inside))
+    return stages(LocalSteps(_mirrored(unpack)), _mirrored(home + across), _mirrored(inside))
 
 
 @algorithm(_GATHERS, "split_rail", suits=ranking.rails)

@@ -13,8 +13,8 @@ from itertools import chain, pairwise
 
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
-    Aside,
     Dense,
+    LocalSteps,
     allgather_steps,
     copy,
     message,
@@ -129,7 +129,7 @@ def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
         return stages(rails.before, rails.after)
     inward: list[Step] = []
     outward: list[Step] = []
-    combines = [Aside() for _ in range(m - 1)]
+    combines = [LocalSteps() for _ in range(m - 1)]
     for part in rails.parts:
         shares = _cut(part, rails.weights(part) if topology.weights else [Fraction(1)] * m)
         for stage, steps in zip((inward, *combines, outward), _straight(part, shares, piece), strict=True):
@@ -210,7 +210,7 @@ def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Pie
         """Each pair: the first sends to the second, which adds it."""
         sends = [s for a, b in pairs if near(a, b) for s in message(topology, leaders[a], leaders[b], recv, spare[b])]
         mine = [b for _, b in pairs if near(b, b)]
-        return [sends, Aside(Step("combine", (leaders[b],), "local", (spare[b],), (recv,)) for b in mine)]
+        return [sends, LocalSteps(Step("combine", (leaders[b],), "local", (spare[b],), (recv,)) for b in mine)]
 
     extra = range(power, m)
     out = exchange([(i, i - power) for i in extra])
@@ -252,7 +252,7 @@ def ring(topology: Topology, call: Call, piece: Piece) -> Stages:
         return ()
     rails = _Rails(topology, at, piece)
     m = len(topology.islands)
-    inward = [(list[Step](), Aside()) for _ in range(m - 1)]
+    inward = [(list[Step](), LocalSteps()) for _ in range(m - 1)]
     outward: list[list[Step]] = [[] for _ in range(m - 1)]
     for part in rails.parts if m > 1 else ():
         shares = [region("recv", share) for share in cuts(part, m)]

@@ -28,7 +28,7 @@ from ucc_hetero.planner.algorithms.partition import (
     rounds,
 )
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, there_and_back
+from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
 from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
 from ucc_hetero.planner.collectives import Block, Call, Shape
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
@@ -62,7 +62,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
             down.append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
         return up, down
 
-    return there_and_back(topology, piece, steps)
+    return up_and_down(topology, piece, steps)
 
 
 def _both(team: Team, blocks: Sequence[Block]) -> enumerate[tuple[int, Block]]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.allgather import Down
 from ucc_hetero.planner.algorithms.bcast import along_rails
-from ucc_hetero.planner.algorithms.builders import Aside, Place, copy, message, region
+from ucc_hetero.planner.algorithms.builders import LocalSteps, Place, copy, message, region
 from ucc_hetero.planner.algorithms.reduce_scatter import Up
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import levels
@@ -95,7 +95,7 @@ class _Up(Up):
         super().__init__(topology, shape, piece)
         # Copies, then m - 1 times messages and what is added to them.
         self.stages = [
-            [Aside(), *(stage for _ in range(m - 1) for stage in (list[Step](), Aside()))] if m else [[]]
+            [LocalSteps(), *(stage for _ in range(m - 1) for stage in (list[Step](), LocalSteps()))] if m else [[]]
             for m in _longest(topology)
         ]
 

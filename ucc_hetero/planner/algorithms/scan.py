@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ucc_hetero.planner.algorithms.builders import Aside, copy, message, region, stages
+from ucc_hetero.planner.algorithms.builders import LocalSteps, copy, message, region, stages
 from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import Call
 from ucc_hetero.planner.plan import Region, Step
@@ -48,7 +48,7 @@ class _Doubling:
         for round_ in range((n - 1).bit_length()):
             distance = 1 << round_
             sends: list[Step] = []
-            combines = Aside()
+            combines = LocalSteps()
             for i in self._near(distance):
                 low, high = ranks[i - distance], ranks[i]
                 to = self.arrived(i, round_)
@@ -57,7 +57,7 @@ class _Doubling:
                     combines.append(Step("combine", (high,), "local", (self.partial(i, round_),), (to,)))
             out += [sends, combines]
         last = [(i, self.partial(i, n.bit_length())) for i in range(n) if wants((ranks[i],))]
-        out.append(Aside(s for i, at in last if at != self.recv for s in copy(ranks[i], at, self.recv)))
+        out.append(LocalSteps(s for i, at in last if at != self.recv for s in copy(ranks[i], at, self.recv)))
         return stages(*out)
 
     def _near(self, distance: int) -> Iterable[int]:

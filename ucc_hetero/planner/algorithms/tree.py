@@ -163,7 +163,7 @@ class Team:
         return not self.group.children or self.group.children[i].size == 1
 
 
-def there_and_back(topology: Topology, piece: Piece, make: Callable[[Team], tuple[list[Step], list[Step]]]) -> Stages:
+def up_and_down(topology: Topology, piece: Piece, make: Callable[[Team], tuple[list[Step], list[Step]]]) -> Stages:
     """Stages of the teams from the lowest to the highest, and back: what ``make`` gives of each team's for either."""
     up: list[list[Step]] = []
     down: list[list[Step]] = []
