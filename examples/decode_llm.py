@@ -124,7 +124,7 @@ def decode(step: Step, once: Callable[[], None], tokens: int) -> tuple[list[list
 
 @torch.no_grad()
 def fits(config: Config, tokens: list[list[int]], device: torch.device) -> bool:
-    """Whether the whole model would have chosen these tokens, or ones that are as likely."""
+    """True if the whole model would have chosen these tokens, or ones that are as likely."""
     model = Decoder(config).to(device)
     model.initialise(config, 0, 1, device)
     chosen = torch.tensor(tokens, device=device).T

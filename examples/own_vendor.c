@@ -3,8 +3,8 @@
  *
  *   cc -std=gnu11 -shared -fPIC -Icffi_build examples/own_vendor.c -o libsim.so -lpthread
  *
- * Its memory is the host's and its streams are threads. What is in nobody's use is garbage, and a copy destroys its
- * destination before it reads its source: what only happens to be in order comes out wrong. */
+ * Its memory is the host's and its streams are threads. Memory that is not in use is garbage, and a copy destroys its
+ * destination before it reads its source: an order that is not enforced gives wrong data. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -110,7 +110,7 @@ static int sim_flag(void **word) {
 
 /* ---- streams and events ---- */
 
-/* A point in a stream; an event names its latest, and may be recorded anew while somebody waits for that. */
+/* A point in a stream; an event names its latest, and may be recorded anew while a stream waits for it. */
 typedef struct point {
     atomic_int users, reached;
 } point;
@@ -252,6 +252,10 @@ static int sim_stream_hold(void *stream, void *word, uint32_t least) {
 
 static int sim_stream_write(void *stream, void *word, uint32_t value) {
     return submit(stream, (work){.kind = WRITE, .dst = word, .value = value});
+}
+
+static int sim_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
+    return NOT_SUPPORTED;
 }
 
 static int sim_stream_captures(void *stream, int *does, uint64_t *which) { return NOT_SUPPORTED; }

@@ -167,7 +167,7 @@ def answer(engine: Engine, target: rma.PageTarget, prompt: list[int], ticket: by
 
 
 def prefill(options: argparse.Namespace, config: Config, secret: bytes) -> None:
-    """Compute prompts for whoever asks, until they leave."""
+    """Compute prompts for the decode engines, until they leave."""
     device = device_here()
     caches = [Cache(config, form, options.pages, device) for form in forms(options.cache)]
     engine = Engine(config, caches[0], device)

@@ -133,7 +133,7 @@ def train(comm: Any, options: argparse.Namespace, verbose: bool) -> tuple[np.nda
 
 
 def identical(comm: Any, weights: np.ndarray, losses: np.ndarray) -> bool:
-    """Whether every rank has the same weights and losses, to the last bit."""
+    """True if every rank has the same weights and losses, to the last bit."""
     mine = np.array([zlib.crc32(weights), zlib.crc32(losses)], np.uint32)
     everyone = np.empty((comm.size, 2), np.uint32)
     comm.Allgather(mine, everyone)
@@ -141,7 +141,7 @@ def identical(comm: Any, weights: np.ndarray, losses: np.ndarray) -> bool:
 
 
 def compare(weights: np.ndarray, losses: np.ndarray, options: argparse.Namespace) -> bool:
-    """Whether a single process, given the same batches, comes to the same result within rounding."""
+    """True if a single process, given the same batches, comes to the same result within rounding."""
     alone, alone_losses = train(Alone(), options, verbose=False)
     error = max(
         float(np.abs(weights - alone).max() / np.abs(alone).max()),

@@ -75,7 +75,8 @@ def train(model: Mixture, options: argparse.Namespace, device: Any, rank: int, s
         x = torch.randn(options.batch, options.width, generator=draw).tensor_split(size)[rank].to(device)
         with torch.no_grad():
             wanted = teacher(x)
-        # Sums over tokens, so that an expert's gradients are those of the whole batch, whoever its tokens come from.
+        # Sums over tokens, so that an expert's gradients are those of the whole batch, from whichever rank its tokens
+        # come.
         loss = (model(x) - wanted).square().sum() / (options.batch * options.width)
         optimizer.zero_grad()
         loss.backward()

@@ -3,12 +3,12 @@
     UCCH_EMULATE=nvidia:2,amd:2 mpirun --with-ft ulfm -np 4 python examples/train_through.py --kill 2,3 --check
 
 With a store (`python -m ucc_hetero store tcp://0.0.0.0:7000 FILE`) it grows back: --store tcp://HOST:7000
---secret FILE. The first rank that is left starts as many processes as have died, as whoever watches over a job would,
+--secret FILE. The first rank that is left starts as many processes as have died, as a job's supervisor would,
 and every ten steps the ranks let them in once all have come; at the step --whole-by they wait for them.
 
 The model and the batches are those of train_digits.py. After a failed call the ranks that live shrink the communicator,
 agree on the last step that all of them have taken, and share the batch of the next one anew: each batch stays whole, so
-that the losses are those of a run in which nobody died. --check trains alone as well, and compares.
+that the losses are those of a run in which no rank died. --check trains alone as well, and compares.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Training:
         self.step += 1
 
     def go_on(self) -> None:
-        """Leave the dead behind, and go back to the step that all have taken: whoever is ahead is so by one."""
+        """Leave the dead behind, and go back to the step that all have taken: a rank that is ahead is so by one."""
         began = time.perf_counter()
         dead, self.comm = self.comm, self.comm.Shrink()
         dead.Free()

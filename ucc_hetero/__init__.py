@@ -7,7 +7,7 @@
     comm.Allreduce(send, recv, op=MPI.SUM)
 
 Importing this before ``mpi4py.MPI`` sees to it that libucp is loaded when MPI is: MPI libraries bring a UCX of their
-own, and the first one in a process serves everybody. From the import on, a rank that fails ends its MPI job.
+own, and the first one in a process serves all libraries. From the import on, a rank that fails ends its MPI job.
 """
 
 from __future__ import annotations

@@ -276,9 +276,9 @@ _VARIABLES = (
         "WIRES",
         _wires,
         "auto",
-        "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts; auto: 4 "
-        "(6 with 24 cores a rank, 8 where a cloud limits connections, 2 by RDMA) if there are cores for them; 0: none, "
-        "and hosts take part.",
+        "Pairs of network threads (one sends, one receives) that carry calls between devices of several hosts, short "
+        "ones by 6 at most; auto: 4, or one for each 4 cores of a rank up to 12 (8 where a cloud limits connections, 2 "
+        "by RDMA), if there are cores for them; 0: none, and hosts take part.",
         "auto|0..16",
     ),
     Variable(
@@ -384,7 +384,7 @@ def warn_unknown() -> None:
 
 @contextmanager
 def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for libraries that read them while something is made, and for nobody else."""
+    """Set variables while a library that reads them is set up, and put the old values back."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

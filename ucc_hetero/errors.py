@@ -43,7 +43,7 @@ class NotSupported(UCCHError, NotImplementedError):
 
 
 class AgreementError(UCCHError):
-    """The ranks of a job differ in a fact that would break it; the message is a table of who has what."""
+    """The ranks of a job differ in a fact that would break it; the message is a table of what each rank has."""
 
 
 class CollectiveError(UCCHError):
@@ -59,7 +59,8 @@ class MismatchError(CollectiveError, ValueError):
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):
-    """A collective or message did not complete before its deadline; the message says who had not arrived."""
+    """A collective or message did not complete before its deadline; the message names the ranks that had not
+    arrived."""
 
 
 class TruncationError(CollectiveError, ValueError):

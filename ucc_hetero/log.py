@@ -67,7 +67,7 @@ class _Filter(logging.Filter):
 
 
 def set_rank(rank: int, device: str) -> None:
-    """Say who this process is: its rank in the job and its device (``nvidia:0``, ``host``)."""
+    """Set the names of this process in log lines: its rank in the job and its device (``nvidia:0``, ``host``)."""
     _who["rank"], _who["device"] = str(rank), device
 
 

@@ -18,7 +18,7 @@ Main = Callable[[Sequence[str] | None], int]
 
 
 def _closed() -> list[int]:
-    """The standard output and the standard error, or one of them, whose pipe nobody reads any more."""
+    """The standard output and the standard error, or one of them, whose pipe has lost its reader."""
     asked = select.poll()
     for fd in (1, 2):
         with contextlib.suppress(OSError):
@@ -28,12 +28,13 @@ def _closed() -> list[int]:
 
 
 def reader_gone() -> bool:
-    """Whether nobody reads the standard output or the standard error any more."""
+    """True if the standard output or the standard error has lost its reader."""
     return bool(_closed())
 
 
 def ends_with_its_reader(main: Main) -> Callable[..., int]:
-    """Wrap ``main(arguments) -> status``: a quiet end, with status `CLOSED`, once nobody reads the program's output.
+    """Wrap ``main(arguments) -> status``: a quiet end, with status `CLOSED`, once the reader of the program's output
+    has gone.
 
     A broken pipe to anything else is an error as any other.
     """
@@ -44,7 +45,7 @@ def ends_with_its_reader(main: Main) -> Callable[..., int]:
             try:
                 return main(arguments)
             finally:
-                # Else the interpreter does it at its end, where nobody can catch what it raises.
+                # Else the interpreter does it at its end, where its exceptions cannot be caught.
                 sys.stdout.flush()
         except BrokenPipeError:
             closed = _closed()

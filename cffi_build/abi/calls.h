@@ -11,7 +11,7 @@
 
 #define UCCH_UCC_ABSENT (-2)     /* UCC_ERR_NOT_IMPLEMENTED */
 #define UCCH_UCC_NO_MESSAGE (-6) /* UCC_ERR_NO_MESSAGE */
-/* Whether what libucp returned for a request is an error's number. */
+/* True if the pointer that libucp returned for a request is an error code. */
 #define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
 
 typedef struct ucch_symbols {

@@ -16,7 +16,7 @@ void ucch_release(char *text);
 int ucch_guard_cancel(void);
 int ucch_endpoint_errors(void);
 
-/* ---- progress.c: what completes, who makes progress ---- */
+/* ---- progress.c: what completes, and which thread makes progress ---- */
 typedef struct ucch_op ucch_op;
 typedef struct ucch_context ucch_context;
 typedef struct ucch_team ucch_team;
@@ -53,7 +53,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
 void ucch_team_free(ucch_team *team);
 int ucch_team_far(ucch_team *team);
 
-/* ---- wait.c: who waits, and how ---- */
+/* ---- wait.c: waits of callers ---- */
 void ucch_set_spin(int iterations);
 int ucch_wait(ucch_op *op, double slice);
 int ucch_wait_matched(ucch_op *op, double slice);
@@ -276,10 +276,10 @@ uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, doubl
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
 
-/* ---- board.c: who has arrived where, on one host ---- */
+/* ---- board.c: which rank has arrived at which call, on one host ---- */
 typedef struct ucch_refusal {
     uint64_t call; /* that a rank refused, and another one makes */
-    int64_t rank;  /* who refused it */
+    int64_t rank;  /* that refused it */
     char text[240];
 } ucch_refusal;
 

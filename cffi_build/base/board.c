@@ -1,7 +1,7 @@
-/* A page of memory shared by the ranks of one communicator on one host: who has arrived at which call.
+/* A page of memory shared by the ranks of one communicator on one host: which rank has arrived at which call.
  *
  * UCC returns OK with wrong data, or never, when ranks call different things; a dead peer is not noticed at all. Each
- * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). Whoever looks
+ * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). A rank that looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -37,11 +37,11 @@ typedef struct slot {
     uint64_t
         behind; /* of the ranks of other hosts that the rank hears of: the last one's call, and its number plus one */
     uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
-    uint64_t asked;  /* to do so, because of this call, by anyone */
+    uint64_t asked;  /* to do so, because of this call, by any rank */
     uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
     uint64_t began;  /* and when the last call that the engine runs was entered */
     /* A line that is hardly ever written; slot 0's is all ranks'. */
-    uint64_t revoked;  /* somebody of this host has heard that the communicator is revoked */
+    uint64_t revoked;  /* a rank of this host has heard that the communicator is revoked */
     uint64_t ending;   /* the first call that a rank refuses and another one makes, as far as is known; 0 for none */
     uint64_t doubtful; /* the last call that was under way on a rank when its process met an endpoint error */
     uint64_t failed;   /* the first call that has failed on the rank; 0 for none */
@@ -70,12 +70,12 @@ struct ucch_board {
     _Atomic int launches;
     _Atomic int broken;               /* a call failed: the communicator starts no more */
     _Atomic int revoked;              /* as this rank has heard: all that is under way ends, on all ranks */
-    _Atomic(ucch_op *) first_failure; /* that call, where nobody waits for it */
+    _Atomic(ucch_op *) first_failure; /* that call, where no thread waits for it */
 };
 
 static int has_parcels(int nslots) { return nslots > 1 && nslots <= UCCH_PARCEL_RANKS; }
 
-/* Slots, and behind them everybody's parcels. */
+/* Slots, and behind them the parcels of all ranks. */
 size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
@@ -186,7 +186,8 @@ int ucch_board_reach(ucch_board *b, int size) {
 
 ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
 
-/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
+ * */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
@@ -310,7 +311,7 @@ uint64_t ucch_board_announce(ucch_board *b, uint64_t signature, const char *labe
     return b->seq + 1;
 }
 
-/* Whether the rank of a slot makes call `seq`, or has made it. One that has moved on past the ring has: of a call that
+/* True if the rank of a slot makes call `seq`, or has made it. One that has moved on past the ring has: of a call that
  * it refused it would have ended the communicator by then (let_go). */
 static int makes(const ucch_board *b, int i, uint64_t seq) {
     uint64_t theirs;
@@ -330,7 +331,7 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
         write_refusal(&s->refused, &mine);
         write_arrival(b, seq, UCCH_REFUSED_CALL, mine.text);
         __atomic_store_n(&s->seq, seq, __ATOMIC_RELEASE);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as those do who make it */
+        __atomic_thread_fence(__ATOMIC_SEQ_CST); /* publish, then look, as ranks do that make it */
         for (int i = 0; i < b->n; i++)
             if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     }
@@ -350,7 +351,7 @@ static int find_end(const ucch_board *b, uint64_t call, ucch_refusal *found) {
     return 0;
 }
 
-/* Whether a refused call has ended the communicator, and which: the rank is -1 where who was to say so has died. */
+/* True if a refused call has ended the communicator, and which; `rank` is -1 if the one to say so has died. */
 int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
     uint64_t call = ending_of(b);
     for (int i = 0; i < 10000 && call; i++) {
@@ -362,7 +363,7 @@ int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
     return call != 0;
 }
 
-/* ---- who is there ---- */
+/* ---- which ranks are there ---- */
 
 static int fate_of(const ucch_board *b, int i) {
     int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
@@ -387,14 +388,14 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     return record;
 }
 
-/* Call `seq` has failed with us. Where that is not because somebody is gone, as all ranks then see by themselves, those
+/* Call `seq` has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
  * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
  * that is done. */
 void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
-        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would be everybody */
+        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would signal all processes */
         if (i == b->mine || !s->signal || pid <= 0) continue;
         if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
@@ -403,8 +404,8 @@ void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
     }
 }
 
-/* A rank of another host is gone. Who is in a call learns of it there, and fails; who is not writes what it does
- * instead, as it may be what the others have waited for, and the job may be about to be ended. */
+/* A rank of another host is gone. A rank in a call learns of it there, and fails; a rank that is not writes what it
+ * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
 void ucch_board_speak(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
     if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
@@ -437,7 +438,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     return other;
 }
 
-/* Call `seq` has failed on this rank. It may still end well on others, within a moment, but none after it. */
+/* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
     ucch_lock();
@@ -452,7 +453,7 @@ uint64_t ucch_board_has_failed(const ucch_board *b) {
     return b->n ? __atomic_load_n(&b->slots[b->mine].failed, __ATOMIC_ACQUIRE) : 0;
 }
 
-/* Whether a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
+/* True if a rank of this host has failed in call `seq`, or in one before, so long ago that it would have ended here. */
 static int has_given_up(const ucch_board *b, const slot *s, uint64_t seq) {
     double grace = b->far ? UCCH_GRACE_FAR_S : UCCH_GRACE_S;
     uint64_t failed = __atomic_load_n(&s->failed, __ATOMIC_ACQUIRE);
@@ -481,8 +482,8 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
     return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
 
-/* Whether a call up to `seq` was refused, and by whom, as ucch_board_gone has it; `peer` is one that differs from this
- * rank in call `seq`, which ends the communicator where it has refused that. */
+/* True if a call up to `seq` was refused, and by which rank, as ucch_board_gone has it; `peer` is one that differs from
+ * this rank in call `seq`, which ends the communicator where it has refused that. */
 static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     uint64_t theirs = 0;
     int by_peer = *peer >= 0 && read_arrival(&b->slots[*peer], seq, &theirs, NULL) && theirs == UCCH_REFUSED_CALL;
@@ -494,7 +495,7 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     return 1;
 }
 
-/* Why call `seq` comes to nothing, and by whom, as far as can be seen; 0 where nothing is amiss, or without a board. */
+/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss, or without a board. */
 int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
     if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
@@ -540,7 +541,7 @@ void ucch_board_own_text(ucch_board *b, uint64_t seq, char *text) {
         ucch_board_own_label(b, seq, text);
 }
 
-/* As ucch_board_break, for a call that nobody may be waiting for: it stays. */
+/* As ucch_board_break, for a call that may have no waiter: it stays. */
 void ucch_board_blame(ucch_board *b, ucch_op *op) {
     if (!b->first_failure) b->first_failure = op;
     b->broken = 1;
@@ -557,8 +558,8 @@ int ucch_board_launches(ucch_board *b) { return b->launches; }
 
 ucch_op *ucch_board_first_failure(ucch_board *b) { return b->first_failure; }
 
-/* Whether the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
- * make the ones before, with all others. */
+/* True if the next call cannot be made. A refused one ends those behind it alone: ranks that have not come to it yet
+ * make the ones before, with all other ranks. */
 int ucch_board_broken(ucch_board *b) {
     uint64_t ending = ending_of(b);
     return b->broken || ucch_board_revoked(b) || (ending && ending <= b->seq + 1);
@@ -570,7 +571,7 @@ void ucch_board_revoke(ucch_board *b) {
     if (b->n) __atomic_store_n(&b->slots[0].revoked, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether libucp has thrown away a message since the communicator was made, which may have been one of it. */
+/* True if libucp has thrown away a message since the communicator was made, which may have been of this one. */
 int ucch_board_lossy(const ucch_board *b) { return b->losses != ucch_losses(); }
 
 int ucch_board_revoked(ucch_board *b) {

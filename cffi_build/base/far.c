@@ -1,6 +1,6 @@
-/* A communicator that is on several hosts: what this rank has called, for others to compare with theirs, and what is
- * known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known; whoever
- * waits for a call reads it, without a lock. */
+/* A communicator that is on several hosts: what this rank has called, for other ranks to compare with their calls, and
+ * what is known of the ranks of other hosts. The thread that hears of them (net/circle.c) alone writes what is known;
+ * threads that wait for calls read it, without a lock. */
 #include "base/far.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
     if (was_told) __atomic_compare_exchange_n(&far->changed, &none, seq, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
-/* The first call that others have to be told of anew, and 0 from then on. */
+/* The first call that other ranks have to be told of anew, and 0 from then on. */
 uint64_t ucch_far_changed(ucch_far *far) { return __atomic_exchange_n(&far->changed, 0, __ATOMIC_ACQUIRE); }
 
 uint64_t ucch_far_called(const ucch_far *far) { return __atomic_load_n(&far->called, __ATOMIC_ACQUIRE); }
@@ -70,7 +70,7 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
     __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether that was not known. A rank that has left may still be found dead. */
+/* True if that was not known. A rank that has left may still be found dead. */
 int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t failed) {
     if (rank < 0 || rank >= far->size || far->ranks[rank].how >= how) return 0;
     far->ranks[rank].failed = failed;
@@ -90,7 +90,7 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
     return first && first <= seq ? -2 - far->by : -1;
 }
 
-/* Whether a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
+/* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
 static int hopeless(const standing *s, uint64_t seq) {
     if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
@@ -120,7 +120,8 @@ int ucch_far_fate(const ucch_far *far, int rank) {
     return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
 }
 
-/* The first call that a rank of another host made differently, who, and what it called: its number, or 0. */
+/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
+ * */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
     uint64_t first = quiet(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     *rank = first ? far->by : -1;

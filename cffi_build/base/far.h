@@ -6,11 +6,11 @@
 
 /* Calls that are remembered, for ranks of other hosts to compare theirs with. */
 #define UCCH_CALLS_SEEN 8192
-/* The hash of a refused call; those of others are odd. */
+/* The hash of a refused call; those of other calls are odd. */
 #define UCCH_REFUSED_HASH 2
 #define UCCH_ANY_HASH 4
-/* Seconds in which a call that has failed on one rank may still end well on others; and where the ranks are on several
- * hosts, which are told why some time after it has failed, and on busy ones later still. */
+/* Seconds in which a call that has failed on one rank may still end well on other ranks; and where the ranks are on
+ * several hosts, which are told why some time after it has failed, and on busy ones later still. */
 #define UCCH_GRACE_S 1.0
 #define UCCH_GRACE_FAR_S 5.0
 

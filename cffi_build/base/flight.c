@@ -1,8 +1,8 @@
 /* The flight recorder: a ring of the last operations of this process, collectives and messages, always written, and
- * read by nobody until something is wrong.
+ * read only when something is wrong.
  *
- * The ring lies in a memory file, so that others of the same user can read it while the process is stuck, and is
- * written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
+ * The ring lies in a memory file, so that other processes of the same user can read it while the process is stuck, and
+ * is written to a file of the disk when an operation fails, on request, and by a signal: all by functions that a signal
  * handler may call, as the thread that is interrupted may hold any lock. The file is the ring, then what the numbers
  * mean (lines of Python's), then the stack that Python's faulthandler has left, which runs before our handler does. */
 #define _GNU_SOURCE
@@ -117,7 +117,7 @@ void ucch_flight_started(uint64_t number, double now) {
     if (r) r->started = (uint64_t)(1e9 * now);
 }
 
-/* A receive from anyone, or with any tag, has got this message. */
+/* A receive from any source, or with any tag, has got this message. */
 void ucch_flight_from(uint64_t number, int peer, int tag) {
     ucch_record *r = find(number);
     if (!r) return;
@@ -168,7 +168,7 @@ static uint64_t length_of(int file, int whence) {
     return end > 0 ? (uint64_t)end : 0;
 }
 
-/* Into a file beside the one that is wanted, which then takes its place: whoever reads finds a whole one. */
+/* Into a file beside the one that is wanted, which then takes its place: a reader finds a whole one. */
 static int write_to(const header *h, const char *path) {
     char beside[PATH + 8];
     size_t n = strlen(path);
@@ -186,7 +186,7 @@ static int write_to(const header *h, const char *path) {
     return bad ? -1 : 0;
 }
 
-/* In a folder of somebody else's in which everybody may write, files may be taken away or be others'. */
+/* In another user's folder in which all may write, files may be taken away or be another user's. */
 static int has_folder(void) {
     struct stat s;
     mkdir(folder, 0700);
@@ -195,7 +195,7 @@ static int has_folder(void) {
 }
 
 /* Write the records to `path`; NULL: where those of failures go. May be called from a signal handler. 0; -1 where they
- * cannot be written, or somebody is just doing so. */
+ * cannot be written, or are just being written. */
 int ucch_flight_dump(int cause, const char *path) {
     static _Atomic int busy;
     header *h = __atomic_load_n(&head, __ATOMIC_ACQUIRE);
@@ -213,7 +213,7 @@ int ucch_flight_dump(int cause, const char *path) {
     return status;
 }
 
-/* Whether a failure is the library's or another rank's: statuses of our own are mostly answers to our caller. */
+/* True if a failure is the library's or another rank's: statuses of our own are mostly answers to our caller. */
 static int is_grave(int status) {
     return status >= UCCH_FAIL_PEER || status == UCCH_FAIL_OVERLAP; /* and UCCH_FAIL_TIMEOUT, UCCH_FAIL_MISMATCH */
 }
@@ -274,8 +274,8 @@ static void on_signal(int number) {
     errno = saved;
 }
 
-/* Write the records whenever this signal comes, unless somebody else wants it: 1 if so. Once more, when Python has
- * registered its handler: it is called before they are written, until ucch_flight_without_python. */
+/* Write the records whenever this signal comes, unless the signal has another handler: 1 if it has none. Once more,
+ * when Python has registered its handler: it is called before they are written, until ucch_flight_without_python. */
 int ucch_flight_catch(int number) {
     struct sigaction before, ours = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     if (!head || sigaction(number, NULL, &before)) return 0;
@@ -289,7 +289,7 @@ int ucch_flight_catch(int number) {
     return 1;
 }
 
-/* Keep signals from being handled while somebody else writes a stack and the records. */
+/* Keep signals from being handled while another thread writes a stack and the records. */
 void ucch_flight_hold(void) {
     while (atomic_exchange(&handling, 1))
         sched_yield();
@@ -316,7 +316,7 @@ int ucch_flight_signal(int *file) {
     return head ? signal_number : 0;
 }
 
-/* ---- others' ---- */
+/* ---- records of other processes ---- */
 
 /* Processes of this host that a failure has asked for their records: their memory files, and when that was. */
 static struct {
@@ -337,7 +337,7 @@ void ucch_flight_awaits_locked(int64_t pid, int64_t file, uint64_t since) {
     if (at == nawaited) nawaited++;
 }
 
-/* Whether a process has written its records since it was asked, or never will. */
+/* True if a process has written its records since it was asked, or never will. */
 static int has_written(int at) {
     char path[64];
     uint64_t over = UINT64_MAX;
@@ -349,8 +349,8 @@ static int has_written(int at) {
     return over >= awaited[at].since;
 }
 
-/* Until everybody who was asked has written his records, `seconds` at most: this process is about to end the job, and
- * whoever has not had a core yet would end by the signal for that first. */
+/* Wait until all processes that were asked have written their records, `seconds` at most: this process is about to end
+ * the job, and a process that has had no core yet would end by that signal first. */
 void ucch_flight_await(double seconds) {
     double until = ucch_now() + seconds;
     for (int at = 0; at < nawaited; at++)

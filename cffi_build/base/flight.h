@@ -4,7 +4,7 @@
 
 #include "base/ucch.h"
 
-/* Under the lock. Begin returns the number that the others take; 0: nothing is recorded. */
+/* Under the lock. Begin returns the record's number for the other functions; 0: nothing is recorded. */
 uint64_t ucch_flight_begin(const ucch_record *about, uint64_t seq, double now, int has_started);
 void ucch_flight_started(uint64_t record, double now);
 

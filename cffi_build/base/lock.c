@@ -1,4 +1,4 @@
-/* The clock, the one lock, and how those who take it again and again share it and their cores: spin, yield, nap. */
+/* The clock, the one lock, and how threads that take it again and again share it and their cores: spin, yield, nap. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -7,19 +7,19 @@
 
 #include "base/lock.h"
 
-/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until those have had it
- * who wait for it, if they get there at all. */
+/* Looks at the lock before sleeping for it, longer than a round of progress takes; and yields until waiting threads
+ * have had it, if they get there at all. */
 #define LOCK_SPINS 2000
 #define LET_OTHERS 1000
-/* A yield that took longer than this gave the core to somebody; so many quick ones later it counts as free again. */
+/* A yield that took longer than this gave the core away; after so many quick ones it counts as free again. */
 #define CROWDED_S 1e-6
 #define CROWDED_YIELDS 64
 /* A turn in which nothing ends, but that takes longer than this, has moved data. */
 #define BUSY_S 5e-6
-/* Where others want the core, a waiter for whom nothing has moved for this long sleeps: a thread that only yields is
- * chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs: beside a
- * computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE of the
- * quiet time, so that a wait is prolonged by that much at most. */
+/* Where other threads want the core, a waiter sleeps once nothing has moved for it for this long: a thread that only
+ * yields is chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs:
+ * beside a computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE
+ * of the quiet time, so that a wait is prolonged by that much at most. */
 #define PATIENCE_S 1e-3
 #define NAP_SHARE 0.25
 #define SHORTEST_NAP_S 100e-6
@@ -82,7 +82,7 @@ void ucch_give(pthread_mutex_t *lock, int at) {
 /* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
 void ucch_set_spin(int iterations) { ucch_spin_rounds = iterations; }
 
-/* Whether whoever spins keeps nobody from what it waits for. */
+/* True if a thread that spins does not keep its core from the thread that it waits for. */
 static int may_spin(void) { return ucch_spin_rounds > 0 && !ucch_crowded; }
 
 static void relax(void) {
@@ -93,8 +93,9 @@ static void relax(void) {
 #endif
 }
 
-/* Whoever makes progress takes the lock again and again, and a mutex is not fair: one who waits for it may be woken
- * only to find it taken, for milliseconds. So they say that they wait, and the others let them. */
+/* A thread that makes progress takes the lock again and again, and a mutex is not fair: a waiting thread may be woken
+ * only to find it taken, for milliseconds. So threads count themselves while they wait, and progress lets them have the
+ * lock. */
 void ucch_lock(void) {
     ucch_order_take(UCCH_AT_ENGINE);
     if (pthread_mutex_trylock(&lock) == 0) return;
@@ -108,7 +109,7 @@ void ucch_lock(void) {
     wanted--;
 }
 
-/* Whether it could be had at once. */
+/* True if the lock was free and is now taken. */
 int ucch_trylock(void) {
     int had = pthread_mutex_trylock(&lock) == 0;
     if (had) ucch_order_take(UCCH_AT_ENGINE);
@@ -117,13 +118,13 @@ int ucch_trylock(void) {
 
 void ucch_unlock(void) { ucch_give(&lock, UCCH_AT_ENGINE); }
 
-/* Without the lock: let those have it who wait for it. */
+/* Without the lock: let threads that wait for it have it. */
 void ucch_let_others(void) {
     for (int i = 0; i < LET_OTHERS && wanted; i++)
         sched_yield();
 }
 
-/* With the lock: whether somebody waits for it. */
+/* With the lock: true if a thread waits for it. */
 int ucch_lock_wanted(void) { return wanted; }
 
 /* Let go of the lock and sleep until woken, `seconds` at most (0: for ever). */
@@ -144,10 +145,10 @@ void ucch_lock_after_fork(void) {
 
 /* ---- giving the core away ---- */
 
-/* Whether a turn of progress had anything to do. */
+/* True if a turn of progress had anything to do. */
 int ucch_has_moved(int moved, double seconds) { return moved || seconds > BUSY_S; }
 
-/* Give the core away, and learn whether anybody took it; returns the time after `now`. */
+/* Give the core away, and learn from the time whether another thread took it; returns the time after `now`. */
 double ucch_yield(double now) {
     sched_yield();
     double end = ucch_now();

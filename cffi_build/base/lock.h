@@ -8,7 +8,7 @@
 #include "base/ucch.h"
 
 extern int ucch_spin_rounds;
-/* More than 0 while others want this core: then spinning only delays whoever is waited for. */
+/* More than 0 while other threads want this core: then spinning only delays the thread that is waited for. */
 extern _Atomic int ucch_crowded;
 
 /* Locks in the order in which one thread may take several (docs/native.md); others are taken last and for a moment.

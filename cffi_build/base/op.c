@@ -1,4 +1,5 @@
-/* Operations in flight: how they begin and end, what is done for them meanwhile, and who hears of their ends. */
+/* Operations in flight: how they begin and end, what is done for them meanwhile, and how listeners hear of their ends.
+ * */
 #define _GNU_SOURCE
 #include <pthread.h>
 
@@ -69,7 +70,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     if (UCCH_TRACING && op->event) ucch_trace_end(op->event, status);
     op->event = 0;
     int has_listener = op->has_listener;
-    /* Last: whoever polls the state without the lock may reuse the operation from here on. */
+    /* Last: a thread that polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
     if (has_listener) ucch_ring();
 }
@@ -118,7 +119,7 @@ static pthread_mutex_t bell = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t rung = PTHREAD_COND_INITIALIZER;
 static uint64_t rings;
 
-/* Let those who listen look again. */
+/* Let listeners look again. */
 void ucch_ring(void) {
     pthread_mutex_lock(&bell);
     __atomic_add_fetch(&rings, 1, __ATOMIC_SEQ_CST);

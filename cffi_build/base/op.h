@@ -23,7 +23,7 @@ struct ucch_op {
     ucch_error error;
     double started;
     double deadline;  /* 0 = none */
-    int has_listener; /* somebody waits to be told of its end */
+    int has_listener; /* a thread sleeps until the doorbell rings at its end */
     int matched;      /* a message of which the caller does the rest (p2p/lane.c) */
     /* How the flight recorder is to have it, NULL: not at all; whether it begins later, when a stream gets there, say;
      * and when it has ended, where that is known already. */

@@ -2,9 +2,9 @@
  * the others as soon as they are there, with one line of the cache from each. Sums are made in the order of the ranks,
  * by all alike.
  *
- * A parcel is written anew UCCH_PARCELS calls later, once everybody has said that it reads the old one no more: whoever
- * only sends, as the root of a bcast, may be ahead by so many. Of a rank's calls in one place each waits for the one
- * before. */
+ * A parcel is written anew UCCH_PARCELS calls later, once all ranks have said that they read the old one no more: a
+ * rank that only sends, as the root of a bcast, may be ahead by so many. Of a rank's calls in one place each waits for
+ * the one before. */
 #include "base/parcel.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ static ucch_exchange **turns_of(ucch_post *post, const ucch_exchange *x) {
     return &post->turns[x->call % UCCH_PARCELS];
 }
 
-/* Say, to those who want to write there anew, up to which call we read no parcel in this place any more. */
+/* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
 static void say_read(const ucch_post *post, uint64_t place, uint64_t call) {
     __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
 }
@@ -35,7 +35,7 @@ void ucch_exchange_begin(ucch_post *post, ucch_exchange *x, uint64_t call, uint6
     *at = x;
 }
 
-/* Whether nobody reads what we wrote there before. */
+/* True if no rank still reads the parcel that we wrote there before. */
 static int may_write(const ucch_post *post, uint64_t call) {
     uint64_t before = parcel_at(post, post->mine, call)->call;
     for (int i = 0; i < post->n; i++)
@@ -51,7 +51,7 @@ static void write_parcel(const ucch_post *post, const ucch_exchange *x, const ch
     __atomic_store_n(&p->call, x->call, __ATOMIC_RELEASE);
 }
 
-/* Whether all parcels are there that are to be read; a mismatch where one belongs to another call than ours. */
+/* True if all parcels that are to be read have come; UCCH_FAIL_MISMATCH if one belongs to another call than ours. */
 static int all_here(const ucch_post *post, ucch_exchange *x) {
     int first = x->from >= 0 ? x->from : 0, last = x->from >= 0 ? x->from + 1 : x->from == UCCH_NOBODY ? 0 : post->n;
     for (int i = first + x->came; i < last; i++, x->came++) {
@@ -77,7 +77,7 @@ static int unpack(const ucch_post *post, const ucch_exchange *x, char *dst) {
 /* Move on: 1 when the call is over, 0 when not yet, or a failure. */
 int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst) {
     if (*turns_of(post, x) != x) return 0;
-    if (!x->begun) say_read(post, x->call, x->call - 1); /* calls that came to nothing are read by nobody here */
+    if (!x->begun) say_read(post, x->call, x->call - 1); /* parcels of calls that were not made are not read here */
     x->begun = 1;
     if (x->writes && !x->written) {
         if (!may_write(post, x->call)) return 0;

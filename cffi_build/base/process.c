@@ -5,8 +5,10 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -86,4 +88,16 @@ void ucch_process_signal(int pid, int number) {
     if (fd < 0) return;
     if (!is_readable(fd) && handles(pid, number)) syscall(SYS_pidfd_send_signal, fd, number, NULL, 0);
     close(fd);
+}
+
+/* Logical processors of a core. */
+#define OF_CORE 2
+
+/* Let the calling thread, one of the engine's, run wherever the host lets this process, if a launcher has bound that to
+ * one core: the thread would take turns there with the caller's own, which may spin in MPI meanwhile. */
+void ucch_process_unbind_thread(void) {
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof(cores), &cores) || CPU_COUNT(&cores) > OF_CORE) return;
+    memset(&cores, 0xff, sizeof(cores));
+    sched_setaffinity(0, sizeof(cores), &cores);
 }

@@ -5,5 +5,6 @@
 #include "base/ucch.h"
 
 void ucch_process_signal(int pid, int number);
+void ucch_process_unbind_thread(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Progress: a round of it, and the thread that makes it where nobody waits. */
+/* Progress: a round of it, and the thread that makes it while no caller waits. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -12,11 +12,11 @@
 
 /* Rounds between looks at the workers when no message is in flight. */
 #define WORKER_EVERY 32
-/* The thread looks for abandoned work this soon while there was some lately, and then ever later; whoever leaves it
- * work wakes it from a tick that is longer. It sleeps for good after the longest. */
+/* The thread looks for abandoned work this soon while there was some lately, and then ever later; a thread that leaves
+ * it work wakes it from a tick that is longer. It sleeps for good after the longest. */
 #define TICK_S 0.25e-3
 #define LONG_TICK_S 8e-3
-/* While all that is under way is in streams: each look costs a moment of whoever launches more. */
+/* While all that is under way is in streams: each look delays threads that launch more for a moment. */
 #define LAUNCH_TICK_S 1e-3
 /* With peers on other hosts it goes on looking, this often: the end of a finished send may still be in our buffers, or
  * in libucc's. */
@@ -75,21 +75,21 @@ static void sleep_locked(double seconds) {
     thread_asleep = thread_dozes = 0;
 }
 
-/* Work has come that nobody waits for in the library: the thread is to look at once. */
+/* Work has come for which no thread waits in the library: the progress thread is to look at once. */
 void ucch_wake_locked(void) { pthread_cond_signal(&wake); }
 
-/* Somebody waits, and makes progress meanwhile. */
+/* A caller is polling; the progress thread stands down. */
 void ucch_wait_begin(void) { waiters++; }
 
 /* The last one that waited may leave something under way. */
 void ucch_wait_end(void) {
     if (--waiters || !busy()) return;
-    ucch_lock(); /* the thread may be about to sleep, because somebody waits */
+    ucch_lock(); /* the thread may be about to sleep, because a caller waits */
     if (busy() && thread_asleep) pthread_cond_signal(&wake);
     ucch_unlock();
 }
 
-/* Nobody waits for what is in a stream: it is looked at now and then, for its end and for what went wrong. */
+/* No thread waits for calls in streams: they are polled now and then, for their ends and for failures. */
 static void collect_locked(void) {
     sleep_locked(LAUNCH_TICK_S);
     /* All that have ended by now: of several requests libucc looks at one in a round of progress. */
@@ -103,9 +103,9 @@ static void collect_locked(void) {
     }
 }
 
-/* Nothing to do for the thread: whoever waits makes progress, and it steps in only when nobody does. */
+/* Nothing to do for the thread: waiting callers make progress, and it steps in when there are none. */
 static double idle_locked(double tick) {
-    thread_asleep = 1; /* first: whoever calls either sees this or is seen */
+    thread_asleep = 1; /* first: a caller either sees this or is seen */
     if (atomic_exchange(&called, 0)) tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
@@ -144,6 +144,7 @@ static void *thread_main(void *unused) {
     (void)unused;
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
+    ucch_process_unbind_thread();
     ucch_lock();
     for (int began = 0; thread_on;) {
         if (begin && !began) {
@@ -175,7 +176,7 @@ void ucch_progress_idle(void) {
     ucch_progress_thread(1);
 }
 
-/* Nobody else is in this process, which may have to release what it has inherited. */
+/* No other thread is in this process, which may have to release memory that it has inherited. */
 static void after_fork(void) {
     thread_on = thread_asleep = 0;
     ucch_lock_after_fork();
@@ -226,8 +227,9 @@ static int last_status;
 /* The process has failed if this is not 0. */
 void ucch_leave_with(int status) { last_status = status; }
 
-/* End the process here and now, as the interpreter's last act but those that were asked for before (Py_AtExit). What
- * has failed ends by a signal: Open MPI 5.0.11 tells nobody of a process that ends by a status, and others wait for it.
+/* End the process here and now, as the interpreter's last act but those that were asked for before (Py_AtExit). A
+ * process that has failed ends by a signal: Open MPI 5.0.11 does not report a process that ends by a status, and other
+ * ranks wait for it.
  */
 void ucch_leave(void) {
     if (last_status) kill(getpid(), SIGKILL);

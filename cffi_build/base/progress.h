@@ -1,4 +1,4 @@
-/* Progress, by the thread and by those who wait. */
+/* Progress, by the thread and by waiting callers. */
 #ifndef UCCH_PROGRESS_H
 #define UCCH_PROGRESS_H
 

@@ -2,7 +2,7 @@
  * killed. An event is written when a program or a step begins and completed when it ends: one without an end was under
  * way.
  *
- * Whoever begins an event takes a place for it by counting, so that network threads need no lock. */
+ * A thread that begins an event takes a place for it by counting, so that network threads need no lock. */
 #define _GNU_SOURCE
 #include "base/trace.h"
 
@@ -64,7 +64,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     return 0;
 }
 
-/* Record nothing from now on. The memory stays: somebody may be reading it. */
+/* Record nothing from now on. The memory stays: another thread may be reading it. */
 void ucch_trace_stop(void) { ucch_trace_on = 0; }
 
 /* The header and the ring, and how many bytes they are; NULL before the timeline was opened. */

@@ -5,9 +5,9 @@
 #include "base/lock.h"
 #include "base/progress.h"
 
-/* Nobody spins longer than this before the first yield, however little a round of progress takes or how much. */
+/* The longest that a thread spins before its first yield, however little or much a round of progress takes. */
 #define SPIN_S 10e-6
-/* Who is given no more than this does not give the core away for it. */
+/* A wait that is given no more than this does not give the core away. */
 #define MOMENT_S 50e-6
 /* Rounds of a wait that is over at once. */
 #define QUICK 64

@@ -27,6 +27,8 @@ typedef struct queue {
     int apart;         /* or by several, in a graph: moves of one need nothing of each other */
     int flushed;       /* the last step that is over before the next of them */
     int bank;          /* of scratch; -1: none */
+    ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving lane wait next */
+    uint32_t value;
     int turn;
     int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES];
 } queue;
@@ -268,11 +270,20 @@ static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *strea
     return status ? status : signal_counter(q, to->published, end, stream);
 }
 
-static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, void *stream) {
+/* The call of the driver that waits for the next chunk also says that this one has been taken out, unless it is the
+ * message's last. No sender stands still meanwhile, even where a device runs all streams one after the other: it puts
+ * the next chunk into other slots. */
+static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
     uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
-    int status = wait_counter(q, from->published, end, stream);
+    int status = q->owed.seen
+                     ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, q->c->post, stream)
+                     : wait_counter(q, from->published, end, stream);
+    q->owed = (ucch_counter){NULL, NULL};
     if (!status) status = copy_chunk(q, from, first, some, 1, stream);
-    return status ? status : signal_counter(q, from->consumed, end, stream);
+    if (status || last || q->alone) return status ? status : signal_counter(q, from->consumed, end, stream);
+    q->owed = from->consumed;
+    q->value = end;
+    return 0;
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {
@@ -302,8 +313,8 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     if (!status && q->p->in_graph)
         status = piece_in_graph(q, channel, s->kind == STEP_RECV, some.data, length);
     else if (!status)
-        status =
-            s->kind == STEP_SEND ? send_chunk(q, channel, &some, stream) : receive_chunk(q, channel, &some, stream);
+        status = s->kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
+                                      : receive_chunk(q, channel, &some, !s->left, stream);
     return status || s->left ? status : mark(q, s, stream);
 }
 

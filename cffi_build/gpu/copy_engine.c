@@ -1,5 +1,5 @@
 /* Local steps on device memory. A copy, or a kernel, is queued on a stream of the engine's own; arithmetic without a
- * kernel is done on the host piece by piece, through pinned memory. Nothing waits: whoever makes progress asks. */
+ * kernel is done on the host piece by piece, through pinned memory. Nothing waits: progress asks for ends. */
 #include <stdlib.h>
 #include <string.h>
 

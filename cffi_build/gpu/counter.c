@@ -6,11 +6,9 @@
 
 #include "gpu/device.h"
 
-static int run(void *kernel, void *seen, uint32_t value, void *stream) {
-    const void *none = NULL;
-    uint64_t number = value;
+static int run(void *kernel, void *told, void *seen, uint64_t number, void *stream) {
     double unused = 0;
-    void *arguments[] = {&none, &seen, &number, &unused};
+    void *arguments[] = {&told, &seen, &number, &unused};
     return ucch_bound_ops()->launch(kernel, 1, 1, arguments, stream);
 }
 
@@ -18,16 +16,29 @@ static int run(void *kernel, void *seen, uint32_t value, void *stream) {
  * kernel that does so, where streams cannot wait for any memory. */
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream) {
     if (counter.at && ucch_reached(counter.at, least)) return 0;
-    return ucch_device_fail(await ? run(await, counter.seen, least, stream)
+    return ucch_device_fail(await ? run(await, NULL, counter.seen, least, stream)
                                   : ucch_bound_ops()->stream_hold(stream, counter.seen, least),
                             "a stream's wait for memory");
 }
 
 /* Let the stream set the counter, behind all it did before; `post` likewise. */
 int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream) {
-    return ucch_device_fail(post ? run(post, counter.seen, value, stream)
+    return ucch_device_fail(post ? run(post, NULL, counter.seen, value, stream)
                                  : ucch_bound_ops()->stream_write(stream, counter.seen, value),
                             "a stream's write to memory");
+}
+
+/* Let the stream set a counter and then wait for another one, by one call of the driver where it has such a call. */
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+                      void *stream) {
+    if (!ucch_reached(counter.at, least)) {
+        uint64_t numbers = (uint64_t)value << 32 | least;
+        int refused = await ? run(await, told.seen, counter.seen, numbers, stream)
+                            : ucch_bound_ops()->stream_turn(stream, told.seen, value, counter.seen, least);
+        if (!refused) return 0;
+    }
+    int status = ucch_counter_signal(told, value, post, stream);
+    return status ? status : ucch_counter_wait(counter, least, await, stream);
 }
 
 /* ---- the runtime's own ---- */
@@ -40,7 +51,7 @@ typedef struct idle {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static idle *flags;
 
-/* Whether the next ticket would be 0: streams of some runtimes compare without wrapping. */
+/* True if the next ticket would be 0: streams of some runtimes compare without wrapping. */
 static int is_worn(ucch_flag flag) { return flag.ticket == UINT32_MAX; }
 
 static int make(ucch_flag *flag) {
@@ -65,10 +76,10 @@ int ucch_flag_next(ucch_flag *flag) {
     return 0;
 }
 
-/* Whether its ticket has still to be reached. */
+/* True if its ticket has still to be reached. */
 int ucch_flag_due(ucch_flag flag) { return flag.at && !ucch_reached(flag.at, flag.ticket); }
 
-/* For others to use. */
+/* Give it back. */
 void ucch_flag_give(ucch_flag flag) {
     idle *place = flag.at && !is_worn(flag) ? malloc(sizeof(*place)) : NULL;
     if (!place) return; /* lost: a few bytes */

@@ -25,6 +25,16 @@ typedef struct copy_2d {
     size_t bytes, rows;
 } copy_2d;
 
+/* CUstreamBatchMemOpParams, of a wait or a write. */
+typedef struct word_op {
+    unsigned operation;
+    address word;
+    uint64_t value;
+    unsigned flags;
+    address alias;
+    uint64_t more;
+} word_op;
+
 #define CUDA_SYMBOLS(X)                                                                                                \
     X(cuInit, "cuInit", (unsigned), 1)                                                                                 \
     X(cuDriverGetVersion, "cuDriverGetVersion", (int *), 1)                                                            \
@@ -56,6 +66,7 @@ typedef struct copy_2d {
     X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
     X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, address, uint32_t, unsigned), 0)                         \
     X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, address, uint32_t, unsigned), 0)                       \
+    X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", (void *, unsigned, const word_op *, unsigned), 0)                   \
     X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                                             \
       (void *, int *, uint64_t *, void **, const void ***, size_t *), 0)                                               \
     X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *), 0)                              \
@@ -82,6 +93,7 @@ static const device_symbol symbols[] = {
 
 enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
+enum { OP_WAIT_32 = 1, OP_WRITE_32 = 2 };
 enum { LOADING_EAGER = 1, ENABLE_PEER_ACCESS = 1 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { ATTRIBUTE_MEMORY_TYPE = 2, ATTRIBUTE_IS_MANAGED = 8, ATTRIBUTE_DEVICE = 9 };
@@ -138,7 +150,7 @@ static int cuda_current(int *device) {
 static int cuda_use(int device) {
     if (device < 0) return cu.cuCtxSetCurrent(NULL);
     if (device >= MOST_DEVICES) return INVALID_DEVICE;
-    /* Retained once and kept: the context is the one that everybody in the process shares. */
+    /* Retained once and kept: it is the context that all libraries of the process share. */
     int status = primary[device] ? 0 : cu.cuDevicePrimaryCtxRetain(&primary[device], device);
     return status ? status : cu.cuCtxSetCurrent(primary[device]);
 }
@@ -155,6 +167,12 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
                                     : UCCH_MEMORY_UNKNOWN;
     *device = ordinal < 0 ? 0 : ordinal;
     return status;
+}
+
+static int cuda_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
+    word_op both[] = {{.operation = OP_WRITE_32, .word = (address)(uintptr_t)told, .value = value},
+                      {.operation = OP_WAIT_32, .word = (address)(uintptr_t)word, .value = least}};
+    return cu.cuStreamBatchMemOp ? cu.cuStreamBatchMemOp(stream, 2, both, 0) : NOT_SUPPORTED;
 }
 
 static int cuda_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
@@ -246,7 +264,7 @@ static int cuda_target(int device, char *text, int room) {
 }
 
 /* Modules stay loaded: unloading one waits for the device. So does loading a function, which is not left to its first
- * launch, as that may come behind a stream that waits for others; drivers before 12.4 have no name for it. */
+ * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
     if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel) return NOT_SUPPORTED;

@@ -47,7 +47,7 @@ int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
 int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
 int ucch_work_mark(int way, void **event);
 
-/* Whether a counter, which only grows and wraps around, has reached `least`. */
+/* True if a counter, which only grows and wraps around, has reached `least`. */
 static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
     return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
 }
@@ -71,6 +71,8 @@ static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, fl
 
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
 int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+                      void *stream);
 int ucch_flag_next(ucch_flag *flag);
 int ucch_flag_due(ucch_flag flag);
 void ucch_flag_give(ucch_flag flag);

@@ -1,6 +1,6 @@
 /* Stream-ordered work: it starts when a stream reaches the call, and the stream does not pass it before the data is
- * there, while the host goes on. In and out by counters in memory: to ask for an event is a call of the driver, in the
- * way of whoever launches kernels meanwhile. */
+ * there, while the host goes on. In and out by counters in memory: to ask for an event is a call of the driver, which
+ * delays threads that launch kernels meanwhile. */
 #include "gpu/device.h"
 
 static int held, barred;
@@ -92,7 +92,7 @@ void ucch_gate_leave_locked(ucch_gate *g) {
     let_go(g);
 }
 
-/* Whether its stream has not got there yet, although nobody may wait for that any more. */
+/* True if its stream has not got there yet; no thread needs to wait for it any more. */
 int ucch_gate_due(const ucch_gate *g) {
     int done = 1;
     if (g->by_event) ucch_bound_ops()->event_done(g->event, &done);

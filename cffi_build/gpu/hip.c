@@ -112,6 +112,11 @@ static int hip_lend(const void *where, void *name, uint64_t *offset) { return NO
 static int hip_borrow(const void *name, void **where) { return NOT_SUPPORTED; }
 static int hip_give_back(void *where) { return NOT_SUPPORTED; }
 
+/* hipStreamBatchMemOp, since 6.4, takes the words that streams wait for anyhow, and kernels do the others. */
+static int hip_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
+    return NOT_SUPPORTED;
+}
+
 static int start(void) {
     eager = !told("HIP_ENABLE_DEFERRED_LOADING", 1);
     command_waits = told("GPU_STREAMOPS_CP_WAIT", 0);

@@ -19,7 +19,7 @@ DEVICE(release, (void *address))
 DEVICE(room, (size_t *bytes))                                        /* memory of the current device that is free */
 DEVICE(pinned, (void **address, size_t bytes))
 DEVICE(unpin, (void *address))
-DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that somebody else made */
+DEVICE(host_register, (void *address, size_t bytes))                 /* pin memory that was mapped */
 DEVICE(host_unregister, (void *address))
 DEVICE(mapped, (void *memory, void **seen))                          /* where the device sees pinned memory */
 DEVICE(lend, (const void *address, void *name, uint64_t *offset))    /* UCCH_LENT_BYTES by which other processes borrow the
@@ -35,6 +35,7 @@ DEVICE(stream_wait, (void *stream, void *event))
 DEVICE(stream_sync, (void *stream))
 DEVICE(stream_hold, (void *stream, void *word, uint32_t least))      /* until the word has reached `least` */
 DEVICE(stream_write, (void *stream, void *word, uint32_t value))
+DEVICE(stream_turn, (void *stream, void *told, uint32_t value, void *word, uint32_t least))   /* write, then hold */
 DEVICE(stream_captures, (void *stream, int *does, uint64_t *which))  /* its work goes into a graph; the capture's number */
 DEVICE(capture_mode, (int *mode))                                    /* of the calling thread, exchanged: UCCH_RELAXED */
 DEVICE(event_new, (void **event))

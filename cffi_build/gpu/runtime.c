@@ -187,7 +187,7 @@ int ucch_event_done(int runtime, void *event) {
 
 /* ---- the device of this rank ---- */
 
-/* The progress thread may ask for events while others capture graphs, which it has no part in. */
+/* The progress thread may ask for events while other threads capture graphs, which it has no part in. */
 static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
 /* Every thread that makes progress works with this device from now on. */
@@ -200,9 +200,9 @@ int ucch_device_bind(int runtime, int device) {
     return 0;
 }
 
-/* Whether streams may wait for what has not been queued yet. Otherwise they wait only for what has: then nothing waits
- * in a circle, whatever shares a queue, as what is in front of a wait was queued before it, and so was what it waits
- * for, at whatever rank. */
+/* True if streams may wait for work that has not been queued yet. Otherwise they wait only for work that has: then
+ * nothing waits in a circle, whatever shares a queue, as what is in front of a wait was queued before it, and so was
+ * what it waits for, at whatever rank. */
 void ucch_device_hold(int may) { may_hold = may; }
 
 int ucch_may_hold(void) { return may_hold; }
@@ -216,8 +216,8 @@ const device_ops *ucch_bound_ops(void) { return bound_runtime < 0 ? NULL : &tabl
 
 int ucch_device_fail(int code, const char *what) { return failed(bound_runtime, code, what); }
 
-/* Whether the stream has passed the event; asked so often at most, as each question keeps whoever launches work from
- * the driver for a moment. `again`: when next, the caller's own. */
+/* Sets `done` if the stream has passed the event; asked so often at most, as each question keeps threads that launch
+ * work from the driver for a moment. `again`: when next, the caller's own. */
 int ucch_event_ask(void *event, int *done, double *again) {
     double now = ucch_now();
     *done = 0;
@@ -227,7 +227,7 @@ int ucch_event_ask(void *event, int *done, double *again) {
     return status;
 }
 
-/* Whether a stream of the bound device is being captured in a graph: the capture's number, or 0. */
+/* The number of the capture if a stream of the bound device is being captured in a graph, or 0. */
 uint64_t ucch_stream_captures(uintptr_t stream) {
     int does = 0;
     uint64_t which = 0;
@@ -284,7 +284,7 @@ typedef struct block {
 } block;
 
 /* A lock of its own: programs are freed, and give memory back, at any time and in any thread. Progress wants it while
- * it holds the engine's, so nobody calls the runtime with it: allocations take milliseconds, or wait for streams. */
+ * it holds the engine's, so the runtime is not called with it: allocations take milliseconds, or wait for streams. */
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
@@ -342,7 +342,8 @@ static block *make(int pinned, size_t bytes, const void *owner) {
 }
 
 /* The smallest idle block that is not more than twice as large, or a new one; NULL with a reason when out of memory,
- * and where there is none and `may_add` is not set. Calls of one `owner` get the same block (NULL: nobody shares). */
+ * and where there is none and `may_add` is not set. Calls of one `owner` get the same block (NULL: the block is not
+ * shared). */
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add) {
     bytes = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&pool_lock);
@@ -367,7 +368,7 @@ static block *block_of(const void *memory) {
     return b;
 }
 
-/* From now on nobody shares this memory. */
+/* From now on this memory is not shared. */
 void ucch_pool_keep(const void *memory) {
     pthread_mutex_lock(&pool_lock);
     block *b = memory ? block_of(memory) : NULL;

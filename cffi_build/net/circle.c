@@ -1,10 +1,10 @@
-/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and who is gone.
+/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and which ranks are gone.
  *
  * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
- * its calls, ten times a second, and compares those that come with its own. Whoever finds a call that differs, or hears
- * of a rank that is gone, says so to all it is connected with, and these go on saying it: all ranks know within a
- * moment. A rank that waits in a call for long says that to those of other hosts it is connected with, and no further:
- * their hosts may wait for it, in another communicator. */
+ * its calls, ten times a second, and compares those that come with its own. A rank that finds a call that differs, or
+ * hears of a rank that is gone, tells all ranks that it is connected with, and these pass it on: all ranks know within
+ * a moment. A rank that waits in a call for long says that to those of other hosts it is connected with, and no
+ * further: their hosts may wait for it, in another communicator. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,7 +126,7 @@ static void note_gone(ucch_circle *c, const gone *g) {
     if (g->how >= UCCH_DIED) ucch_board_speak(c->board);
 }
 
-/* Keep an opinion, if nobody has said so yet. */
+/* Keep an opinion, if it is new. */
 static void note_opinion(ucch_circle *c, const opinion *o) {
     for (int i = 0; i < c->nnews; i++) {
         const news *n = &c->news[i];
@@ -142,8 +142,8 @@ static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
     note_opinion(c, &mine);
 }
 
-/* This rank has left, or a call has failed with it. Whoever has left over a refused call says that first: others would
- * take it for dead. */
+/* This rank has left, or a call has failed with it. A rank that has left over a refused call says that first: other
+ * ranks would take it for dead. */
 static void say_left(ucch_circle *c) {
     ucch_refusal end;
     if (c->ended) return;
@@ -210,7 +210,7 @@ static void send_calls(ucch_circle *c, spoke *s) {
 }
 
 static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
-    if (word->first + SEEN / 2 < s->reached) return; /* nobody of ours says so */
+    if (word->first + SEEN / 2 < s->reached) return; /* no rank of ours says so */
     uint64_t skipped = word->first > s->reached ? word->first - s->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
         s->hashes[(word->first - 1 - i) % SEEN] = 0;
@@ -245,8 +245,8 @@ static void note_waiter(ucch_circle *c) {
 
 static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board) || ucch_board_has_failed(c->board); }
 
-/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: others that time
- * out with it are to know. */
+/* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: other ranks that
+ * time out with it are to know. */
 static void say_waits(ucch_circle *c) {
     double now = ucch_now();
     uint64_t call = ucch_board_under_way(c->board);
@@ -358,8 +358,9 @@ static void release(ucch_circle *c) {
     free(c);
 }
 
-/* Have the ranks of a communicator on several hosts tell each other what they call and who is gone; `key` is the same
- * on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no memory. */
+/* Have the ranks of a communicator on several hosts tell each other what they call and which ranks are gone; `key` is
+ * the same on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no
+ * memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
     static const ucch_listener listener = {heard, take_turn, lost};
@@ -398,7 +399,7 @@ void ucch_circle_lost(ucch_circle *c, int rank) {
     ucch_links_unlock();
 }
 
-/* The communicator makes no more calls. Where it has come to a bad end others hear of that, whatever this rank does
+/* The communicator makes no more calls. Where it has failed other ranks hear of that, whatever this rank does
  * next: they may wait for it. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();

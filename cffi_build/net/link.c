@@ -1,5 +1,5 @@
-/* Connections with processes of other hosts, beside the data, and one thread that serves them: who is alive is known
- * whatever the data does, and whatever Python does. Each end says something every quarter of a second.
+/* Connections with processes of other hosts, beside the data, and one thread that serves them: which processes live is
+ * known whatever the data does, and whatever Python does. Each end says something every quarter of a second.
  *
  * A connection that breaks without a farewell is that of a process which died. One on which nothing comes for
  * `patience` seconds, in turns that our own thread had in time, and not even an acknowledgement by the kernel, is that
@@ -138,7 +138,7 @@ static void hear(link_t *l, int number) {
 
 /* ---- the thread ---- */
 
-/* Whether the peer's kernel has not acknowledged anything for so long, although something was sent. */
+/* True if the peer's kernel has not acknowledged anything for so long, although something was sent. */
 static int unheard(const link_t *l) {
     struct tcp_info info;
     socklen_t bytes = sizeof(info);
@@ -193,7 +193,7 @@ static void *serve(void *unused) {
                 fds = more;
                 room = 2 * n + 8;
             } else if ((n = room - 1) < 0)
-                break; /* nobody will say anything: the peers take this process for a silent one */
+                break; /* nothing is sent any more: the peers take this process for a silent one */
         }
         fds[0] = (struct pollfd){.fd = wake[0], .events = POLLIN};
         for (int i = 0; i < n; i++)
@@ -263,7 +263,7 @@ int ucch_link_new(int fd, double silence) {
     return status;
 }
 
-/* Whether a connection can still be used. */
+/* True if a connection can still be used. */
 int ucch_link_up(int link) {
     ucch_links_lock();
     int up = !ucch_link_fate(link);
@@ -271,7 +271,7 @@ int ucch_link_up(int link) {
     return up;
 }
 
-/* Whether the process at the other end was lost, and has not just left. */
+/* True if the process at the other end was lost, and has not just left. */
 int ucch_link_lost(int link) {
     ucch_links_lock();
     int fate = ucch_link_fate(link);

@@ -12,7 +12,7 @@ typedef struct ucch_word {
     uint64_t key;
 } ucch_word_t;
 
-/* Whoever wants to hear: all are called by the thread, and with the lock. */
+/* Callbacks of one user of the connections: all are called by the thread, and with the lock. */
 typedef struct ucch_listener {
     int (*heard)(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes); /* 0, or not 0: nonsense */
     void (*turn)(void);                                                                  /* now and then */

@@ -26,9 +26,9 @@
 #define WATCH_LINGER_S 1.0
 #define WATCH_S 1e-3
 /* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
- * so that a wait is prolonged by no more. Where others want the core, as a yield that took longer than CROWDED_S or a
- * nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a tenth of
- * a core from those it waits for. */
+ * so that a wait is prolonged by no more. Where other threads want the core, as a yield that took longer than CROWDED_S
+ * or a nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a
+ * tenth of a core from those it waits for. */
 #define PATIENCE_S 2e-3
 #define LONGEST_NAP_S 50e-6
 #define CROWDED_PATIENCE_S 50e-6
@@ -38,7 +38,7 @@
 #define CROWDED_TURNS 64
 #define NAP_SHARE 0.25
 #define SLACK_NS 2000
-/* Yields of the thread until those have had its lock who wait for it. */
+/* Yields of the thread, so that threads that wait for its lock get it. */
 #define LET_OTHERS 100
 
 /* Connection with a peer's wire. */
@@ -106,7 +106,8 @@ static void doze(ucch_wire *w, double seconds) {
     pthread_mutex_unlock(&w->doze);
 }
 
-/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps others from the core. */
+/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps other threads from the core.
+ * */
 static void rest(double now, double quiet) {
     static _Thread_local int crowded;
     double longest = crowded ? LONGEST_CROWDED_NAP_S : LONGEST_NAP_S, nap = 0;

@@ -6,7 +6,7 @@
 
 typedef struct ucch_wire ucch_wire;
 
-/* Findings of a tenant's turn: something moved, something is awaited, or something may come that nobody will ring for.
+/* Results of a user's turn: data moved, data is awaited, or data may come without a doorbell.
  */
 enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4 };
 

@@ -12,10 +12,10 @@
  * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
- * wait for, a part of a long message at a time, by whoever makes progress: then nothing waits in a circle. What has
- * nothing to wait for and is long is not a kernel's but copies, there and wherever all of a message is ready when it is
- * posted: its slots are free, or hold it already. Streams that wait for slots would have to be let go when a message is
- * given up, and would write to slots that a receiver still reads; a kernel looks, and stops.
+ * wait for, a part of a long message at a time, by a thread that makes progress: then nothing waits in a circle. What
+ * has nothing to wait for and is long is not a kernel's but copies, there and wherever all of a message is ready when
+ * it is posted: its slots are free, or hold it already. Streams that wait for slots would have to be let go when a
+ * message is given up, and would write to slots that a receiver still reads; a kernel looks, and stops.
  *
  * Messages that libucp has matched (offer.c) have lanes of their own, of long pieces alone, on which they are moved in
  * the order of the numbers that their receiver gives, and always by parts: no kernel waits for what another message has
@@ -37,9 +37,11 @@
 #define FEW 1
 #define MANY 8
 /* Bytes from which copy engines move what need not wait: of 64 MiB, two directions at a time had 26 GB/s each by
- * kernels and 32 by copies (two H200s), which leave all multiprocessors to others; a short message would take longer by
- * them. */
+ * kernels and 32 by copies (two H200s), which leave all multiprocessors to other kernels; a short message would take
+ * longer by them. */
 #define LONG ((uint64_t)4 << 20)
+/* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
+#define MOST (UCCH_RING_SLOTS / 4)
 /* Seconds for which a receive goes on hoping after its sender has ended well. */
 #define LEFT_GRACE_S 5
 
@@ -72,7 +74,7 @@ static uint32_t pieces_of(const ucch_lane *l, uint64_t bytes) {
     return (uint32_t)((bytes + piece - 1) / piece);
 }
 
-/* Whether the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
+/* True if the pieces of a long message cannot come here, as no receive has had room for one: nothing comes behind it.
  */
 static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l->longs->flow; }
 
@@ -163,15 +165,16 @@ static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number
     }
 }
 
-/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. */
+/* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. Fewer than a copy is to
+ * have wait for the rest of it: each copy, and what tells of it, has its cost. */
 static int copy_pieces(ucch_lane *l, ucch_letter *m, uint32_t to) {
     uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
     ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
     int status = 0;
     while (m->done < to && !status) {
-        uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, UCCH_RING_SLOTS / 2);
+        uint32_t k = m->base + m->done, n = ucch_channel_chunk(k, m->done, m->pieces - m->done, MOST);
+        if (n > to - m->done) break;
         uint64_t at = m->done * piece, bytes = m->found_bytes - at < piece ? m->found_bytes - at : piece;
-        n = n < to - m->done ? n : to - m->done;
         if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
         if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
         if (!status)
@@ -191,9 +194,8 @@ static int queue_pieces(ucch_lane *l, ucch_letter *m) {
     if (to > from && m->found_bytes >= LONG)
         status = copy_pieces(l, m, to);
     else if (to > from)
-        status = launch(l, m, 0, from, to, to == m->pieces);
-    m->done = to;
-    if (to > from && !status) status = mark(l, m);
+        status = launch(l, m, 0, from, m->done = to, to == m->pieces);
+    if (m->done > from && !status) status = mark(l, m);
     if (status || m->done < m->pieces) return status;
     __atomic_store_n(&m->queued, 1, __ATOMIC_RELEASE);
     return 1;
@@ -341,7 +343,7 @@ void ucch_letter_free(ucch_letter *m) {
 
 ucch_op *ucch_letter_op(ucch_letter *m) { return &m->op; }
 
-/* Whether a stream may still use its memory, although it has ended for us. */
+/* True if a stream may still use its memory, although it has ended for us. */
 int ucch_letter_held(const ucch_letter *m) {
     const ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
@@ -381,12 +383,12 @@ static int admit(ucch_lane *l, ucch_letter *m) {
     return m->bytes > l->shorts->slot ? ucch_channels_ring(l->channels, l->peer, l->comes, LONG_LANE_RING) : 0;
 }
 
-/* Whether every message so far has ended. */
+/* True if every message so far has ended. */
 static int is_empty(const ucch_lane *l) {
     return __atomic_load_n(&line_of(l, l->posted)->done, __ATOMIC_ACQUIRE) == l->posted;
 }
 
-/* Whether a send ends without its receiver, and without any other stream than its own: the rings have room. */
+/* True if a send ends without its receiver, and without any other stream than its own: the rings have room. */
 static int ends_alone(const ucch_lane *l, const ucch_letter *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
@@ -403,7 +405,7 @@ static int set_aside(ucch_letter *m, void *stream) {
     return status;
 }
 
-/* Whether a copy engine can have all of a long message now: its slots are free, or hold it already. */
+/* True if a copy engine can have all of a long message now: its slots are free, or hold it already. */
 static int needs_no_wait(const ucch_lane *l, ucch_letter *m) {
     const ucch_channel *ring = l->shorts;
     if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,

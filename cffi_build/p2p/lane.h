@@ -9,7 +9,7 @@
 #include "shm/ring.h"
 
 typedef struct ucch_lane {
-    pthread_mutex_t turn; /* whoever gives its streams work; never waited for with the engine's lock */
+    pthread_mutex_t turn; /* held to give its streams work; never waited for with the engine's lock */
     ucch_channels *channels;
     ucch_channel *shorts, *longs;
     int comes, peer, is_matched;
@@ -17,7 +17,7 @@ typedef struct ucch_lane {
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
     ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
     unsigned *arrived;                  /* where a kernel's blocks meet: by slot, at the header and at the end */
-    char taken[UCCH_LANE_DEPTH];        /* lines of messages whose ends nobody has seen yet */
+    char taken[UCCH_LANE_DEPTH];        /* lines of messages whose ends were not seen yet */
     uint32_t posted, begun, pieces,
         refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
     uint32_t promised;                   /* numbers that a matched lane's receiver has given */

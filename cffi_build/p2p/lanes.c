@@ -187,14 +187,15 @@ ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *s
 
 /* ---- the end of lanes ---- */
 
-/* Whether our kernels have ended: the last one that was begun has said so, or been passed by its stream. */
+/* True if our kernels have ended: the last one that was begun has said so, or been passed by its stream. */
 static int idle(const ucch_lane *l) {
     int passed = 1;
     if (l->begun) ucch_bound_ops()->event_done(l->done[l->begun % UCCH_LANE_DEPTH], &passed);
     return passed;
 }
 
-/* Pass over what has come and nobody will receive, as the communicator is about to end: its senders must not wait. */
+/* Pass over messages that have come and will not be received, as the communicator is about to end: its senders must not
+ * wait. */
 void ucch_lanes_discard(ucch_lanes *all) {
     ucch_lock();
     for (int i = 0; i < all->size; i++) {
@@ -219,7 +220,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
     ucch_unlock();
 }
 
-/* Whether nothing of them is under way any more. */
+/* True if nothing of them is under way any more. */
 int ucch_lanes_idle(ucch_lanes *all) {
     int before = ucch_device_enter();
     ucch_lock();

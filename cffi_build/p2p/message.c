@@ -86,7 +86,7 @@ static int same_queue(const ucch_message *one, const ucch_message *other) {
     return receives ? one->worker == other->worker : one->start.ep == other->start.ep;
 }
 
-/* Whether one that waits in the same queue came before. */
+/* True if one that waits in the same queue came before. */
 static int has_elders(const ucch_message *m) {
     for (const ucch_message *each = first; each && each != m; each = each->behind)
         if (same_queue(each, m)) return 1;
@@ -102,7 +102,7 @@ int ucch_message_after(ucch_message *m, void *stream) {
     return status;
 }
 
-/* It no longer waits: its turn has come, or nobody wants it any more. */
+/* It no longer waits: its turn has come, or it is cancelled. */
 static void forget_locked(ucch_message *m) {
     if (!m->waits) return;
     for (ucch_message **at = &first; *at; at = &(*at)->behind)
@@ -128,7 +128,7 @@ static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint
     m->op.late = m->waits;
 }
 
-/* Whether libucp or a lane has something of it. */
+/* True if libucp or a lane has some of it. */
 static int is_under_way(const ucch_message *m) {
     return m->request != NULL || (m->letter && ucch_letter_held(m->letter));
 }
@@ -235,7 +235,7 @@ int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
     return status;
 }
 
-/* Whether a stream can have the message: it has come, or its end is promised to the stream, which is 2. */
+/* 1 if the message has come, so that a stream can have it; 2 if its end is promised to the stream; or 0. */
 static int promise(ucch_message *m) {
     ucch_lock();
     int active = m->op.state == UCCH_ACTIVE, found = !active && m->op.state != UCCH_FAILED;
@@ -260,7 +260,7 @@ int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
     return found && !status;
 }
 
-/* Whether a stream brings what was received to its place, or a lane has done so. */
+/* True if a stream brings the received data to its place, or a lane has done so. */
 int ucch_message_delivered(ucch_message *m) { return m->delivered || m->by_lane; }
 
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
@@ -268,15 +268,15 @@ void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *bytes = m->info.length;
 }
 
-/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from anyone
- * where everyone has a slot; `rank` is its rank, -1 for anyone. The board outlives what is in flight. */
+/* Let a message fail when its peer is gone. `peer` is a slot of the board, UCCH_ALL_PEERS for a receive from any source
+ * where all ranks have a slot; `rank` is its rank, -1 for any source. The board outlives what is in flight. */
 void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) {
     m->board = board;
     m->peer = peer;
     m->about.peer = rank;
 }
 
-/* Whether libucp or a stream still uses the message and its buffer, although it has ended for us. */
+/* True if libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
     ucch_lock();
     int held = m->op.state == UCCH_ACTIVE || is_under_way(m);

@@ -41,14 +41,14 @@ struct ucch_message {
     int came;          /* a receive has been called back, maybe before libucp's call has returned */
     ucch_board *board; /* whose slot `peer` says how the other side is; NULL = not known */
     int peer;
-    ucch_record about; /* whom it is from or to, with which tag */
+    ucch_record about; /* its peer and tag */
     double left;       /* when the peer was first seen to have ended; 0 = not yet */
-    /* Its start, whether that waits for its turn, for a stream too, and who comes next. */
+    /* Its start, whether that waits for its turn, for a stream too, and the next one in the queue. */
     ucch_start start;
     int waits;
     ucch_gate gate;
     ucch_message *behind;
-    /* Data that may go by lanes: where it is, or belongs, and who moves it; whether its receiver has still to answer,
+    /* Data that may go by lanes: where it is, or belongs, and what moves it; whether its receiver has still to answer,
      * and whether it is on its way. */
     ucch_lanes *lanes;
     ucch_letter *letter;

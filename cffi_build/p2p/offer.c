@@ -1,9 +1,9 @@
 /* Offers: long messages of device memory, which libucp matches with all others, and whose data goes by lanes (lane.c).
  *
  * The sender sends a note with the length and a number of its own, and behind it an offer: a message without data under
- * the user's tag, with a bit that says what it is. Whoever matches the offer takes the note, which has come before, and
- * answers under the sender's number: by the data's number in the lane, in which order both move their messages, or by
- * the reason why it does not want the data. A probe takes the note, and keeps it for the receive. */
+ * the user's tag, with a bit that says what it is. The receiver that matches the offer takes the note, which has come
+ * before, and answers under the sender's number: by the data's number in the lane, in which order both move their
+ * messages, or by the reason why it does not want the data. A probe takes the note, and keeps it for the receive. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer
     return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
 }
 
-/* Tell a sender that nobody wants its data. */
+/* Tell a sender that its data will not be received. */
 static void refuse_locked(ucch_lanes *lanes, const ucch_offer *offer) {
     answer_locked(lanes, offer, (ucch_answer){UCCH_FAIL_CANCELLED, 0});
 }
@@ -191,7 +191,7 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 
 /* ---- probing ---- */
 
-/* Whether a message is there; `remove` takes it out of libucp's queue. */
+/* True if a message is there; `remove` takes it out of libucp's queue. */
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched) {
     ucp_tag_recv_info_t info = {0, 0};

@@ -10,10 +10,10 @@
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
-#define UCCH_RMA_VERSION 5
+#define UCCH_RMA_VERSION 6
 /* Pinned memory by which data of devices travels, each way: slots, bytes of one, and from one to the next. */
-#define UCCH_RMA_SLOTS 16
-#define UCCH_RMA_SLOT ((size_t)1 << 20)
+#define UCCH_RMA_SLOTS 8
+#define UCCH_RMA_SLOT ((size_t)2 << 20)
 #define UCCH_RMA_STRIDE (UCCH_RMA_SLOT + UCCH_FLOW_HEADER)
 /* Pieces in a slot at most. */
 #define UCCH_RMA_PIECES 4096

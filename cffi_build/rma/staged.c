@@ -1,6 +1,6 @@
 /* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
  * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c),
- * and where neither can be libucp brings it to a slot of the receiver's. There are sixteen each way, so that all are
+ * and where neither can be libucp brings it to a slot of the receiver's. There are eight each way, so that all are
  * under way at a time. In front of the data of a slot lies the table of its places. */
 #include <stdlib.h>
 #include <string.h>

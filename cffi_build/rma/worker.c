@@ -147,6 +147,7 @@ static const ucch_op_kind attention = {UCCH_BY_WORKERS, attend_locked, NULL, ign
 static void *thread_main(void *arg) {
     ucch_rma *at = arg;
     struct pollfd files[2] = {{.fd = at->events, .events = POLLIN}, {.fd = at->calls[0], .events = POLLIN}};
+    ucch_process_unbind_thread();
     for (int goes_on = 1; goes_on;) {
         char calls[64];
         if (poll(files, 2, -1) > 0 && files[1].revents && read(at->calls[0], calls, sizeof(calls)) < 0) break;

@@ -2,7 +2,7 @@
  *
  * A channel is a ring in memory of the sender's (segment.c). Two ranks have several, for messages of different length,
  * and each takes memory when its first message is queued: which one that is follows from the message's length, so that
- * either end has its part pinned by itself, and nobody waits for anybody. The sender's stream copies a piece into it
+ * either end has its part pinned by itself, and neither waits for the other. The sender's stream copies a piece into it
  * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
  * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
  * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
@@ -19,6 +19,8 @@
 #define PIECES 4
 #define SHORTEST ((size_t)512 << 10)
 #define SHORT_SLOT ((size_t)64 << 10)
+/* Wires of a ring with such slots, at most. */
+#define MANY_WIRES 6
 /* Parts of a flow's tag. */
 #define RING_BIT UCCH_FLOW_TAG_BIT
 #define TO_BIT UCCH_FLOW_SPREAD_BIT
@@ -65,7 +67,7 @@ static size_t header_of(int size) {
     return (line_of(HEADER_END, size) * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
 
-/* Whether devices pass a ring's data to each other by NCCL's LL protocol (kernels/ll.cuh). It takes twice the room, and
+/* True if devices pass a ring's data to each other by NCCL's LL protocol (kernels/ll.cuh). It takes twice the room, and
  * finds no old flags: nothing else goes by such a ring, and the part of a communicator with graphs is never used again.
  */
 static int by_flags(int ring, int by_wire) { return ring == SHORT_GRAPH_RING && !by_wire; }
@@ -147,7 +149,7 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
 
 static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
 
-/* Whether wires carry what goes to a rank, and comes from it. */
+/* True if wires carry data to and from a rank. */
 int ucch_channels_carried(const ucch_channels *c, int peer) { return by_wire(c, peer); }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
@@ -194,6 +196,13 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     return 0;
 }
 
+/* Wires that carry a ring. Short pieces are over so soon that it takes longer to wake more threads than they save: an
+ * allgather of 1 MiB took 131 us with 6, 231 with 8. */
+static int wires_of(const ucch_channels *c, int ring) {
+    int is_long = ring == LONG_RING || ring == LONG_LANE_RING || ring == MATCHED_LANE_RING;
+    return is_long || c->nwires < MANY_WIRES ? c->nwires : MANY_WIRES;
+}
+
 /* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
  * ring: 0, or a failure. The ranks tell each other by the shortest what they have called. */
 static int carry(ucch_channels *c, int peer, int comes, int ring) {
@@ -209,8 +218,8 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
-    ucch_flow *flow = ucch_flow_new(&slots, !comes, c->nwires, c->keys[peer], tag);
-    ucch_lock(); /* others look whether it has failed */
+    ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->keys[peer], tag);
+    ucch_lock(); /* other threads look whether it has failed */
     way->flow = flow;
     ucch_unlock();
     return flow ? 0 : UCCH_FAIL_PEER;
@@ -253,14 +262,14 @@ size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes) {
 }
 
 /* Pieces that a copy engine moves at a time, of `left` from the `nth` of a message on: up to `most` slots that lie one
- * behind the other from that of piece `number` on, few in the beginning and in the end. All that is left of a longer
- * message at its end is a piece of its own. */
+ * behind the other from that of piece `number` on, few in the beginning and in the end. The last piece of a message,
+ * which may be shorter, is one by itself. */
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most) {
-    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth < 2 ? 1 : nth < 4 ? 2 : most;
+    uint64_t room = UCCH_RING_SLOTS - number % UCCH_RING_SLOTS, few = nth ? 3 * nth : 1;
+    uint64_t rest = left > most ? left - 1 : (left + 1) / 2;
     most = most < few ? most : few;
-    most = most < left / 2 ? most : left / 2;
-    most = most < room ? most : room;
-    return most ? (uint32_t)most : 1;
+    most = most < rest ? most : rest;
+    return (uint32_t)(most < room ? most : room);
 }
 
 /* Let a stream copy `n` pieces of so many bytes, one behind the other, to the slots of a ring from that of piece
@@ -360,7 +369,7 @@ static int open_locked(ucch_channels *c) {
     return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
 }
 
-/* Make what calls need, once everybody is known. 0, or a failure. */
+/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
 int ucch_channels_open(ucch_channels *c) {
     ucch_lock();
     int before = ucch_device_enter(), status = open_locked(c);
@@ -378,8 +387,8 @@ static void give_back(ucch_channels *c) {
         ucch_pool_give(c->outgrown[i]);
 }
 
-/* Give everything back; nothing may be under way, here or with a peer. But for what graphs may still write to, which
- * wait for nobody from now on. */
+/* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,
+ * which no longer wait for other ranks. */
 void ucch_channels_free(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int captured = c->graphs.watch.kind != NULL;
@@ -407,7 +416,7 @@ void ucch_channels_free(ucch_channels *c) {
         forget(c);
 }
 
-/* Whether all that went into a channel has been taken out, and its sender knows that. */
+/* True if all that went into a channel has been taken out, and its sender knows that. */
 static int emptied(const ucch_channel *channel) {
     if (channel->flow) return ucch_flow_quiet(channel->flow);
     uint32_t all =
@@ -415,8 +424,8 @@ static int emptied(const ucch_channel *channel) {
     return __atomic_load_n(channel->consumed.at, __ATOMIC_ACQUIRE) == all;
 }
 
-/* Whether all that was queued has ended, and all that was sent has been taken; -1 when that will never be known,
- * because a call has failed. */
+/* 1 if all that was queued has ended and all that was sent has been taken; -1 if that will never be known, because a
+ * call has failed; or 0. */
 int ucch_channels_quiet(ucch_channels *c) {
     ucch_lock();
     ucch_channels_room(c);
@@ -436,7 +445,7 @@ int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket) {
     return ucch_reached(c->done[ticket.slot].at, ticket.value);
 }
 
-/* Whether one more call may be under way. */
+/* True if one more call may be under way. */
 int ucch_channels_room(ucch_channels *c) {
     while (c->landed < c->calls && ucch_reached(c->done[c->landed % MOST_CALLS].at, generation(c->landed)))
         c->landed++;
@@ -445,7 +454,7 @@ int ucch_channels_room(ucch_channels *c) {
 
 static uint64_t call_of(ucch_ticket ticket) { return ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot; }
 
-/* Whether no call before this one is under way. */
+/* True if no call before this one is under way. */
 int ucch_channels_first(ucch_channels *c, ucch_ticket ticket) {
     ucch_channels_room(c);
     return c->landed >= call_of(ticket);
@@ -475,7 +484,7 @@ int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes) {
     return 0;
 }
 
-/* Whether streams here still wait for what others have not done. */
+/* True if streams here still wait for other ranks. */
 int ucch_channels_waiting(const ucch_channels *c) {
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
         if (i / UCCH_RINGS != c->rank && !c->in[i].steps &&
@@ -505,7 +514,7 @@ static int taints(const uint64_t *tainted, uint64_t call) {
 }
 
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
- * then is garbage, also by way of others. -1 for none. Calls are counted alike on all ranks. */
+ * then is garbage, also by way of other ranks. -1 for none. Calls are counted alike on all ranks. */
 int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
     uint64_t call = call_of(ticket);
     for (int i = 0; i < c->size; i++)
@@ -533,9 +542,9 @@ static int drain_locked(ucch_op *op) {
 
 static const ucch_op_kind draining = {.way = UCCH_IN_STREAMS, .advance_locked = drain_locked};
 
-/* A call failed, `differs` by its number if others have called something else, or 0: its streams, and whoever waits for
- * them, must go on; all are told first what is not to be believed then. Nobody else waits for the counters that are
- * written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
+/* A call failed, `differs` by its number if other ranks have called something else, or 0: its streams, and threads that
+ * wait for them, must go on; all are told first which results are undefined. No other call waits for the counters that
+ * are written here, but a peer's stream may write smaller numbers after us: it is done again until all is over. */
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
     if (c->failed) return;
     c->failed = 1;

@@ -41,7 +41,7 @@ typedef struct ucch_channel {
     size_t slot, stride; /* bytes that a slot holds, and from one to the next */
     int by_flags;        /* each word in it has a flag, by which its data comes and no counter */
     ucch_flow *flow;     /* that carries it between hosts; NULL: both ranks see it, or nothing has gone by it yet */
-    uint64_t pieces;     /* of all calls so far, on this side: whoever lets streams go looks while more are queued */
+    uint64_t pieces;     /* of all calls so far, on this side; read while more are queued */
     uint64_t round;
     int lane;          /* that has moved its last pieces; 0: none has yet */
     uint64_t *tainted; /* by the rank that it comes from */

@@ -1,4 +1,4 @@
-/* Segments: memory of one process that others on its host see, and their devices.
+/* Segments: memory of one process that other processes of its host see, and their devices.
  *
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
@@ -21,7 +21,7 @@ static size_t pinned;     /* bytes of our own */
 /* A file of so many bytes; NULL where it cannot be mapped. */
 char *ucch_shared_map(int file, size_t bytes) {
     struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* who looks beyond its end would be ended */
+    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond its end is fatal */
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
@@ -59,7 +59,7 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
     return *last = m;
 }
 
-/* One that is there: this file of a process's, or for `file` -1 any of its that nobody uses. */
+/* One that is there: this file of a process's, or for `file` -1 any of its that is not in use. */
 static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     for (ucch_mapping *m = all; m; m = m->next)
         if (m->key == key && m->bytes == bytes && (file < 0 ? !m->used : m->file == file)) {
@@ -102,7 +102,7 @@ ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
 }
 
 /* Have the bound device see a part, pages of it, at `seen`: 0, or a failure. No stream is waited for, but the driver
- * may be with another thread that waits for one: so without the lock, for whoever alone has the mapping. */
+ * may be with another thread that waits for one: so without the lock, for a caller that alone has the mapping. */
 int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     ucch_range *r = m->ranges;
     while (r && (r->at != at || r->bytes != bytes))
@@ -124,7 +124,7 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     return 0;
 }
 
-/* Nobody of ours uses it any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
+/* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
  * much: to unpin it could wait for the device, and so for streams that wait for other ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
     ucch_lock();

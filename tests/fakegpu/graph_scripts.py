@@ -82,7 +82,7 @@ with Communicator() as comm:
                     there(stream, arrays[name][1], p * p * wants[name], name, "in place", n, turn)
         graph.close()
     assert all(made.values())
-    assert comm._run.launches.active == 0
+    assert comm._run.launches == 0
     kept = flown().records
     kept = kept[kept["called"] > begun]  # not of scripts that ran here before
     assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()

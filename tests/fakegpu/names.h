@@ -115,6 +115,29 @@ int cuStreamWaitValue32_v2(void *s, address word, uint32_t value, unsigned flags
 int cuStreamWriteValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
     return flag_work(s, (void *)(uintptr_t)word, value, WRITE);
 }
+typedef union word_op {
+    int operation;
+    struct {
+        int operation;
+        address word;
+        union {
+            uint32_t value;
+            uint64_t long_value;
+        };
+        unsigned flags;
+        address alias;
+    } each;
+    uint64_t room[6];
+} word_op;
+int cuStreamBatchMemOp_v2(void *s, unsigned n, word_op *all, unsigned flags) {
+    int status = flags || !n || n > 256 ? INVALID_VALUE : OK;
+    for (unsigned i = 0; i < n && !status; i++) {
+        if (all[i].each.flags || (all[i].operation != 1 && all[i].operation != 2)) return INVALID_VALUE;
+        void *word = (void *)(uintptr_t)all[i].each.word;
+        status = flag_work(s, word, all[i].each.value, all[i].operation == 1 ? HOLD : WRITE);
+    }
+    return status;
+}
 int cuEventCreate(void **e, unsigned flags) {
     *e = calloc(1, sizeof(event));
     return *e ? OK : OUT_OF_MEMORY;

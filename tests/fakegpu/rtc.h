@@ -64,6 +64,11 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
     }
     if (threads != 1 || (function != AWAITS && function != POSTS)) return INVALID_VALUE;
     touch(dst);
+    if (function == AWAITS && src) {
+        touch(src);
+        int status = submit(handle, (work){.kind = WRITE, .dst = (void *)src, .ticket = n >> 32});
+        if (status) return status;
+    }
     return submit(handle, (work){.kind = function == AWAITS ? AWAIT : WRITE, .dst = dst, .ticket = n});
 }
 

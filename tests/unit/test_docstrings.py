@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero import Communicator, Request
+from ucc_hetero import Communicator, Message, Request, rma
 from ucc_hetero.docstrings import forms
 
 
@@ -15,7 +15,7 @@ def of(kind: type) -> list[Any]:
     return [pytest.param(each, id=f"{kind.__name__}.{name}") for name, each in found]
 
 
-@pytest.mark.parametrize("method", [*of(Communicator), *of(Request)])
+@pytest.mark.parametrize("method", [*of(Communicator), *of(Request), *of(Message), *of(rma.Endpoint), *of(rma.Request)])
 def test_every_argument_has_a_line(method: Any) -> None:
     taken = set(inspect.signature(method).parameters) - {"self", "cls"}
     lines = inspect.cleandoc(method.__doc__).partition("Args:\n")[2].partition("\n\n")[0].splitlines()

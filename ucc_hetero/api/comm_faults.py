@@ -77,8 +77,8 @@ class FaultMethods(ABC):
     def Shrink(self: _Self) -> _Self:
         """Go on with the ranks that live; collective among them.
 
-        Revokes this one, so that ranks which wait in a call of it come as well. It is to be freed when convenient,
-        which waits for nobody.
+        Revokes this one, so that ranks which wait in a call of it come as well. Free it at any time: that does not wait
+        for other ranks.
 
         Returns:
             A new communicator of them, in the same order.

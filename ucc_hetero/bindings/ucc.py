@@ -157,7 +157,7 @@ class Context(Handle):
         return int(attr.ctx_addr_len)
 
     def addresses(self, component: str) -> bool:
-        """Whether its address has one of that component of libucc's: ``ucp`` for connections between ranks.
+        """True if its address has a part for that component of libucc: ``ucp`` for connections between ranks.
 
         What a context lacks, libucc makes it without, and teams then read an address that is not there (UCC 1.4.0).
         """
@@ -339,7 +339,7 @@ class Request(Handle):
 
     @property
     def status(self) -> int:
-        """The status as libucc left it; it changes only while somebody makes progress."""
+        """The status as libucc left it; it changes only while a thread makes progress."""
         return int(self.handle.status)
 
     def test(self) -> bool:

@@ -144,7 +144,7 @@ class Worker:
         self.address = bytes(ffi.buffer(address[0], length[0]))
         locked(lib.ucp_worker_release_address, self.handle, address[0])
         lib.ucch_worker_use(self.handle, 1)
-        #: The native sides of its messages, held by somebody or not.
+        #: The native sides of its messages, also of dropped ones.
         self._messages: WeakSet[Any] = WeakSet()
 
     def connect(self, address: bytes) -> Endpoint:
@@ -295,7 +295,7 @@ class Memory:
         self.handle = handle[0]
         packed, size = ffi.new("void **"), ffi.new("size_t *")
         check("ucp_rkey_pack", locked(lib.ucp_rkey_pack, context.handle, self.handle, packed, size))
-        #: The remote key, to be sent to whoever may read and write this memory.
+        #: The remote key, to be sent to processes that may read and write this memory.
         self.key = bytes(ffi.buffer(packed[0], size[0]))
         locked(lib.ucp_rkey_buffer_release, packed[0])
 

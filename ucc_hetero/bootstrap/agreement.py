@@ -1,4 +1,5 @@
-"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of who has what.
+"""Every rank's facts compared before the first collective: accepted, repaired, or refused with a table of what each
+rank has.
 
 libucc hangs in context creation when versions differ, and gives wrong data when settings that steer algorithm choice
 do (docs/bridge.md). Every rank judges the same gathered facts, so all of them come to the same verdict.
@@ -97,7 +98,7 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
 
 
 def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment in which libucc's contexts are made, and nobody else's."""
+    """Environment in which libucc's contexts are made, and no other library's."""
     source = os.environ if environ is None else environ
     found = {name: source.get(name, value) for name, value in TCP_SEGMENTS.items()}
     return found | tcp_connections(source)
@@ -123,7 +124,7 @@ class Difference(NamedTuple):
     cure: str
 
     def table(self) -> str:
-        """Who has what, a line each."""
+        """What each rank has, a line per value."""
         width = max(len(ranks_text(ranks)) for _, ranks in self.groups)
         lines = [f"    {ranks_text(ranks):<{width}}  {value or '(unset)'}" for value, ranks in self.groups]
         return "\n".join([f"  {self.what}:", *lines, f"    cure: {self.cure}"])
@@ -184,7 +185,8 @@ def judge(everyone: list[Facts]) -> None:
 def judge_contexts(everyone: Sequence[Mapping[str, bool]]) -> None:
     """Raise :class:`AgreementError` where libucc has made contexts that only some ranks have connections in.
 
-    ``everyone``: each rank's contexts by name, and whether they have. Where nobody has, that is how it was set.
+    ``everyone``: each rank's contexts by name, with True for those that have. Where no rank has, the setting is meant
+    so.
     """
     lines = []
     for name in sorted({name for each in everyone for name in each}):

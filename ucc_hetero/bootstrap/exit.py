@@ -1,9 +1,9 @@
 """The end of a process: everything is released before MPI is finalised, and a failed rank ends the job.
 
-A rank that dies of an exception while the others communicate would leave them waiting for ever in MPI_Finalize or in a
-collective; plain mpi4py scripts hang there. Here the others see it leave, and the failed rank aborts the job, also
-where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under
-``python -m mpi4py``; ``raise SystemExit`` does not pass by here, and leaves the others to notice.
+A rank that dies of an exception while other ranks communicate would leave them waiting for ever in MPI_Finalize or in a
+collective; plain mpi4py scripts hang there. Here the other ranks see it leave, and the failed rank aborts the job, also
+where it has made no communicator yet. So does one that calls ``sys.exit`` with a status other than 0, as under ``python
+-m mpi4py``; ``raise SystemExit`` does not pass by here: the other ranks have to notice it.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _leaves_calls(comm: Any) -> bool:
-    """Whether a call of a communicator is in the libraries still, and will never end."""
+    """True if a call of a communicator is still in the libraries and will never end."""
     return bool(comm._run.broken)
 
 
 def failed() -> bool:
-    """Whether this process is ending by an exception, or by ``sys.exit`` with a status other than 0."""
+    """True if this process is ending by an exception, or by ``sys.exit`` with a status other than 0."""
     return _status != 0
 
 
@@ -108,7 +108,7 @@ _sys_exit = sys.exit
 
 
 class _Exit(SystemExit):
-    """``SystemExit`` of the main thread. It notices when it ends the process: Python asks nobody then."""
+    """``SystemExit`` of the main thread. It notices when it ends the process: Python calls no hook then."""
 
     def __del__(self) -> None:
         # One that was caught is dropped by a function; one that was not by the interpreter, with none left.
@@ -164,7 +164,7 @@ def _end() -> None:
             faults.leave(_status)
         if _status:
             _desert()
-        return  # whoever started the others, torchrun say, ends them
+        return  # the launcher, such as torchrun, ends the other ranks
     found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
     worst = min(found, default=_WHOLE)
     if worst == _LOST:
@@ -224,7 +224,7 @@ _LOST, _STUCK, _HAUNTED, _WHOLE = range(4)
 
 
 class _Look:
-    """Whether ranks of a job have ended and will not come: one that has ended since it came does not matter.
+    """Looks for ranks of a job that have ended and will not come: one that has ended since it came does not matter.
 
     What a rank of another host has said may come behind its farewell, or never, as where only its store was cut off.
     """

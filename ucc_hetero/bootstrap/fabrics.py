@@ -32,7 +32,7 @@ def split(
 
     UCCH_FABRIC decides, else what was measured for these ranks, else the hosts' RDMA. Calls between devices of several
     islands must be queued in streams, or they are slower than over the sockets of the vendor's library. So where
-    nobody has decided (UCCH_FABRIC) and some rank cannot, vendors stay whole.
+    UCCH_FABRIC is not set and some rank cannot, vendors stay whole.
 
     Args:
         mpi: exchange of these ranks.

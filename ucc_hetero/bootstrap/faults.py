@@ -48,7 +48,7 @@ def lacking(mpi: Any) -> str:
 
 
 def revoked(mpi: Any) -> bool:
-    """Whether some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
+    """True if some rank has revoked ``mpi``, as far as this one has heard; looks for news."""
     if hasattr(mpi, "Iprobe"):
         with suppress(*EXCHANGE_ERRORS):
             mpi.Iprobe()  # MPI hears of it in calls that make progress
@@ -56,7 +56,7 @@ def revoked(mpi: Any) -> bool:
 
 
 def watch(mpi: Any) -> Callable[[], None] | None:
-    """Make a look that raises :class:`PeerError` once a rank of ``mpi`` has died, or somebody has revoked it."""
+    """Make a check that raises :class:`PeerError` once a rank of ``mpi`` has died or has revoked it."""
     if lacking(mpi):
         return None
 
@@ -110,7 +110,7 @@ def settle(mpi: Any) -> None:
 
 
 def leave(status: int) -> None:
-    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for those who have died.
+    """Have the process end without ``MPI_Finalize``, in which Open MPI 5.0.11 may wait for ranks that have died.
 
     After everything else: of what Python calls at its end the last comes first, and MPI's was earlier. With a status
     other than 0 it counts as dead.
@@ -120,7 +120,8 @@ def leave(status: int) -> None:
 
 
 def leave_late() -> None:
-    """Have the process end some seconds after Python has, in case a rank dies while others are in ``MPI_Finalize``."""
+    """Have the process end some seconds after Python has, in case a rank dies while other ranks are in
+    ``MPI_Finalize``."""
     _at_the_end("ucch_leave_late")
 
 
@@ -129,7 +130,7 @@ def _at_the_end(name: str) -> None:
 
 
 def _may_call_elsewhere() -> bool:
-    """Whether any thread may call MPI."""
+    """True if any thread may call MPI."""
     from mpi4py import MPI
 
     return not MPI.Is_initialized() or MPI.Query_thread() == MPI.THREAD_MULTIPLE

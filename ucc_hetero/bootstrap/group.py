@@ -105,7 +105,7 @@ class Membership:
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
         island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.discard()  # before an exchange: whoever is behind it may send
+        self.discard()  # before an exchange: ranks that are past it may send
         self.board = Board(mpi, [f.host.memory for f in self.facts], [each.page for each in known.words])
         self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
@@ -183,7 +183,7 @@ class Membership:
         return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()
 
     def rings(self) -> tuple[str, ...]:
-        """Rings of this rank, and with whom; or why it has none; nothing where no call would use them."""
+        """Rings of this rank and their peers, or why it has none; empty where no call would use them."""
         if self.channels is not None:
             return (self.channels.describe(),)
         return (f"none ({self.lacks})",) if self.lacks else ()
@@ -205,7 +205,7 @@ class Membership:
         return self._graphs
 
     def discard(self) -> None:
-        """Throw away messages under this communicator's number that nobody has received."""
+        """Throw away messages under this communicator's number that were not received."""
         lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
 
     def discard_users(self) -> None:
@@ -213,7 +213,7 @@ class Membership:
         here = self.job.process
         # Offers are thrown away as what they are: their senders are told.
         users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
-        with suppress(PeerError):  # it has died, and waits for nobody
+        with suppress(PeerError):  # it has died, and does not wait
             while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
                 self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
         lib.ucch_discard_all(*users)

@@ -1,7 +1,7 @@
 """Ranks that come later: those that are there let them in, and all of them meet in a store (torch's, or :mod:`.store`).
 
-A newcomer takes a number and waits to be called. The first of the ranks that are there calls all who have come; those
-that answer are the last ranks of the new communicator, in the order of their numbers.
+A newcomer takes a number and waits to be called. The first of the ranks that are there calls all newcomers that have
+come; those that answer are the last ranks of the new communicator, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def arrive(store: Any, seconds: float) -> StoreComm:
         number = store.add(f"{_PLACE}/came", 1)
         called = f"{_PLACE}/called/{number}"
         if not progress_until(partial(store.check, [called]), until - time.monotonic(), longest=_LOOK_S):
-            raise CollectiveTimeout(f"nobody has called Grow() with this store within {seconds:g} s")
+            raise CollectiveTimeout(f"no rank of a communicator has called Grow() with this store within {seconds:g} s")
         place = store.get(called).decode()
         store.set(f"{place}/here/{number}", "")
         listed = f"{place}/list"
@@ -39,7 +39,8 @@ def arrive(store: Any, seconds: float) -> StoreComm:
 
 
 def let_in(mpi: Any, store: Any, least: int, seconds: float) -> StoreComm | None:
-    """Call all who have come by now: the exchange among all; None where fewer than ``least`` have. Collective."""
+    """Call all newcomers that have come by now: the exchange among all; None if fewer than ``least`` have.
+    Collective."""
     rank, before = int(mpi.Get_rank()), int(mpi.Get_size())
     place, count = mpi.allgather(_call(store, before, least) if rank == 0 else ("", 0))[0]
     return _meet(store, place, rank, before + count, seconds) if count else None

@@ -1,8 +1,8 @@
 """Connections between processes of several hosts, beside the data: made here, served by a native thread (net/link.c).
 
 Each rank has one with a rank or more of each neighbouring host, and with some of its own: over them ranks tell each
-other what they call, and notice that a process or a host is gone. Who connects proves that it knows a secret, which the
-ranks exchange when they make a communicator; both ends do, and nothing else is listened to.
+other what they call, and notice that a process or a host is gone. A process that connects proves that it knows a
+secret, which the ranks exchange when they make a communicator; both ends do, and nothing else is listened to.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def spokes(hosts: Sequence[int], rank: int) -> list[int]:
 
 
 class _Offer(NamedTuple):
-    """How other processes connect with this one, whom it is connected with, and a key for the communicator."""
+    """How other processes connect with this one, which it is connected with, and a key for the communicator."""
 
     addresses: tuple[tuple[str, str], ...]
     port: int
@@ -114,7 +114,7 @@ class Links:
         self._handle = handle
 
     def _connect(self, ranks: Sequence[int]) -> None:
-        """Connect with those of higher ranks, and be connected with by the others, at the same time."""
+        """Connect with those of higher ranks, and accept the connections of the others, at the same time."""
         for rank in ranks:
             _links.pop(self._processes[rank], None)
         out = [r for r in ranks if r > self._rank]
@@ -173,7 +173,7 @@ class Links:
         return found
 
     def _believe(self, each: socket.socket, ranks: set[int]) -> int:
-        """The rank that has connected, once it has proved to be one of these; -1 for anybody else."""
+        """The rank that has connected, once it has proved to be one of these; -1 for any other process."""
         secret = _door().secret
         each.settimeout(_PROOF)
         try:
@@ -189,7 +189,7 @@ class Links:
         return rank if hmac.compare_digest(proof, _digest(secret, b"rank", said)) else -1
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
-        """Let it be known that ranks have died, as others than these connections tell."""
+        """Pass on that ranks have died, as another source than these connections tells."""
         for rank in ranks:
             lib.ucch_circle_lost(self._handle, rank)
 
@@ -216,17 +216,17 @@ def _exactly(each: socket.socket, count: int) -> bytes:
 
 
 def lost(processes: Iterable[str]) -> bool:
-    """Whether one of these processes that this one is connected with has died, or its host is out of reach."""
+    """True if one of these processes that this one is connected with has died, or its host is out of reach."""
     return any(lib.ucch_link_lost(_links[name]) for name in processes if name in _links)
 
 
 def left(processes: Iterable[str]) -> bool:
-    """Whether one of these processes that this one is connected with has left, or was lost."""
+    """True if one of these processes that this one is connected with has left, or was lost."""
     return any(not lib.ucch_link_up(_links[name]) for name in processes if name in _links)
 
 
 def stop() -> None:
-    """Say farewell to the others, at the end of the process."""
+    """Tell the peers that this process ends."""
     if _doors and _doors[0].pid == os.getpid():
         lib.ucch_links_stop()
         _doors.pop().socket.close()

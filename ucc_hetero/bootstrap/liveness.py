@@ -26,7 +26,8 @@ _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
 class Page(NamedTuple):
-    """A page for a board, as its process offers it to the others of its host; ``file`` is negative for none."""
+    """A page for a board, as its process offers it to the other processes of its host; ``file`` is negative for
+    none."""
 
     pid: int
     file: int
@@ -44,7 +45,8 @@ def offered(size: int) -> Iterator[Page]:
 
 
 class Board:
-    """One communicator's board. Collective to create over ``comm`` (mpi4py); ``groups`` says who shares memory.
+    """One communicator's board. Collective to create over ``comm`` (mpi4py); ``groups[r]`` is equal for ranks that
+    share memory.
 
     ``pages``: what each rank offers; the ranks of a host take that of their first one.
     """
@@ -54,14 +56,14 @@ class Board:
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
         self._pointer: Any = ffi.NULL
-        #: Whether the ranks of this host see each other here.
+        #: True if the ranks of this host see each other here.
         self.shared = False
         page = pages[self.ranks[0]]
         if page.file >= 0 and len(self.ranks) > 1:
             size = int(lib.ucch_board_bytes(len(self.ranks)))
             self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
         mapped = comm.allgather(self._pointer != ffi.NULL)  # also ranks that are alone on their host
-        # One rank without the page would look as if it never arrived: then nobody of this host uses it.
+        # One rank without the page would look as if it never arrived: then no rank of this host uses it.
         apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
         hosts: dict[object, int] = {}
         #: The host of each rank, from 0 on: those who share a page are on one.
@@ -99,13 +101,14 @@ class Board:
         return str(ffi.string(text).decode(errors="replace"))
 
     def difference(self, seq: int) -> tuple[int, int, str]:
-        """The first call up to ``seq`` that a rank of another host made differently, who, and what it called; or 0."""
+        """The first call up to ``seq`` that a rank of another host made differently, the rank, and what it called; or
+        0."""
         rank, text = ffi.new("int *"), ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
         first = int(lib.ucch_board_differs(self.native, rank, text))
         return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
-        """The first call before ``seq`` that a rank of this host made differently, and who; or 0.
+        """The first call before ``seq`` that a rank of this host made differently, and the rank; or 0.
 
         Of the last 64, which the page has (base/board.c).
         """
@@ -115,7 +118,7 @@ class Board:
         return 0, -1
 
     def missing(self, seq: int) -> list[int]:
-        """Ranks that are known not to have entered call ``seq``: those of this host, and some of others."""
+        """Ranks that are known not to have entered call ``seq``: those of this host, and some of other hosts."""
         if self._pointer == ffi.NULL:
             return []
         slots = range(len(self.ranks))
@@ -184,7 +187,8 @@ class Board:
         lib.ucch_board_refuse(self.native, why.encode()[: int(lib.UCCH_REFUSAL_BYTES) - 1])
 
     def refusal(self) -> tuple[int, int, str] | None:
-        """The refused call that has ended the communicator, who refused it, and why; None while there is none."""
+        """The refused call that has ended the communicator, the rank that refused it, and why; None while there is
+        none."""
         found = ffi.new("ucch_refusal *")
         if self.native is None or not lib.ucch_board_refusal(self.native, found):
             return None
@@ -209,7 +213,7 @@ class Board:
         return next(iter(self.dead_ranks()), -1)
 
     def leave(self) -> None:
-        """Tell the others that this rank makes no more calls."""
+        """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)
 
     def close(self) -> None:

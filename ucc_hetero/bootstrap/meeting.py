@@ -55,7 +55,8 @@ class Known(NamedTuple):
 
 
 class Meeting:
-    """The ranks of ``mpi``, who hold their turns at creating (:func:`met`), and what they have said."""
+    """The ranks of ``mpi`` while they hold their turns at creating (:func:`met`), and the words that they have
+    exchanged."""
 
     def __init__(self, mpi: Any, page: Page) -> None:
         self.mpi, self._page = mpi, page
@@ -66,7 +67,7 @@ class Meeting:
         self._table = NO_TABLE
 
     def come(self, ready: bool) -> bool:
-        """Exchange words. Whether all are ready; collective."""
+        """Exchange words. True if all ranks are ready; collective."""
         everyone = self.mpi.allgather((ready, *self._said_again()))
         self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
         return all(each for each, *_ in everyone)

@@ -19,7 +19,7 @@ def taken() -> tuple[int, bytes]:
 def claim(everyone: Iterable[tuple[int, bytes]]) -> int:
     """A number that is free on every rank; the one that has been free for longest, as far as possible.
 
-    Messages that nobody received may still be on their way when their communicator is freed: its number rests.
+    Messages that were not received may still be on their way when their communicator is freed: its number rests.
     """
     numbers, used = list(everyone), 0
     for _, ids in numbers:

@@ -114,8 +114,8 @@ class Process:
 
     def settle(self) -> None:
         """Have everything that was sent be there; nothing may be in flight."""
-        # Messages that nobody received, of communicators that are long gone: libucp would complain of them, and their
-        # senders may wait for us. Once more when whatever was on its way has come.
+        # Unreceived messages of communicators that are long gone: libucp would complain of them, and their senders may
+        # wait for us. Once more when messages that were on their way have come.
         for _ in range(2):
             lib.ucch_progress_once()
             lib.ucch_discard_all(self.worker.handle, 0, 0)
@@ -142,9 +142,9 @@ class Job:
 
     def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, name: str) -> None:
         self.process, self.name = process, name
-        #: Whether the making of a team was given up: libucc would take its messages for those of the next one.
+        #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
-        #: Whether a communicator has come to use it.
+        #: True if a communicator has come to use it.
         self.used = False
         self.facts = everyone
         self.rank = comm.Get_rank()
@@ -195,7 +195,7 @@ class Job:
         agreement.judge_contexts(self.comm.allgather(mine))
 
     def _context(self, prefix: str, comm: Any, seconds: float) -> ucc.Context:
-        """A context of the ranks of ``comm``, of whom some may die meanwhile."""
+        """A context of the ranks of ``comm``, some of which may die meanwhile."""
         library = self.process.library(prefix)
         return named(self.comm, lambda: library.context(MPIExchange(comm, seconds), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}))
 
@@ -224,7 +224,7 @@ class Job:
         lib.ucch_set_spin(SPIN_ROUNDS if here <= cores() else 0)
 
     def vendors_library(self, memory: int) -> bool:
-        """Whether native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
+        """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
         return self.native is not None and collective_library(memory)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:
@@ -259,7 +259,7 @@ _place: Place | None = None
 
 
 def begun() -> bool:
-    """Whether this process's libraries and worker exist."""
+    """True if this process's libraries and worker exist."""
     return _process is not None
 
 
@@ -274,7 +274,7 @@ def process() -> Process:
 def place_here(world_rank: int, world_size: int) -> Place:
     """Vendor whose memory holds this rank's buffers: as emulated (``UCCH_EMULATE``), on its device, or host memory.
 
-    It stays what it was at first, also where ranks are numbered anew because others have died.
+    It stays what it was at first, also where ranks are numbered anew after deaths.
     """
     global _place
     if _place is None or not begun():
@@ -333,7 +333,7 @@ def all_jobs() -> list[Job]:
 
 
 def forsake(job: Job) -> None:
-    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the others hear of it.
+    """Let a job be that was made in vain for a communicator of ranks that meet in a store; the other ranks hear of it.
 
     Those that did make it would wait at their end for this rank, which has no part in it. MPI's ranks come to it.
     """
@@ -345,7 +345,7 @@ def forsake(job: Job) -> None:
 
 
 def forsaken() -> bool:
-    """Whether there are jobs that came to nothing."""
+    """True if there are jobs that could not be made."""
     return quarantine.release(forsaken) > 0
 
 
@@ -356,7 +356,7 @@ def close_all() -> None:
     if _process is not None:
         _process.settle()
     for job in _jobs:
-        job.comm.allgather(None)  # a peer that has ended is an error to whoever still looks, and libucp prints it
+        job.comm.allgather(None)  # libucp prints an error about a peer that ended first
     while _jobs:
         _jobs.pop().close()
     if _process is not None:

@@ -1,6 +1,6 @@
 """Store of keys and values in a process of its own, at which ranks meet that have no MPI job in common.
 
-``python -m ucc_hetero store tcp://0.0.0.0:7000 SECRETFILE`` serves one. Who connects proves that it knows the secret.
+``python -m ucc_hetero store tcp://0.0.0.0:7000 SECRETFILE`` serves one. A client proves that it knows the secret.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class StoreServer:
 
     Args:
         address: ``tcp://host:port``, with port 0 for a free one, or ``unix:///path``.
-        secret: At least 16 bytes that all who connect must know.
+        secret: At least 16 bytes that all clients must know.
 
     Raises:
         ValueError: The secret is too short.

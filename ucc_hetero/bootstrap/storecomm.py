@@ -64,7 +64,7 @@ class _Exchange:
         self._done = False
 
     def Test(self) -> bool:
-        """Whether everything has come; takes it then. ``PeerError`` once somebody has died, or all was given up."""
+        """True once all values have come; takes them then. ``PeerError`` once a rank has died, or all was given up."""
         if not self._done and self._store.check(self._keys):
             self._done = True
             self._take([self._store.get(key) for key in self._keys])
@@ -85,7 +85,7 @@ class _Receive:
         self._done = False
 
     def Test(self) -> bool:
-        """Whether it has come; takes it then. ``PeerError`` once its source has died, or all was given up."""
+        """True once it has come; takes it then. ``PeerError`` once its source has died, or all was given up."""
         if not self._done:
             word = self._comm.next_word(self._source, self._tag)
             if word is None:
@@ -102,8 +102,8 @@ class StoreComm:
     """The few methods of ``MPI.Comm`` that membership, jobs, boards, recovery and the end of a process use.
 
     Ranks make the same exchanges in the same order; the n-th one has the n-th number in its keys. ``seconds`` is how
-    long a rank waits for the others. ``deaths``: those of the first communicator's ranks; ``ids``: which of them are
-    the ranks of this one.
+    long a rank waits for the other ranks. ``deaths``: those of the first communicator's ranks; ``ids``: which of them
+    are the ranks of this one.
     """
 
     def __init__(
@@ -261,7 +261,8 @@ class StoreComm:
                 self._forget_all(left)
 
     def _forget_all(self, left: str) -> None:
-        """Delete what nobody reads any more: the last keys of all ranks, and the number of those that have left."""
+        """Delete keys that no rank reads any more: the last keys of all ranks, and the number of those that have
+        left."""
         for number in self._kept:
             for rank in range(self._size):
                 self._forget(f"{self._prefix}/{number}/{rank}")
@@ -283,7 +284,7 @@ class StoreComm:
             raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died")
 
     def dead(self) -> list[int]:
-        """Ranks of which somebody has noticed that they died."""
+        """Ranks that are known to have died."""
         gone = self._deaths.gone()
         return [rank for rank, number in enumerate(self._ids) if number in gone]
 
@@ -301,7 +302,7 @@ class StoreComm:
         self.store.set(f"{self._prefix}/revoked", "1")
 
     def Is_revoked(self) -> bool:
-        """Whether a rank has."""
+        """True if a rank has revoked it."""
         self._revoked = self._revoked or self.store.check([f"{self._prefix}/revoked"])
         return self._revoked
 
@@ -334,7 +335,7 @@ class StoreComm:
     def _settle(self, word: str) -> tuple[dict[int, str], list[int]]:
         """Every living rank's word, and the ranks that are dead, the same for all of them.
 
-        Whoever finds that all have come but the dead writes down who they are, and the first to do so is right.
+        A rank that finds that all have come but the dead writes down who they are, and the first to do so is right.
         """
         self._agreed += 1
         place = f"{self._prefix}/agreed/{self._agreed}"
@@ -398,7 +399,7 @@ class Deaths:
         return partial(self._looks.remove, look)
 
     def gone(self) -> list[int]:
-        """Numbers of the dead of whom somebody knows, for all ranks in the same order."""
+        """Numbers of the ranks that are known to be dead, on all ranks in the same order."""
         found = {number for look in list(self._looks) for number in look()}
         new = sorted(found - {*self._known(), self._number})
         if new and self._number not in self._gone:
@@ -406,7 +407,7 @@ class Deaths:
         return self._known()
 
     def own(self) -> None:
-        """Have the others read that this rank is gone."""
+        """Tell the other ranks that this rank is gone."""
         self._tell([self._number])
 
     def _tell(self, numbers: list[int]) -> None:

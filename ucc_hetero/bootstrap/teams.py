@@ -42,19 +42,19 @@ class Teams:
     ) -> None:  # fmt: skip
         self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
         found = sorted(each for each in spare if job.spare.get(each, ((), {}))[0] == self.members)
-        #: Whether they were another communicator's before, on every rank.
+        #: True if they were another communicator's before, on every rank.
         self.reused = bool(found)
         self._name = found[0] if found else name
         #: Of the messages by which ranks come together.
         self.tag = number
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
-        #: Whether all ranks hold their turn at creating: they need not ask each other before each team.
+        #: True if all ranks hold their turn at creating: they need not ask each other before each team.
         self.together = False
         #: When it was seen that this call was refused, while a team is made; 0 for never.
         self._refused = 0.0
         hosts = [job.facts[place].host.memory for place in self.members]
-        #: Whether ranks are on hosts of their own, so that no arrival board shows all of them.
+        #: True if ranks are on hosts of their own, so that no arrival board shows all of them.
         self.far = len(set(hosts)) > 1
         self._hosts = hosts
         self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = job.spare.pop(self._name)[1] if found else {}
@@ -72,8 +72,8 @@ class Teams:
         """Make the teams of a plan that this rank belongs to, in the plan's order, which all ranks follow.
 
         ``memory`` is the type of device memory that the steps are for. Where libucc waits for the other ranks in a
-        team's first call on such memory, nobody else gets into the libraries meanwhile, and these may be waiting for a
-        message of this one: it waits for them before, where it goes on with messages.
+        team's first call on such memory, no other thread gets into the libraries meanwhile, and the other ranks may be
+        waiting for a message of this one: it waits for them before, where it goes on with messages.
         """
         most = of_memory(memory).set_up_bytes if memory else 0
         for step in steps:
@@ -132,7 +132,7 @@ class Teams:
         )
 
     def _all_ready(self, places: list[int], ready: bool) -> bool:
-        """Whether every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
+        """True if every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
         first, word = places[0], array("b", [ready])
         if self.job.rank != first:
             self._say(word, first)

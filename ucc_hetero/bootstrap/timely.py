@@ -183,7 +183,8 @@ def limit(mpi: Any, seconds: float) -> float:
 
 
 def named(mpi: Any, call: Callable[[], _T]) -> _T:
-    """The result of a call that uses an exchange of these ranks, or of some of them; its errors name who has died."""
+    """The result of a call that uses an exchange of these ranks, or of some of them; its errors name ranks that have
+    died."""
     if isinstance(mpi, Timely):
         return mpi.named(call)
     try:

@@ -78,7 +78,8 @@ def placement(device_type: int, device_id: int) -> tuple[str, int]:
 
 
 def of_jax(obj: Any) -> bool:
-    """JAX's arrays: computed in a stream that nobody sees, and not to be written to, which their capsules may hide."""
+    """True for JAX's arrays: computed in a stream that JAX does not show, and read-only, which their capsules may
+    hide."""
     return hasattr(obj, "block_until_ready")
 
 

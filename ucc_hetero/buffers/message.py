@@ -51,17 +51,27 @@ def as_buffer(
     blocks: int = 1,
     pointer_vendor: PointerVendor | None = None,
 ) -> Buffer:
-    """The elements that ``spec`` names: ``buf``, ``[buf, dtype]``, ``[buf, count]``, ``[buf, count, dtype]``,
-    ``[buf, (count, displ), dtype]`` or ``[buf, count, displ, dtype]``, as a list or tuple.
+    """Find the elements that a caller's buffer argument names.
 
-    ``blocks``: how many equal parts the buffer consists of (the size of the communicator for ``Allgather``'s receive
-    buffer). An explicit count is that of one part, as in MPI; ``Buffer.count`` is that of all. Counts and
-    displacements are in entries of the dtype. Without a count everything that the memory holds is meant.
-    ``writable``: data will be received here. ``argument`` and ``rank`` go into messages. ``pointer_vendor`` is asked
-    whose memory a bare device pointer is.
+    Without a count all elements of the memory are meant. Counts and displacements are in entries of the dtype.
 
-    Raises ``TypeError`` (not memory, or no such dtype), ``ValueError`` (counts that do not fit) or ``BufferError``
-    (read-only, or laid out in a way that cannot be transferred).
+    Args:
+        spec: ``buf``, ``[buf, dtype]``, ``[buf, count]``, ``[buf, count, dtype]``, ``[buf, (count, displ), dtype]`` or
+            ``[buf, count, displ, dtype]``, as a list or tuple.
+        writable: True if data will be received here.
+        argument: The argument's name, for error messages.
+        rank: The caller's rank, for error messages.
+        blocks: Equal parts that the buffer consists of, as the size of the communicator for ``Allgather``'s receive
+            buffer. An explicit count is that of one part, as in MPI; ``Buffer.count`` is that of all.
+        pointer_vendor: Asked whose memory a bare device pointer is.
+
+    Returns:
+        Buffer: The elements.
+
+    Raises:
+        TypeError: If it is no memory, or has no such dtype.
+        ValueError: If the counts do not fit.
+        BufferError: If the memory is read-only, or its exporter refuses.
     """
     if type(spec) is _ndarray:
         dtype = BY_NUMPY.get(spec.dtype)
@@ -90,14 +100,23 @@ def as_vbuffer(
     rank: int,
     pointer_vendor: PointerVendor | None = None,
 ) -> VBuffer:
-    """The ``size`` segments, one per rank, that ``spec`` names: ``buf``, ``[buf, dtype]``, ``[buf, counts]``,
-    ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``, ``[buf, (counts, displs), dtype]`` or
-    ``[buf, counts, displs, dtype]``.
+    """Find the segments, one per rank, that a caller's buffer argument names.
 
-    Counts and displacements are sequences, or one number: the same count for everyone, or a displacement per rank.
-    Without counts the memory is divided evenly, the first ranks getting one entry more; without displacements
-    segments follow each other. A tuple in second place is always ``(counts, displs)``, so counts alone are a list or
-    an array. Keywords and errors are those of ``as_buffer``; ``size`` is the communicator's.
+    Counts and displacements are sequences, or one number: the same count for all ranks, or a displacement per rank.
+    Without counts the memory is divided evenly, the first ranks getting one entry more; without displacements segments
+    follow each other. A tuple in second place is always ``(counts, displs)``: counts alone are a list or an array.
+
+    Args:
+        spec: ``buf``, ``[buf, dtype]``, ``[buf, counts]``, ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``,
+            ``[buf, (counts, displs), dtype]`` or ``[buf, counts, displs, dtype]``.
+        size: Ranks of the communicator.
+        writable, argument, rank, pointer_vendor: As of :func:`as_buffer`.
+
+    Returns:
+        VBuffer: The segments.
+
+    Raises:
+        TypeError, ValueError, BufferError: As :func:`as_buffer`.
     """
     try:
         buf, counts, displs, datatype = _split_v(spec)
@@ -123,10 +142,19 @@ def as_blocks(
     rank: int,
     pointer_vendor: PointerVendor | None = None,
 ) -> tuple[Buffer, ...]:
-    """The blocks of a datatype each, one per rank, that ``spec`` names: ``[buf, types]`` (one entry each, all from the
-    start), ``[buf, (counts, displs), types]`` or ``[buf, counts, displs, types]``, with displacements in bytes.
+    """Find the blocks, one per rank with a datatype of its own, that a caller's buffer argument names.
 
-    Keywords and errors are those of ``as_buffer``; ``size`` is the communicator's.
+    Args:
+        spec: ``[buf, types]`` (one entry each, all from the start), ``[buf, (counts, displs), types]`` or
+            ``[buf, counts, displs, types]``, with displacements in bytes.
+        size: Ranks of the communicator.
+        writable, argument, rank, pointer_vendor: As of :func:`as_buffer`.
+
+    Returns:
+        tuple[Buffer, ...]: A buffer for each rank.
+
+    Raises:
+        TypeError, ValueError, BufferError: As :func:`as_buffer`.
     """
     try:
         buf, counts, displs, datatypes = _split_w(spec)

@@ -45,10 +45,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Buffer:
-    """``count`` elements of ``dtype`` at address ``ptr``, in memory of ``vendor`` and its ``device`` number.
+    """Elements in memory, of the host or of a device.
 
-    ``owner`` keeps the memory alive for as long as the Buffer does. ``device`` is 0 for ``host``.
-    ``layout`` is None for contiguous memory; otherwise ``pack`` and ``unpack`` are needed around a transfer.
+    Attributes:
+        ptr: Address of the first element.
+        count: Number of elements.
+        dtype: Their type.
+        vendor: Vendor of the device, or ``host``.
+        device: Number of the device; 0 for ``host``.
+        owner: Keeps the memory alive for as long as the Buffer lives.
+        readonly: True if the memory may not be written to.
+        layout: None for contiguous memory; otherwise ``pack`` and ``unpack`` are needed around a transfer.
     """
 
     ptr: int
@@ -88,6 +95,7 @@ class Buffer:
 
     @property
     def contiguous(self) -> bool:
+        """True if the elements follow each other without gaps."""
         return self.layout is None
 
 

@@ -1,4 +1,4 @@
-"""mpi4py's constants and datatypes, without importing mpi4py: whoever passes one has imported it."""
+"""mpi4py's constants and datatypes, without importing mpi4py: a caller that passes one has imported it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Completion(Enum):
 
     HOST = "the host, as soon as it has begun"
     STREAM = "the stream"
-    ON_WAIT = "whoever waits for its request"
+    ON_WAIT = "the wait for its request"
 
 
 class Bound(NamedTuple):

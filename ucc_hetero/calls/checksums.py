@@ -101,7 +101,7 @@ class Moved:
         return self._bytes(self.outof, start, count)
 
     def _got(self) -> Iterator[tuple[int, Any]]:
-        """The bytes that have come, and from whom."""
+        """The bytes that have come, with their sources."""
         if self.into is None:
             return
         for each in ROWS[self.call.collective].post(self._shape, self._rank):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import env
 from ..bindings import quarantine
@@ -24,13 +24,13 @@ from .mpi_fallback import Delegate, is_delegated
 from .persistent import PersistentRequest, retire
 from .prepare import Preparation, Prepared
 from .program_cache import Kind, Kinds, ProgramCache
-from .request import SLICE, Request, finished, look_around, reap, under_way, wait_op
+from .request import SLICE, Captured, Launched, Request, finished, look_around, reap, under_way, wait_op
 from .shutdown import await_others, wind_up
-from .stream_launch import Captured, Launches
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
 _leave = lib.ucch_program_leave
+_launch = lib.ucch_program_launch
 _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
@@ -38,7 +38,7 @@ _LAUNCHED = Execution.LAUNCHED
 class Short(NamedTuple):
     """The programs of calls that differ in addresses alone, and the one of them that is left to streams, if any.
 
-    ``mean``: their sum is divided by whoever makes the call.
+    ``mean``: the caller divides their sum by the number of ranks.
     """
 
     kind: Kind
@@ -67,17 +67,16 @@ class Runner:
         #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
         self.broken, self.orphaned = "", False
         self._cache = ProgramCache(MPI.IN_PLACE)
-        #: Waits for an operation; whoever has more to look at meanwhile puts something else here.
+        #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
-        #: Whether blocking calls exchange counts that only some ranks know. Else they travel along with the data, as in
-        #: non-blocking calls: where other ranks may make the same call as such a one.
+        #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
+        #: in non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
         self.delegate = Delegate(mpi, self.board, self.timeout, self._broke)
         self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        self.launches = Launches(members.board, members.rank, self._broke)
-        #: Short ways of calls, by keys of whoever makes them.
+        #: Short ways of calls, by keys that their callers choose.
         self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
@@ -270,8 +269,8 @@ class Runner:
         """The request of a call that begins when ``stream`` gets there.
 
         Where the stream must not wait for it (docs/gpu.md) the host does, here if it is the stream that should. No
-        stream is held for a call that whoever waits for its request completes: who allocates on the device at any time
-        could wait for it, with the locks that the call needs to end.
+        stream is held for a call that the wait for its request completes: a thread that allocates on the device could
+        wait for that stream, with the locks that the call needs to end.
         """
         key, kind, outof, into = self._cache.look(*call)
         exchange, rows = completion is Completion.HOST, None
@@ -317,8 +316,12 @@ class Runner:
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
-            addresses = prepared.send, prepared.recv
-            self.launches.capture(prepared.program, prepared.label, *addresses, self.timeout, stream)
+            addresses = _number(prepared.send), _number(prepared.recv)
+            status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
+            if status == lib.UCCH_FAIL_BROKEN:
+                self._earlier_failed(prepared.label)
+            if status < 0:
+                raise not_started(self.board, self.rank, prepared.label, status)
             prepared.give_back()
         return Captured()
 
@@ -328,7 +331,7 @@ class Runner:
         This one was launched, or made on host memory.
         """
         if self._verification is not None:
-            return  # nobody would see the data
+            return  # the checksums must be compared, which the short way does not do
         kind = self._cache.look(*call)[1]
         if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
             return
@@ -351,7 +354,7 @@ class Runner:
             return False
         if _leave(program.handle, outof, into, self._timeout, stream):
             return True
-        self.launches.refuse(program, kind.label, self._timeout)
+        self._not_launched(program, kind.label)
         return False
 
     def relaunch(self, short: Short, outof: int, into: int, stream: int) -> Request | None:
@@ -359,13 +362,50 @@ class Runner:
         kind, program, _ = short
         if program is None or self.broken:
             return None
-        return self.launches.launch(program, kind.label, outof, into, self._timeout, stream, self)
+        return self._launched(program, kind.label, outof, into, stream)
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
-        """The request of a program that was left to a stream; None where that cannot be, or not yet."""
+        """The request of a program that was left to a stream; None where that cannot be, or not before earlier
+        calls."""
         if program.execution < _LAUNCHED:
             return None
-        return self.launches.launch(program, label, outof, into, self.timeout, stream, self)
+        op = _launch(program.handle, _number(outof), _number(into), self._timeout, stream)
+        if op == ffi.NULL:
+            self._not_launched(program, label)
+            return None
+        return Launched(op, (program, label, self._timeout), self)
+
+    def _not_launched(self, program: Program, label: str) -> None:
+        """Raise why the calling thread's last launch failed; None where the general way handles it, or refuses it."""
+        op = lib.ucch_launch_failed()
+        if op != ffi.NULL:
+            self.failed_in_stream(op, program, label, self._timeout)
+        if lib.ucch_launch_status() == lib.UCCH_FAIL_BROKEN:
+            self._earlier_failed(label)
+
+    def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
+        """Raise why a call that was left to a stream has failed."""
+        failure = failure_of(op, self.board, self.rank, label, timeout)
+        self._broke(failure, program)
+        raise failure
+
+    def _earlier_failed(self, label: str) -> NoReturn:
+        """Raise that an earlier call failed, and why."""
+        first = lib.ucch_board_first_failure(self.board.native)
+        if first == ffi.NULL and (why := refused(self.board, self.board.next)):
+            raise RefusedError(f"rank {self.rank}: {label}: {why}; {ANEW}")
+        if first == ffi.NULL:
+            raise CollectiveError(f"rank {self.rank}: {label} could not be started: an earlier call failed")
+        failure = failure_of(first, self.board, self.rank, "a call in a stream", 0.0)
+        self._broke(failure, first)
+        raise CollectiveError(
+            f"rank {self.rank}: {label} could not be started, because an earlier call failed: {failure}"
+        ) from failure
+
+    @property
+    def launches(self) -> int:
+        """Calls that were left to streams and have not ended."""
+        return int(lib.ucch_board_launches(self.board.native))
 
     def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
         """Start what was prepared when ``stream`` gets there; ``ordered``: the stream waits for the end."""
@@ -460,14 +500,14 @@ class Runner:
 
     def ended(self, seq: int = 0) -> bool:
         """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
-        Without a number, for any: who has not come to the refused call makes those before it."""
+        Without a number, for any: a rank that has not come to the refused call makes those before it."""
         why = "" if self.broken else refused(self.board, seq)
         if why:
             self.abandon(why)
         return bool(why)
 
     def _broke(self, failure: Exception, keep: object) -> None:
-        """A call failed: whoever ran it may still use its memory, and nothing more is run."""
+        """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
         quarantine.keep(keep)
 
@@ -486,7 +526,7 @@ class Runner:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _interrupted(self, program: Program, keep: object, label: str) -> None:
-        """After Ctrl-C in a blocking call: the others may finish it, this rank never learns of that.
+        """After Ctrl-C in a blocking call: the other ranks may finish it, and this one never learns of that.
 
         One that has failed meanwhile is the libraries' still, as any that fails.
         """
@@ -537,7 +577,8 @@ class Runner:
             await_others(self, seconds)
 
     def close(self) -> bool:
-        """Release teams and board; collective, with nothing in flight that somebody holds. Whether all ranks do so."""
+        """Release teams and board; collective, with no active request in the caller's hands. True if all ranks do
+        so."""
         self.ended()
         together = wind_up(self)
         if self._verification is not None:
@@ -555,6 +596,11 @@ class Runner:
         self._forget()
         self.members.close()
         return together
+
+
+def _number(address: Any) -> int:
+    """An address as a launch takes it, which needs no object for it."""
+    return address if type(address) is int else int(_cast("uintptr_t", address))
 
 
 class _Standing:

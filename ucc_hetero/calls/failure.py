@@ -144,7 +144,7 @@ _WHY_S = 1.0
 
 
 def _unlike(board: Board, peer: int, seq: int) -> tuple[int, int, str]:
-    """The first call up to ``seq`` that ranks made differently, who did, and what it called; call 0 for none.
+    """The first call up to ``seq`` that ranks made differently, the rank that did, and what it called; call 0 for none.
 
     ``peer`` has left. If a call has failed there it may have been by what a rank of another host called: this rank
     hears of that a moment later.
@@ -172,8 +172,8 @@ def _gone(board: Board, peer: int, rank: int) -> str:
 
 
 def refused(board: Board, seq: int = 0) -> str:
-    """Who has refused a call that others make, and why; empty while nobody has. ``seq``: a call that ends by that, as
-    it is the refused one or comes later."""
+    """Which rank has refused a call that other ranks make, and why; empty while none has. ``seq``: a call that ends by
+    that, as it is the refused one or comes later."""
     found = board.refusal()
     if found is None or found[0] > seq > 0:
         return ""

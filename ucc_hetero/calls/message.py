@@ -95,11 +95,11 @@ class Transfer:
 
     @property
     def moved(self) -> bool:
-        """Whether the caller's memory is not what is sent or received."""
+        """True if a copy of the caller's memory is sent or received."""
         return self.buffer is not self.original
 
     def held(self) -> bool:
-        """Whether somebody still uses its memory, although it may have ended for us."""
+        """True if libucp or a stream still uses its memory, although it may have ended for the caller."""
         return bool(lib.ucch_message_held(self.handle))
 
     def cancel(self) -> None:

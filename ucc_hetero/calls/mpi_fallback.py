@@ -19,10 +19,9 @@ from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
-from ..types import Op
+from ..types import Op, op_of
 from .arguments import CallSpec, root_of
 from .failure import explain
-from .ops import op_of
 from .persistent import PersistentRequest
 from .request import look_around
 from .status import fill_empty
@@ -33,7 +32,7 @@ _NAP = 0.0005
 
 
 def is_delegated(op: Any) -> bool:
-    """Whether MPI computes ``op``: it is the user's own, or works on pairs. Errors are those of ``op_of``."""
+    """True if MPI computes ``op``: it is the user's own, or works on pairs. Errors are those of ``op_of``."""
     if op is None:
         return False
     ours = op_of(op)
@@ -68,7 +67,7 @@ class Watch:
         raise explain(error, self.board, self.rank, self.label, self.timeout)
 
     def poll(self, request: Any) -> bool:
-        """Whether an MPI request has finished; its errors come out as ``CollectiveError``."""
+        """True if an MPI request has finished; its errors come out as ``CollectiveError``."""
         try:
             return bool(request.Test())
         except RuntimeError as error:  # MPI.Exception
@@ -80,11 +79,11 @@ class Watch:
         progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
 
     def give_up(self) -> None:
-        """Tell the others that the call has failed here, which breaks the communicator: it may go on with them."""
+        """Tell the other ranks that the call has failed here, which breaks the communicator: it may go on there."""
         lib.ucch_board_failed(self.board.native, self.seq)
 
     def finish(self, nbytes: int) -> None:
-        """Count the call, once nobody turns out to have called something else."""
+        """Count the call, unless a rank has called something else."""
         if self.board.verdict(self.seq)[0]:
             self.look()
         lib.ucch_record_end(self.record, 0)
@@ -164,7 +163,7 @@ class _Forsaken(NamedTuple):
     parts: tuple[Any, ...]
 
     def ended(self) -> bool:
-        """Whether it has ended, or never will; nobody is there to hear of a failure but the communicator."""
+        """True if it has ended or never will. A failure is the communicator's, as the request was dropped."""
         _, count, fail = self.parts
         try:
             if not self.watch.poll(self.request):

@@ -45,7 +45,7 @@ from .status import set_status
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
-#: Messages that ended for us while somebody uses their memory: libucp (after a timeout, or Ctrl-C), or a stream.
+#: Messages that ended for their caller while libucp (after a timeout, or Ctrl-C) or a stream uses their memory.
 _held: deque[Moved] = deque()
 
 #: Seconds that a process may take to end once its memory is gone.
@@ -65,7 +65,7 @@ _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
 
 
 class Arrays:
-    """The arrays of one communicator's messages; ``null`` is the rank that stands for nobody.
+    """The arrays of one communicator's messages; ``null`` is MPI's ``PROC_NULL``.
 
     Each is looked at properly once for its kind (:func:`as_buffer`); the next one that looks the same costs a tenth of
     that. That it still is memory of this rank's device is asked each time: a freed array is an error, not a crash.
@@ -79,7 +79,7 @@ class Arrays:
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
-        """The buffer that a caller's ``buf`` is, whatever it is in a message to nobody; errors as those of
+        """The buffer that a caller's ``buf`` is, unchecked for ``PROC_NULL``; errors as those of
         :func:`as_buffer`, which the package's own calls have asked already."""
         if peer == self._null:
             return _NOTHING
@@ -102,7 +102,7 @@ class Arrays:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
     def on_device(self, buffer: Buffer) -> bool:
-        """Whether a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
+        """True if a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
         return self._device.holds((("buf", buffer),))
 
     def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False) -> Bounce | None:
@@ -191,7 +191,7 @@ class Messages:
         return peer, tag
 
     def gone(self, source: int) -> bool:
-        """Whether a source has ended or died, as far as this host's page shows."""
+        """True if a source has ended or died, as far as this host's page shows."""
         slot = self._slots.get(source)
         return slot is not None and bool(lib.ucch_board_fate(self.runner.members.board.native, slot))
 
@@ -201,7 +201,8 @@ class Messages:
             facts = self.runner.members.facts[dest]
             endpoint = self._endpoints[dest] = self.process.endpoint(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
-                # A send over a network is complete when it is in our socket's buffer, which somebody must empty.
+                # A send over a network is complete when it is in our socket's buffer, which the progress thread
+                # empties.
                 lib.ucch_progress_idle()
         return endpoint
 
@@ -256,7 +257,7 @@ class Messages:
         return transfer
 
     def _offered(self, source: Buffer, dest: int, *, by_host: bool) -> bool:
-        """Whether libucp only matches a send, whose data goes by a lane."""
+        """True if libucp only matches a send, whose data goes by a lane."""
         if self.lanes == ffi.NULL or dest in (self.rank, self.null):
             return False
         if by_host:
@@ -280,7 +281,7 @@ class Messages:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
     def by_lane(self, peer: int) -> bool:
-        """Whether a message in a stream with a rank is handed on by the streams of both (p2p/lane.c).
+        """True if a message in a stream with a rank is handed on by the streams of both (p2p/lane.c).
 
         Raises:
             NotSupported: It is received from any rank, and streams wait for one.
@@ -589,7 +590,7 @@ class Messages:
         raise failure
 
     def failure(self, transfer: Moved) -> UCCHError:
-        """Why a transfer has failed; its memory is kept as long as somebody uses that."""
+        """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
         if transfer.held():
             _held.append(transfer)
         error = ffi.new("ucch_error *")
@@ -637,7 +638,7 @@ class Messages:
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
     def _goes(self, peer: int) -> bool:
-        """Whether a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
+        """True if a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
         return peer in self._slots and progress_until(lambda: self.gone(peer), _DYING_S)
 
     def _said(self, transfer: Moved) -> str:

@@ -198,7 +198,7 @@ class PartitionedRequest(PersistentRequest, ABC):
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
-        """Whether all messages of this start have begun."""
+        """True if all messages of this start have begun."""
 
     # --- as of any request --------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class _Receive(PartitionedRequest):
         return 0
 
     def Parrived(self, partition: int) -> bool:
-        """Whether all of a partition is there."""
+        """True if all of a partition has arrived."""
         (i,) = self._numbers([partition])
         if self._done or self._nobody:
             return True

@@ -60,7 +60,7 @@ class PersistentRequest(Request):
         _standing.add(self)
 
     def __bool__(self) -> bool:
-        """Whether it can be started or waited for: until it is freed."""
+        """True until it is freed: it can be started or waited for."""
         return self._begin is not _freed
 
     def Start(self, stream: Any = None) -> None:

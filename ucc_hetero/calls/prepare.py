@@ -26,10 +26,9 @@ from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
 from ..transport.rings import Channels
-from ..types import DTYPES, OPS, DType, Op, Reduction, reduction
+from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
 from .mpi_fallback import Delegate, Watch
-from .ops import op_of
 from .program_cache import Kind, Kinds, ProgramCache
 from .request import Request, look_around
 from .staging import HostCopies
@@ -47,7 +46,7 @@ _NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
 
 
 class Exchange(NamedTuple):
-    """The exchange of counts before a call: ``mine`` goes out, and everybody's come into ``rows``."""
+    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
 
     mine: Any
     rows: Any
@@ -86,9 +85,9 @@ class Prepared:
         self.bound, self.kind, self.program, self.label = bound, kind, program, kind.label
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
-        #: Whether nothing but addresses changes from this call to the next one that looks like it, and has its counts.
+        #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
-        #: Whether a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
+        #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
         self.counted = False
         self.exchange: Exchange | None = None
         self.send: Any = _NULL
@@ -134,7 +133,7 @@ class Prepared:
 
     @property
     def in_place(self) -> bool:
-        """Whether the program works in the caller's own memory."""
+        """True if the program works in the caller's own memory."""
         return not self.copies and self.staged is None
 
     def reason(self, failure: Exception) -> Exception:
@@ -177,7 +176,7 @@ class Preparation:
         #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._on_host = _of_host(members.tuning)
-        #: Whether devices do calls of a kind themselves.
+        #: Kind of a call -> True if devices do such calls themselves.
         self._ways: Kinds[Hashable, bool] = Kinds()
         self._bounces: list[Bounce] = []
 
@@ -251,7 +250,7 @@ class Preparation:
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
-        """Whether the call's data is on this rank's device."""
+        """True if the call's data is on this rank's device."""
         if any(original.vendor != "host" for _, original, _ in bound.parts):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
@@ -300,7 +299,7 @@ class Preparation:
         )
 
     def _stays(self, what: Lowering, local: bool, op: Op | None) -> bool:
-        """Whether the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
+        """True if the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
 
         Everything else goes by way of host memory whole.
         """
@@ -328,7 +327,7 @@ class Preparation:
                 why = "no rank knows all of its counts; blocking calls exchange them"
             elif members.channels is not None:
                 why = "streams cannot do it: a vendor's library or compiler lacks the datatype or the operation"
-            # In a communicator whose other calls are queued nobody expects it.
+            # Not expected in a communicator whose other calls are queued.
             first = members.channels is not None and not self._bounces and self.rank == 0
             say = log.log("coll").warning if first else log.log("coll").info
             say("%s goes by way of host memory, which is slower: %s", label, why)
@@ -378,7 +377,7 @@ class Preparation:
         return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
-        """Looks while a persistent call is set up, which is no call yet: others may make it in another form.
+        """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
 
         A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
         Where that takes long it has refused to set it up.
@@ -404,7 +403,8 @@ class Preparation:
         return Choice(with_role(what.call.collective, Role.UNCOUNTED))
 
     def _exchange(self, label: str, mine: Any) -> Exchange:
-        """Everybody's row of int64 numbers (numpy, equal lengths), in rank order: a call of its own on the board."""
+        """The rows of int64 numbers (numpy, equal lengths) of all ranks, in rank order: a call of its own on the
+        board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(bound, None, None, label, False)
@@ -437,7 +437,7 @@ class Preparation:
             self._check_total(name, counts, rows[:, 1])
         else:
             if rows is None:
-                # The root alone knows what it expects; a fingerprint of it tells everybody whether that is what comes.
+                # The root alone knows what it expects; by a fingerprint of it every rank compares that with what comes.
                 wanted = _fingerprint(call.counts) if me == call.root else 0
                 asked = self._exchange(label, np.array([call.counts[me], wanted], np.int64))
                 rows = asked.rows

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, cast
 
+from ..docstrings import forms
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
@@ -18,6 +19,7 @@ from .status import set_status
 _LOOK_S = 0.01
 
 
+@forms
 class Message:
     """A message that ``Mprobe`` or ``Improbe`` took out: only :meth:`Recv` or :meth:`Irecv`, once, receive it.
 
@@ -33,11 +35,11 @@ class Message:
         self._none = source == messages.null
 
     def __bool__(self) -> bool:
-        """Whether it is still to be received."""
+        """True if it is still to be received."""
         return self._matched is not None or self._none
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same message; see the class for MPI's constants."""
+        """True if it is the same message; see the class for MPI's constants."""
         module = sys.modules.get("mpi4py.MPI")
         if self is other or module is None or not isinstance(other, module.Message):
             return self is other
@@ -49,22 +51,54 @@ class Message:
 
     @classmethod
     def Probe(cls, comm: Any, *args: Any, **more: Any) -> Message:
-        """Wait for a message of a communicator and take it out, as its ``Mprobe`` does."""
+        """Wait for a message of a communicator and take it out, as :meth:`~ucc_hetero.Communicator.Mprobe` does.
+
+        Args:
+            comm: The communicator.
+            args, more: The arguments of its ``Mprobe``.
+
+        Returns:
+            Message: To be received.
+        """
         return cast(Message, comm.Mprobe(*args, **more))
 
     @classmethod
     def Iprobe(cls, comm: Any, *args: Any, **more: Any) -> Message | None:
-        """Take out a message of a communicator that has arrived, as its ``Improbe`` does."""
+        """Take out a message of a communicator that has arrived, as :meth:`~ucc_hetero.Communicator.Improbe` does.
+
+        Args:
+            comm: The communicator.
+            args, more: The arguments of its ``Improbe``.
+
+        Returns:
+            Message | None: To be received, or None.
+        """
         return cast("Message | None", comm.Improbe(*args, **more))
 
     @classmethod
     def probe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Wait for a pickled object: ``comm.mprobe``, which is MPI's own."""
+        """Wait for a pickled object: ``comm.mprobe``, which is MPI's own.
+
+        Args:
+            comm: The communicator.
+            args, more: The arguments of its ``mprobe``.
+
+        Returns:
+            mpi4py.MPI.Message: To be received.
+        """
         return comm.mprobe(*args, **more)
 
     @classmethod
     def iprobe(cls, comm: Any, *args: Any, **more: Any) -> Any:
-        """Take out a pickled object that has arrived: ``comm.improbe``, which is MPI's own."""
+        """Take out a pickled object that has arrived: ``comm.improbe``, which is MPI's own.
+
+        Args:
+            comm: The communicator.
+            args, more: The arguments of its ``improbe``.
+
+        Returns:
+            mpi4py.MPI.Message | None: To be received, or None.
+        """
         return comm.improbe(*args, **more)
 
     # --- receives -----------------------------------------------------------------------------------------------------
@@ -81,11 +115,27 @@ class Message:
         return transfer
 
     def Recv(self, buf: Any, status: Any = None) -> None:
-        """Receive the message."""
+        """Receive the message.
+
+        Args:
+            buf: The buffer to receive into, in any form that ``Communicator.Recv`` takes.
+            status: An ``MPI.Status`` to fill in.
+
+        Raises:
+            ValueError: If the message was received already.
+            TypeError, BufferError: If ``buf`` cannot be received into.
+            TruncationError: If the message is longer than ``buf``.
+            PeerError: If the sender has died.
+            CollectiveTimeout: If the data does not come in time.
+        """
         self._messages.wait(self._take(buf, self._messages.timeout), status)
 
     def Irecv(self, buf: Any) -> Request:
-        """Start to receive the message."""
+        """Start to receive, as :meth:`Recv`, with its arguments and errors; return its request.
+
+        Returns:
+            Request: ``Wait`` and ``Test`` tell its end, and raise.
+        """
         return self._messages.request(self._take(buf, 0))
 
     def __del__(self) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 from ..buffers.fast_path import glance
 from ..engine.lowering import Program
 from ..native.libraries import ffi
-from ..types import Op
-from .ops import op_of
+from ..types import Op, op_of
 
 if TYPE_CHECKING:
     from .prepare import Exchange, Prepared
@@ -60,7 +59,7 @@ class Kind:
         self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
 
     def take(self) -> Program | None:
-        """A program that nobody else has until it is given back; None if all are in use."""
+        """A program for this caller alone until it is given back; None if all are in use."""
         try:
             return self.idle.pop()
         except IndexError:

@@ -1,7 +1,7 @@
 """Recovery after the death of ranks: a communicator is given up for all its ranks; those that live get another one.
 
-The exchange among the ranks, MPI's with fault tolerance or torch's store, says who lives and agrees on it. What is
-under way in libucc and libucp is left to them, and nobody waits for anybody who is gone.
+The exchange among the ranks, MPI's with fault tolerance or torch's store, says which ranks live and agrees on it.
+Operations under way in libucc and libucp are left to them, and no rank waits for one that is gone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recovery:
             self._looked = now
             if lib.ucch_board_revoked(self._native):
                 return
-            with suppress(*faults.EXCHANGE_ERRORS):  # whoever waits, for anything, looks: boards and links say who died
+            with suppress(*faults.EXCHANGE_ERRORS):  # every wait runs this hook: boards and links say who died
                 if faults.revoked(self._mpi):
                     lib.ucch_board_revoke(self._native)
                 if (links := self._run.members.links) is not None:
@@ -62,13 +62,14 @@ class Recovery:
             raise NotSupported(f"{what} on rank {self._run.rank}: {self.lacks}")
 
     def revoked(self) -> bool:
-        """Whether the communicator has been revoked, as far as this rank has heard."""
+        """True if the communicator has been revoked, as far as this rank has heard."""
         if self._native is None or lib.ucch_board_revoked(self._native):
             return True
         return not self.lacks and faults.revoked(self._mpi)
 
     def revoke(self) -> None:
-        """Give the communicator up: what is under way ends on all ranks with a ``RevokedError``. Waits for nobody."""
+        """Give the communicator up: calls under way end on all ranks with a ``RevokedError``. Does not wait for other
+        ranks."""
         self._able("Revoke")
         if not self._run.broken:
             self._run.broken = "it was revoked"
@@ -112,7 +113,7 @@ class Recovery:
                     self._run.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
                 )  # fmt: skip
                 return made
-            if mpi.Get_size() == known:  # nobody has died since: it would fail again
+            if mpi.Get_size() == known:  # no rank has died since: it would fail again
                 raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank could not go on, and says why")
             known = mpi.Get_size()
 
@@ -132,7 +133,7 @@ class Recovery:
         raise failure or CollectiveError(f"rank {self._run.rank}: Grow: another rank could not, and says why")
 
     def _attempt(self, adopt: Callable[[Any], _C], mpi: Any) -> tuple[_C | None, Exception | None]:
-        """Make it: (what ``adopt`` makes, why it did not); then the others' part of it ends as well."""
+        """Make it: (what ``adopt`` makes, why it did not); then the other ranks' part of it ends as well."""
         try:
             return adopt(mpi), None
         except (UCCHError, *faults.EXCHANGE_ERRORS) as error:
@@ -141,7 +142,7 @@ class Recovery:
             return None, error
 
     def _all_well(self, mpi: Any, well: bool) -> bool:
-        """Whether the communicator was made on all ranks, and nobody has died since."""
+        """True if the communicator was made on all ranks, and none has died since."""
         try:
             return bool(self._timed("Shrink", lambda: mpi.Agree(int(well))))
         except CollectiveTimeout:

@@ -21,6 +21,7 @@ from .status import fill_empty
 SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
 
 _peek = lib.ucch_peek
+_release = lib.ucch_launch_release
 
 
 class _Call:
@@ -42,7 +43,7 @@ class _Call:
 #: All that has begun and was not seen to end. A request only refers to its call: one that goes with a cycle of objects
 #: is collected in no order, and the native operation must not go first.
 under_way: set[_Call] = set()
-#: Those among them whose requests nobody has any more.
+#: Those among them whose requests were dropped.
 _dropped: deque[_Call] = deque()
 
 
@@ -51,7 +52,7 @@ lookouts: list[Callable[[], None]] = []
 
 
 def look_around() -> None:
-    """Look at what concerns those who wait."""
+    """Run the hooks in ``lookouts``."""
     for look in list(lookouts):
         look()
 
@@ -74,7 +75,7 @@ def reap() -> None:
         under_way.discard(each)
         try:
             each.finish(_peek(each.op), None)
-        except Exception as error:  # of nobody's interest, least of all of the call that comes by here
+        except Exception as error:  # its request was dropped, and the call that cleans up here must not fail for it
             log.log("coll").warning("a call whose request was dropped failed: %s", error)
 
 
@@ -100,9 +101,9 @@ class Request:
     of this package, collectives' and messages'.
     """
 
-    #: Whether the stream that it is a part of waits for its end, whoever else does.
+    #: True if the stream that it is a part of waits for its end.
     in_stream = False
-    #: Whether its native operation lives as long as it does itself.
+    #: True if its native operation lives as long as it does itself.
     lasting = False
     _done = True  # of one that was never made
 
@@ -126,7 +127,7 @@ class Request:
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
         self._timeout = timeout
         #: The runner of the communicator.
-        self._owner = owner
+        self._owner: Any = owner
         self._done = False
 
     def __del__(self) -> None:
@@ -136,11 +137,11 @@ class Request:
     # --- comparison with MPI.REQUEST_NULL -----------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
-        """Whether there is something left to wait for or to start, as mpi4py's requests say it."""
+        """True if it is active or can be started, as with mpi4py's requests."""
         return not self._done
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same request; all of which nothing is left are equal, and equal ``MPI.REQUEST_NULL``."""
+        """True if it is the same request; all that have ended are equal, and equal ``MPI.REQUEST_NULL``."""
         return self is other or (not self and (_is_null(other) or (isinstance(other, Request) and not other)))
 
     __hash__ = object.__hash__
@@ -509,7 +510,7 @@ def finished() -> Request:
 class Lasting(Request):
     """Request of a call whose operation and memory stay at its end, so that it can be begun anew.
 
-    What is begun anew has a request of its own (:meth:`anew`): whoever still holds an earlier one sees that it is done.
+    What is begun anew has a request of its own (:meth:`anew`): an earlier one that the caller still holds is done.
     """
 
     lasting = True
@@ -529,8 +530,51 @@ class Lasting(Request):
         self._call.finish(state, status)
 
 
+class Launched(Request):
+    """A call that was left to a stream, which does not pass it before its end. It needs no ``Wait``.
+
+    The arrays must stay allocated until the stream has passed the call, as for a kernel.
+    """
+
+    _call, _keep, _timeout = None, None, 0.0
+    in_stream = lasting = True
+
+    def __init__(self, op: Any, about: tuple[Any, str, float], owner: Any) -> None:
+        """``about``: program, label and time limit, of which ``owner`` raises why they have failed."""
+        # Not the base class's: who makes many such calls waits for each of these lines.
+        self._op, self._about, self._owner, self._done = op, about, owner, False
+
+    def __del__(self, release: Any = _release) -> None:
+        """The engine may forget it; what was launched goes on."""
+        release(self._op)
+
+    def Wait(self, status: Any = None) -> bool:
+        """As that of any request; short where the call has ended well."""
+        if self._done or _peek(self._op) != 1:
+            return super().Wait(status)
+        self._done = True
+        if status is not None:
+            fill_empty(status)
+        return True
+
+    def _complete(self, state: int, status: Any) -> None:
+        self._done = True
+        if state != 1:
+            self._owner.failed_in_stream(self._op, *self._about)
+
+
+class Captured(Request):
+    """A call that was captured in a graph, whose replays it knows nothing of: there is nothing to wait for."""
+
+    in_stream = True
+
+    def __init__(self) -> None:
+        super().__init__(ffi.NULL)
+        self._done = True
+
+
 def _is_null(request: object) -> bool:
-    """Whether this is MPI's request of nothing, which lists of requests may hold."""
+    """True if this is ``MPI.REQUEST_NULL``, which lists of requests may hold."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
 

@@ -1,7 +1,7 @@
 """The end of a communicator: on every rank what is under way ends before anything is given back.
 
-A receive that was dropped is taken back, as nobody would ever see what it received. Its message may be on its way, and
-the sender wait for somebody to take it: such messages are thrown away until all ranks have nothing under way any more.
+A receive whose request was dropped is taken back, as no caller would see its data. Its message may be on its way, and
+the sender wait until it is taken: such messages are thrown away until no rank has calls under way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NAP = 2e-4
 
 
 def wind_up(run: Runner) -> bool:
-    """Bring to its end what nobody waits for; collective, but a rank whose communicator is broken does not wait.
-    Whether all ranks have done so: then MPI needs its own communicator no more.
+    """End the calls whose requests were dropped; collective, but a rank whose communicator is broken does not wait.
+    True if all ranks have done so: then the MPI communicator is no longer needed.
 
-    ``ValueError`` while requests that somebody holds are active: nothing was changed then.
+    ``ValueError`` while the caller holds active requests: nothing was changed then.
     """
     if not run.broken:
         given_up = len(dropped(run)) + run.delegate.settle()  # before what is busy: this completes what has ended
@@ -48,7 +48,7 @@ def _end_ours(run: Runner) -> None:
     """Until nothing that was dropped, delegated or launched is under way; the communicator's timeout at most."""
 
     def over() -> bool:
-        left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches.active
+        left = dropped(run) or (not run.broken and run.delegate.settle()) or run.launches
         _discard(run)
         look_around()
         return not left
@@ -58,9 +58,9 @@ def _end_ours(run: Runner) -> None:
 
 def await_others(run: Runner, seconds: float) -> bool:
     """Until all ranks have got here, or ``seconds`` (0: for ever); one that died on this host is not waited for.
-    Whether they have.
+    True if they have.
 
-    A call can fail on one rank alone, which then has nothing to wait for; but the others do not know.
+    A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
     """
     from mpi4py import MPI
 
@@ -80,7 +80,7 @@ def await_others(run: Runner, seconds: float) -> bool:
 
 
 def _nobody_comes(run: Runner) -> bool:
-    """Whether this communicator's ranks cannot be waited for; throws away what came meanwhile."""
+    """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
     _discard(run)
     look_around()
     return run.ended() or bool(run.broken) or run.board.dead() >= 0
@@ -98,6 +98,6 @@ def _all_have_left(request: Any, mpi: Any) -> bool:
 
 
 def _discard(run: Runner) -> None:
-    """Throw away what came for receives that were taken back; collectives' own messages are others'."""
+    """Throw away messages that came for receives that were taken back, but not those of collectives."""
     if not run.broken:
         run.members.discard_users()

@@ -117,7 +117,7 @@ class Verification:
         self._lock = threading.RLock()
         self._bounces: list[Bounce] = []
         self._failure: DataError | None = None
-        #: The failure until somebody has been told of it.
+        #: The failure until a caller has been told of it.
         self._untold: DataError | None = None
         lookouts.append(self.attend)
         #: Samples that were compared, and others.
@@ -236,8 +236,8 @@ class Verification:
             self._judge(self._queue.popleft(), rows)
 
     def attend(self) -> None:
-        """Go on while this rank waits for something else: others look for a wrong element with its help, and may have
-        come to what it waits for only after that."""
+        """Go on while this rank waits for another call: other ranks look for a wrong element with its help, and may
+        come to that call only afterwards."""
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:
@@ -295,7 +295,7 @@ class Verification:
             span = span.piece(number)
 
     def _ask(self, mine: Any) -> Any:
-        """Everybody's words of a round; ``OSError`` where not all have come in time."""
+        """The words of all ranks in a round; ``OSError`` where not all have come in time."""
         request, _, rows = self._start(mine)
         if not progress_until(request.Test, _SEARCH, longest=1e-4):
             raise TimeoutError("other ranks do not take part")
@@ -332,7 +332,7 @@ class Verification:
         return failure
 
     def _nobody_comes(self) -> Callable[[], bool]:
-        """Whether a rank has been known to be gone for a while."""
+        """True, when called, if a rank has been known to be gone for a while."""
         since: list[float] = []
 
         def look() -> bool:

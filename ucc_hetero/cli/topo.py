@@ -111,7 +111,7 @@ def draw(lines: Lines) -> str:
     for i, (depth, text) in enumerate(lines):
         prefix = ""
         for level in range(1, depth + 1):
-            # Whether another line of this level follows before a shallower one.
+            # The depth of the next line of this level or of a shallower one.
             later = next((d for d, _ in lines[i + 1 :] if d <= level), 0)
             more = later == level
             prefix += ("├─ " if more else "└─ ") if level == depth else ("│  " if more else "   ")

@@ -73,7 +73,7 @@ def report(vendor: str) -> str:
 
 @cache
 def collective_library(memory: int) -> bool:
-    """Whether libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked
+    """True if libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked
     after a context exists."""
     wanted = vendors.of_memory(memory).collectives
     return bool(wanted) and all(map(mapped, wanted))

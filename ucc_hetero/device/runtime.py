@@ -61,17 +61,18 @@ class DeviceRuntime:
 
     @property
     def eager(self) -> bool:
-        """Whether no kernel is loaded at its first launch, which waits for the device."""
+        """True if no kernel is loaded at its first launch, which waits for the device."""
         return bool(self.traits & lib.UCCH_EAGER)
 
     @property
     def waits_anywhere(self) -> bool:
-        """Whether streams can wait for a word in any memory, and not only for the runtime's own."""
+        """True if streams can wait for a word in any memory, and not only for the runtime's own."""
         return bool(self.traits & lib.UCCH_WAITS_ANYWHERE)
 
     @property
     def holds(self) -> bool:
-        """Whether streams may wait for what has not begun: nothing that this needs may be behind them in a queue.
+        """True if streams may wait for work that has not begun: nothing that this work needs may be behind them in a
+        queue.
 
         HIP's streams share a few queues (four, or GPU_MAX_HW_QUEUES), in which each holds up those behind it. A stream
         may wait there for what has been queued before; for more only if the user says that there are enough.

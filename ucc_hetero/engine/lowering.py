@@ -24,8 +24,7 @@ from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
 from .placement import Local, Lowering, Placement, is_each
-from .stream_program import queue
-from .stream_rules import may_hold, of_vendors
+from .stream_program import may_hold, of_vendors, queue
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
@@ -69,7 +68,7 @@ class Route(NamedTuple):
     tag: int
     #: The communicator's channels, for a call that is queued in streams whole.
     channels: Channels | None = None
-    #: Whether the stream is being captured in a graph.
+    #: True if the stream is being captured in a graph.
     in_graph: bool = False
 
 
@@ -88,9 +87,9 @@ class _Lower:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.channels, self.in_graph = route
         self.at = Placement(plan, rank, what)
-        #: Whether its one step is an exchange of parcels.
+        #: True if its one step is an exchange of parcels.
         self.exchanged = False
-        #: Whether steps of our own compute on the host, or move what overlaps.
+        #: True if steps of our own compute on the host, or move data that overlaps.
         self.arithmetic = False
         self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
         #: The steps' entries in the timeline.
@@ -124,7 +123,7 @@ class _Lower:
         return out
 
     def _execution(self) -> Execution:
-        """Who waits for what the program does, by its steps."""
+        """The waiter for the program's end, by its steps."""
         if self.channels is not None:
             return Execution.QUEUED
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
@@ -214,7 +213,7 @@ class _Lower:
         return None
 
     def _nbytes(self, step: Step, member: int) -> int:
-        """The larger side of a member's part in a step, where somebody wants to know."""
+        """The larger side of a member's part in a step, or 0 where no trace is recorded."""
         if not recording():
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
@@ -240,7 +239,7 @@ class _Lower:
         self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
 
     def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
-        """Whether the device does such a step itself."""
+        """True if the device does such a step itself."""
         return self.what.memory is not None and kernels.ready(kind, op, code, to)
 
     def _message(self, handle: Any, i: int, step: Step, member: int, ordinal: int) -> None:
@@ -259,7 +258,7 @@ class _Lower:
             self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
 
     def _by_parcels(self, steps: Sequence[tuple[int, int, int, Step]]) -> bool:
-        """Whether the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
+        """True if the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
         call, n, kind = self.what.call, self.what.call.ranks, ROWS[self.what.call.collective].step
         shared = self.board.shared and self.board.ranks == list(range(n)) and n <= lib.UCCH_PARCEL_RANKS
         if not (shared and kind and self.what.memory is None and len(steps) == 1 and len(set(call.counts)) < 2):
@@ -271,7 +270,7 @@ class _Lower:
         return adds and nbytes <= int(lib.UCCH_PARCEL_BYTES)
 
     def _parcel(self, kind: str) -> int:
-        """Bytes that whoever reads takes of every rank."""
+        """Bytes that each reader takes of every rank."""
         return 0 if kind == "barrier" else self.what.call.counts[0] * self.at.itemsize
 
     def _exchange(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
@@ -334,7 +333,7 @@ class _Lower:
         return place.base, place.offset, sum(r.count for r in each)
 
     def _in_place(self, step: Step, member: int) -> bool:
-        """Whether the member's two sides are one memory, where the library wants to be told."""
+        """True if the member's two sides are one memory, where the library must be told."""
         src, dst = step.src[member], step.dst[member]
         if src is None or dst is None:
             return False

@@ -87,7 +87,7 @@ class Placement:
         elif self.what.in_place:
             inside = alias(self.what.call, self.rank)
             if inside is not None:
-                # The caller passes one buffer: a scatter's root its send buffer, everyone else the receive buffer.
+                # The caller passes one buffer: a scatter's root its send buffer, other ranks the receive buffer.
                 outer = send if self.row.rooted and inside.outer == "send" else recv
                 places[inside.outer] = outer
                 places[inside.inner] = Place(outer.base, self._alias_offset(inside) * self.what.dtype.itemsize)
@@ -242,5 +242,5 @@ class Placement:
 
 
 def is_each(operand: Operand) -> bool:
-    """Whether an operand has a region for each member of its step."""
+    """True if an operand has a region for each member of its step."""
     return isinstance(operand, (Blocks, tuple))

@@ -1,4 +1,4 @@
-"""Programs that are queued in streams whole: which calls may be, and how the native engine is told."""
+"""Programs in streams: which calls a stream may wait for, launch or queue whole, and how the native engine is told."""
 
 from __future__ import annotations
 
@@ -9,16 +9,44 @@ from ..bindings.ucc import status_name
 from ..device import kernels
 from ..errors import LibraryError
 from ..native.libraries import lib
-from ..planner.plan import Plan, Step, regions
+from ..planner.plan import KINDS, Plan, Step, regions
 from ..trace.record import Note
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS
 from .placement import Placement
-from .stream_rules import vendors_know
+
+#: Datatypes that the vendors' own collective libraries lack.
+_NOT_VENDORS = frozenset({"int16", "uint16", "complex64", "complex128"})
+#: The reductions that they have (codes of ``ucc_reduction_op_t``): SUM, PROD, MAX, MIN.
+_VENDORS_OPS = range(4)
+
+
+def vendors_know(at: Placement, steps: Sequence[Step]) -> bool:
+    """True if the vendors' libraries have the collectives, the datatype and the operation."""
+    if any(step.kind == "reduce_scatter" and not at.equal(step) for step in steps):
+        return False  # libucc has no uneven one over them, and takes TL/UCP
+    reduces = any(KINDS[step.kind].reduces and KINDS[step.kind].ucc for step in steps)
+    return at.what.compute.name not in _NOT_VENDORS and (not reduces or at.what.op in _VENDORS_OPS)
+
+
+def of_vendors(at: Placement, steps: Sequence[Step]) -> bool:
+    """True if vendors' libraries do all of these steps."""
+    return all(step.link == "native" and step.kind != "message" for step in steps) and vendors_know(at, steps)
+
+
+def may_hold(at: Placement, steps: Sequence[Step]) -> bool:
+    """True if a stream may be held for as long as such steps take.
+
+    It may where nothing can wait for it. libucp's and TL/UCP's work on device memory can: it copies in the default
+    stream, and allocates and frees, which waits for the whole device. So can arithmetic of our own that is done on the
+    host, which allocates. What one vendor's library does does not, nor do our copies and kernels, nor anything on host
+    memory.
+    """
+    return vendors_know(at, steps) and not any(step.kind == "message" for step in steps)
 
 
 def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
-    """Whether a call is queued whole; alike on every rank, which ``plan``, that of all ranks, is for."""
+    """True if a call is queued whole; alike on every rank, as ``plan`` is that of all ranks."""
     steps = [step for f in plan.fragments for stage in f.stages for step in stage]
     if any(step.link == "bridge" and step.kind != "message" for step in steps):
         return False
@@ -56,7 +84,7 @@ def _check(status: int) -> None:
 
 
 def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
-    """Whether devices do the arithmetic themselves: every rank asks for all of it, also for what others do.
+    """True if devices do the arithmetic themselves: every rank asks for all steps, also for those of other ranks.
 
     ``able``: all of them have a compiler.
     """

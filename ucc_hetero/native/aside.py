@@ -32,7 +32,7 @@ class Aside(Generic[_T]):
             self._under_way.release()
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has ended, or does so within these seconds."""
+        """True if it has ended, or does so within these seconds."""
         if not self._under_way.acquire(timeout=seconds):
             return False
         self._under_way.release()

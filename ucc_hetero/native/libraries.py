@@ -1,4 +1,5 @@
-"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why not others.
+"""The compiled engine and the libraries under it: which libucp and libucc are loaded, from where, and why other
+candidates were not.
 
 The only importer of ``ucc_hetero._native``. ``ffi`` and ``lib`` are cffi's; nothing in ``lib`` that reaches libucc or
 libucp may be called before :func:`load`.
@@ -171,7 +172,7 @@ def preload_ucx() -> str:
     """Load libucp once and return its path.
 
     To be called before MPI is initialised where that is possible: MPI wheels and distributions bring a UCX of their own
-    under the same library names, and the first one in a process serves everybody. When MPI was first, its
+    under the same library names, and the first one in a process serves all libraries. When MPI was first, its
     UCX is used and a note says so.
     """
     global _ucx

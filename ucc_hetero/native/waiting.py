@@ -32,7 +32,7 @@ def progress_until(
         apart: Seconds between two looks at whether it is ``hopeless``.
 
     Returns:
-        Whether it is done: False where that is hopeless, or did not happen in time.
+        True if it is done; False where that is hopeless, or did not happen in time.
     """
     began = look_at = time.monotonic()
     until, nap = began + (seconds if seconds > 0 else math.inf), 0.0

@@ -1,6 +1,6 @@
 """One row per collective: its buffers, counts rule, step, in-place rule, pre- and postcondition, busbw factor.
 
-Everything that tells one collective from another is a row of ``ROWS``; whoever needs to know asks the table.
+Everything that tells one collective from another is a row of ``ROWS``; all other code asks the table.
 Offsets and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks lay one after
 the other in rank order.
 """
@@ -316,7 +316,7 @@ class Row:
 
 
 def _rows() -> tuple[Row, ...]:
-    # MPI's in-place reduce_scatter wants the result at the start of the buffer: whoever lowers it moves it there.
+    # MPI's in-place reduce_scatter wants the result at the start of the buffer: the lowering moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, send_root = _own_in_recv_at_root, _own_in_send_at_root
     return (

@@ -166,7 +166,7 @@ class Plan:
 
         The order is that of wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of one
         team in the same order, and fragment k+1 enters the first stage before fragment k has left the last. Stages of
-        local steps alone add no depth: nobody else waits for them, and what follows them on a team must not queue
+        local steps alone add no depth: no other rank waits for them, and what follows them on a team must not queue
         behind later fragments.
         """
         waves: list[tuple[int, int, int, int, int, Step]] = []

@@ -38,7 +38,7 @@ class Rule:
     score: float = math.inf
 
     def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
-        """Whether the rule speaks of this call."""
+        """True if the rule is for this call."""
         return (
             self.collective == collective
             and (self.low <= nbytes < self.high)
@@ -186,7 +186,7 @@ class Wires(NamedTuple):
     slot: int = 0
 
 
-#: Of a topology for which nobody has measured any.
+#: Of a topology for which none were measured.
 NO_WIRES = Wires()
 
 

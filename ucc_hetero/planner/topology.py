@@ -1,4 +1,4 @@
-"""Ranks grouped into islands: who can talk to whom through what. Pure data, equal on every rank."""
+"""Ranks grouped into islands by the links between them. Pure data, equal on every rank."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Topology:
         """Group ranks by vendor and fabric.
 
         ``vendors[r]``, ``hosts[r]``, (if given) ``weights[r]``, the numbers ``level[r]`` of further levels and the
-        number ``fabrics[r]`` of the fabric that joins rank r to others are the facts of rank r; without fabrics,
+        number ``fabrics[r]`` of the fabric that joins rank r to other hosts are the facts of rank r; without fabrics,
         ``host`` ranks are joined by their node and all others. Hosts may be any integers; they are numbered anew.
         ``ValueError`` for lists of different lengths or an unknown vendor.
         """

@@ -124,7 +124,7 @@ def _counts(operand: Operand) -> tuple[int, ...]:
 
 
 def _check_counts(step: Step) -> None:
-    """All members must agree on who sends how much to whom."""
+    """All members must agree on how much each sends to each."""
     many = KINDS[step.kind].each
     if many == "both":
         sent = [_counts(operand) for operand in step.src]
@@ -326,10 +326,17 @@ def _at(*where: object) -> Iterator[None]:
 
 
 def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False, ordered: bool = False) -> None:
-    """Prove that ``plan`` does ``call``; raise ``InvalidPlan`` that says where and how it does not.
+    """Prove that a plan does what its call promises.
 
-    ``in_place`` proves it where ``send`` and ``recv`` share memory as the collective's row says. ``ordered`` also
-    demands that local combinations keep the order of the ranks, as operations that do not commute need.
+    Args:
+        plan: The plan, of all ranks.
+        topology: That it was made for.
+        call: The call that it was made for.
+        in_place: Prove it where ``send`` and ``recv`` share memory as the collective's row says.
+        ordered: Demand also that local combinations keep the order of the ranks, for operations that do not commute.
+
+    Raises:
+        InvalidPlan: If it does not; says where and how.
     """
     if [size[:2] for size in plan.sizes] != lengths(call):
         raise InvalidPlan(f"the buffers' sizes are not those of {call.collective} over {call.ranks} ranks")

@@ -27,20 +27,36 @@ from .endpoint import Endpoint, Target
 from .wire_format import FormatError
 from .worker import Region, Worker
 
-#: Connections at most that have not proved themselves yet, and messages that nobody has taken: their sender waits then.
+#: Connections at most that have not proved themselves yet, and messages that were not taken: their sender waits then.
 _STRANGERS = 64
 _MESSAGES = 10_000
 
 
 class Certificates(NamedTuple):
-    """Files of this agent's certificate and key, and of the authority that has signed those of all agents."""
+    """Files for TLS between agents.
+
+    Attributes:
+        certificate: This agent's certificate.
+        key: Its key.
+        authority: The authority that has signed the certificates of all agents.
+    """
 
     certificate: str
     key: str
     authority: str
 
     def context(self, server: bool) -> ssl.SSLContext:
-        """A context in which both sides must have such a certificate."""
+        """Make a TLS context in which both sides must have such a certificate.
+
+        Args:
+            server: True for the side that accepts connections.
+
+        Returns:
+            ssl.SSLContext: The context.
+
+        Raises:
+            OSError: If a file cannot be read or is no certificate.
+        """
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         made.load_cert_chain(self.certificate, self.key)
         made.load_verify_locations(self.authority)
@@ -49,7 +65,13 @@ class Certificates(NamedTuple):
 
 
 class AgentPeer:
-    """Another agent, while it is connected."""
+    """Another agent, while it is connected; made by :meth:`Agent.connect`.
+
+    Attributes:
+        name: The other agent's.
+        endpoint: For transfers with it.
+        alive: False once the connection has ended.
+    """
 
     def __init__(self, name: str, endpoint: Endpoint, channel: Channel) -> None:
         self.name, self.endpoint, self.channel = name, endpoint, channel
@@ -61,14 +83,34 @@ class AgentPeer:
         return f"<AgentPeer {self.name!r}{'' if self.alive else ', which is gone'}>"
 
     def send(self, message: Any) -> None:
-        """Send what JSON can say, 1 MiB at most; :class:`PeerError` when the peer is gone."""
+        """Send a message to the agent's :meth:`Agent.receive`.
+
+        Args:
+            message: Anything that JSON can say, up to 1 MiB.
+
+        Raises:
+            PeerError: If the peer is gone.
+        """
         try:
             self.channel.send({"message": message})
         except ChannelError as error:
             raise PeerError(f"agent {self.name!r}: {error}") from None
 
     def open(self, name: str, timeout: float = 30.0) -> Target:
-        """A region that the peer has published under this name, or publishes in time."""
+        """Open a region by the name under which the peer has published it, or publishes it in time.
+
+        Args:
+            name: The name.
+            timeout: Seconds to wait.
+
+        Returns:
+            Target: For :meth:`Endpoint.put` and :meth:`Endpoint.get`.
+
+        Raises:
+            CollectiveTimeout: If no region of this name is published in time.
+            PeerError: If the peer is gone.
+            RefusedError: If the peer has taken the region back.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._regions or not self.alive, timeout):
                 raise CollectiveTimeout(f"agent {self.name!r} has published no region {name!r} in {timeout:g} s")
@@ -94,9 +136,22 @@ class AgentPeer:
 
 
 class Agent(Handle):
-    """This process among others that know ``secret``, reached at ``address``: ``tcp://host:port`` or ``unix://path``.
+    """A process that other agents find by an address, and that comes and goes as it likes.
 
-    Port 0 takes a free one; :attr:`address` then has it. ``tls``: :class:`Certificates`, and the same on all agents.
+    Args:
+        address: Where it is reached: ``tcp://host:port`` or ``unix://path``. Port 0 takes a free one.
+        secret: At least 16 bytes that all agents know.
+        name: What peers call it; host and process number by default.
+        tls: Certificates, where all agents have them.
+        worker: The worker for transfers; one of its own by default.
+
+    Attributes:
+        address: Where it is reached, with the port that it has.
+        worker: For :meth:`Worker.register`.
+
+    Raises:
+        ValueError: If ``secret`` is too short.
+        OSError: If the address cannot be listened at.
     """
 
     def __init__(
@@ -129,7 +184,18 @@ class Agent(Handle):
             return list(self._peers)
 
     def connect(self, address: str, timeout: float = 30.0) -> AgentPeer:
-        """Connect with the agent at ``address``; :class:`ChannelError` where there is none that knows the secret."""
+        """Connect with another agent.
+
+        Args:
+            address: The other agent's :attr:`address`.
+            timeout: Seconds to wait.
+
+        Returns:
+            AgentPeer: The connection, once both sides have proved that they know the secret.
+
+        Raises:
+            ChannelError: If there is no agent at the address, or none that knows the secret.
+        """
         try:
             sock = call(address, timeout)
             if self._tls is not None:
@@ -145,20 +211,43 @@ class Agent(Handle):
             raise ChannelError(f"{address}: {error}") from None
 
     def publish(self, name: str, region: Region) -> None:
-        """Let all peers :meth:`AgentPeer.open` a region by ``name``, those that connect later, too."""
+        """Let all peers open a region by name, those that connect later, too.
+
+        Args:
+            name: For :meth:`AgentPeer.open`.
+            region: A region of this agent's worker.
+        """
         with self._lock:
             self._regions[name] = region
         self._tell_all({"regions": {name: region.descriptor.hex()}})
 
     def withdraw(self, name: str) -> None:
-        """Take a published region back, and close it."""
+        """Take a published region back, and close it.
+
+        Args:
+            name: The name under which it was published.
+
+        Raises:
+            KeyError: If there is no such region.
+            CollectiveTimeout: If a peer that is alive does not let go.
+        """
         with self._lock:
             region = self._regions.pop(name)
         self._tell_all({"gone": [name]})
         region.close()
 
     def receive(self, timeout: float | None = None) -> tuple[AgentPeer, Any]:
-        """The next message of any peer: (who, what). :class:`CollectiveTimeout` where none comes in time."""
+        """Wait for the next message of any peer.
+
+        Args:
+            timeout: Seconds; without limit by default.
+
+        Returns:
+            tuple[AgentPeer, Any]: The sender, and the message.
+
+        Raises:
+            CollectiveTimeout: If none comes in time.
+        """
         try:
             return self._inbox.get(timeout=timeout)
         except queue.Empty:

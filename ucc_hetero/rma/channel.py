@@ -106,7 +106,7 @@ class Channel:
             raise ChannelError(f"a message is no JSON: {error}") from None
 
     def close(self) -> None:
-        """End the connection; who reads or sends finds it closed."""
+        """End the connection; threads that read or send find it closed."""
         with suppress(OSError, ValueError):  # the other side was first
             self._sock.shutdown(socket.SHUT_RDWR)
         with self._using:

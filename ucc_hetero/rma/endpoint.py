@@ -9,6 +9,7 @@ import numpy as np
 
 from ..buffers.model import Array
 from ..device.rank import bound
+from ..docstrings import forms
 from ..errors import PeerError
 from ..native.libraries import ffi, lib
 from .request import ENDED, Request, failure, stream_argument
@@ -29,7 +30,13 @@ _PUT, _GET = lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET
 
 
 class Target:
-    """A peer's region, as :meth:`Endpoint.open` found it."""
+    """A peer's region, as :meth:`Endpoint.open` found it.
+
+    Attributes:
+        nbytes: Its length.
+        memory: Vendor of the memory, or ``host``.
+        peer: The endpoint that it was opened by.
+    """
 
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
@@ -49,11 +56,15 @@ class Target:
 
     @property
     def stale(self) -> bool:
-        """Whether its owner has taken it back."""
+        """True if its owner has taken it back."""
         return bool(lib.ucch_target_stale(self.native))
 
     def close(self) -> None:
-        """Forget it; what is under way to it must be done."""
+        """Forget the region.
+
+        Raises:
+            ValueError: If transfers to it are under way.
+        """
         if self._native is not None:
             if lib.ucch_target_users(self._native):
                 raise ValueError("transfers to this Target are under way: wait for them before it is closed")
@@ -61,8 +72,12 @@ class Target:
             lib.ucch_target_free(native)
 
 
+@forms
 class Endpoint:
-    """A peer of a worker's. Transfers complete in no order among themselves; each says when its data is there."""
+    """A connection with a peer's worker; made by :meth:`Worker.connect`.
+
+    Transfers complete in any order; the request of each says when its data is there.
+    """
 
     def __init__(self, worker: Worker, address: Address, near: bool) -> None:
         self.worker, self.uid, self.near = worker, address.uid, near
@@ -84,15 +99,32 @@ class Endpoint:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing is known of the peer's end."""
+        """True if the peer is not known to have ended."""
         return self._native is not None and lib.ucch_peer_status(self._native) == 0
 
     def counts(self) -> dict[str, int]:
-        """Transfers that have ended well, and failed, bytes moved, and notifications sent."""
+        """Count what was done with this peer.
+
+        Returns:
+            dict[str, int]: ``puts`` and ``gets`` that ended well, ``failed`` transfers, ``bytes`` moved,
+            ``notifications`` sent.
+
+        Raises:
+            PeerError: If the endpoint is closed.
+        """
         return {name: int(lib.ucch_peer_count(self.native, which)) for name, which in _COUNTS.items()}
 
     def info(self, local: Region, target: Target) -> dict[str, str]:
-        """Paths that put and get take between two regions."""
+        """Describe the paths between two regions.
+
+        Args:
+            local: A region of this worker.
+            target: A region of the peer.
+
+        Returns:
+            dict[str, str]: Paths of ``put`` and ``get``, and where the ``peer`` is; ``not direct`` says why devices of
+            one vendor do not reach each other's memory.
+        """
         where = "on this host" if self.near else "on another host"
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
@@ -109,10 +141,21 @@ class Endpoint:
         return found | ({"not direct": target.lack} if local.memory == target.memory != "host" else {})
 
     def open(self, descriptor: bytes, timeout: float = 30.0) -> Target:
-        """A region of the peer's, by its ``descriptor``.
+        """Open a region of the peer.
 
-        :class:`FormatError` where that is none, or of another version, ``ValueError`` for one of another process,
-        :class:`RefusedError` when the peer does not have the region any more.
+        Args:
+            descriptor: The peer's :attr:`Region.descriptor`.
+            timeout: Seconds to wait for the peer's answer.
+
+        Returns:
+            Target: For :meth:`put` and :meth:`get`.
+
+        Raises:
+            FormatError: If it is no descriptor, or one of another version.
+            ValueError: If the region is another process's.
+            RefusedError: If the peer has taken the region back.
+            CollectiveTimeout: If the peer does not answer in time.
+            PeerError: If the peer has ended.
         """
         found = Descriptor.unpack(descriptor)
         if found.uid != self.uid:
@@ -163,12 +206,33 @@ class Endpoint:
         stream: Any = None,
         timeout: float | None = None,
     ) -> Request:
-        """Write pieces of ``local`` to the peer's region: one, or lists of as many offsets and lengths, in bytes.
+        """Write pieces of ``local`` to a region of the peer.
 
-        Lists are numpy arrays of integers; those of uint64 are not copied, and must stay as they are until it is done.
-        ``lengths`` is all of ``local`` if it is not given. When the data is there, ``notify`` is sent to the peer's
-        worker as a notification, and its counter of number ``counter`` grows by one. With ``stream`` it starts when
-        that gets here.
+        Offsets and lengths are in bytes: numbers for one piece, or lists of one length for several, up to a million.
+        Lists are numpy arrays of integers; those of uint64 are not copied, and must not change until the request ends.
+
+        Args:
+            local: A region of this worker.
+            target: A region of the peer.
+            local_offsets: Where the pieces begin in ``local``.
+            remote_offsets: Where the pieces begin in ``target``.
+            lengths: Their lengths; all of ``local`` by default.
+            notify: A notification that is sent to the peer's worker when the data is there.
+            counter: Number of the peer's counter that grows by one when the data is there.
+            stream: The transfer starts when this stream gets here.
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Request: Done when the data is there. ``local`` must not change until then.
+
+        Raises:
+            ValueError: If a piece does not fit, a list has another length, a region is another worker's or peer's, or
+                ``notify`` is too long.
+            TypeError: If an offset or a length is no integer.
+            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
+            RefusedError: From the request, if the peer has taken the region back.
+            CollectiveTimeout: From the request, at the deadline.
+            NotSupported: If ``stream`` is being captured in a graph.
         """
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_PUT, "put", asks, notify, counter, stream, timeout)
@@ -186,24 +250,58 @@ class Endpoint:
         stream: Any = None,
         timeout: float | None = None,
     ) -> Request:
-        """Read pieces of the peer's region into ``local``: as :meth:`put`, the other way."""
+        """Read pieces of the peer's region into ``local``, as :meth:`put`, with its arguments and errors.
+
+        Returns:
+            Request: Done when the data is in ``local``.
+        """
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_GET, "get", asks, notify, counter, stream, timeout)
 
     def flush(self, timeout: float | None = None) -> Request:
-        """Wait for all that was begun before with this peer: done when its memory, or ours, has the data."""
+        """Wait for all transfers that were begun before with this peer.
+
+        Args:
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Request: Done when the data is in the peer's memory, or in this process's.
+
+        Raises:
+            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
+            CollectiveTimeout: From the request, at the deadline.
+        """
         return self._start(lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH), "flush", None, None, timeout)
 
     def notify(
         self, data: bytes = b"", *, counter: int | None = None, stream: Any = None, timeout: float | None = None
     ) -> Request:
-        """Send a notification behind all that was begun before with this peer."""
+        """Send a notification behind all transfers that were begun before with this peer.
+
+        Args:
+            data: The notification.
+            counter: Number of a counter of the peer that grows by one as well.
+            stream: It is sent when this stream gets here.
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Request: Done when it was sent and the transfers before are done.
+
+        Raises:
+            ValueError: If ``data`` is too long, or ``counter`` is no number of a counter.
+            PeerError: If the endpoint is closed or, from the request, if the peer has ended.
+            CollectiveTimeout: From the request, at the deadline.
+        """
         native = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH)
         keep = self._tell(native, data, counter)
         return self._start(native, "notification", keep, stream, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the connection when all is there, ``timeout`` seconds at most; transfers under way with it fail."""
+        """End the connection once all data is there; transfers that are still under way then fail.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
         with self._closing:  # by who reads the peer's messages, and by who connects anew
             native, self._native = self._native, None
             if native is None:

@@ -26,7 +26,20 @@ class _Bytes:
 
 
 class Memory(Handle):
-    """An array's memory, which has to be contiguous and stays alive; of :meth:`allocate`, memory of its own."""
+    """Memory of the host or of this process's device: an array's, or with :meth:`allocate` its own.
+
+    Args:
+        array: A contiguous array, which stays alive.
+
+    Attributes:
+        array: The array.
+        nbytes: Its length.
+        vendor: Vendor of the memory, or ``host``.
+
+    Raises:
+        BufferError: If the array is empty, read-only or not contiguous.
+        DeviceError: If the array is of a device that this process cannot use.
+    """
 
     def __init__(self, array: Any) -> None:
         found = as_buffer(array, writable=True, argument="memory", rank=0, pointer_vendor=pointer_vendor)

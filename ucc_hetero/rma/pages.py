@@ -37,10 +37,21 @@ if TYPE_CHECKING:
 class PageTable(Handle):
     """A KV cache as pages: of each layer an array, or a pair of arrays of keys and of values, all alike.
 
-    ``axes`` names the dimensions of the arrays as they are indexed: K (2: keys and values), B (blocks), N (tokens of a
-    block) or T for both together (``block_size`` tokens then are a block), H (heads), D (a head's elements). In which
-    order they lie in memory is seen from the arrays. ``dtype`` is that of the elements where the arrays do not say, as
-    those of bytes; ``heads``: the number of the first head that is here, and of all that the model has.
+    Args:
+        worker: The worker that registers the arrays.
+        caches: An array, or a pair of arrays, for each layer.
+        axes: Names of the dimensions of the arrays, as they are indexed: K (2: keys and values), B (blocks), N (tokens
+            of a block) or T for both together, H (heads), D (a head's elements). Strides say their order in memory.
+        block_size: Tokens of a block, with T.
+        dtype: The elements' type, for arrays that do not say it, as those of bytes.
+        heads: Number of the first head that is here, and of all heads of the model.
+
+    Attributes:
+        descriptor: Bytes that tell a peer of it, for :meth:`open`; good until it is closed.
+
+    Raises:
+        ValueError: If the arrays differ, or do not fit ``axes``.
+        BufferError: If an array cannot be registered.
     """
 
     def __init__(
@@ -96,7 +107,7 @@ class PageTable(Handle):
 
     @property
     def on_device(self) -> bool:
-        """Whether the cache is in a device's memory."""
+        """True if the cache is in a device's memory."""
         return self.regions[0].memory != "host"
 
     @cached_property
@@ -105,10 +116,18 @@ class PageTable(Handle):
         return gcd(8, *(self._base(region) for region in self.regions))
 
     def open(self, peer: Endpoint, descriptor: bytes) -> PageTarget:
-        """A peer's table, by its ``descriptor``: to send pages there, or to receive them from there.
+        """Open a peer's table, to send pages there or to receive pages from there.
 
-        :class:`FormatError` where that is none, or of another version; ``ValueError``, which says what is unlike, where
-        pages of one cannot become pages of the other.
+        Args:
+            peer: The endpoint of the table's process.
+            descriptor: The peer's :attr:`descriptor`.
+
+        Returns:
+            PageTarget: For :meth:`PageTarget.send_pages` and :meth:`recv_pages`.
+
+        Raises:
+            FormatError: If it is no descriptor, or one of another version.
+            ValueError: If it is another process's, or pages of one table cannot become pages of the other; says why.
         """
         found = Table.unpack(descriptor)
         if found.uid != peer.uid:
@@ -121,10 +140,18 @@ class PageTable(Handle):
     def recv_pages(
         self, pages: Any, sources: PageTarget | Sequence[PageTarget], *, timeout: float | None = None
     ) -> Receipt:
-        """Be ready for pages, numbers of blocks, from a peer's table, or from several that have all heads of this one.
+        """Prepare to receive pages from a peer's table, or from several that together have all heads of this one.
 
-        The receipt's ``ticket``, or one of its ``tickets`` for each source, goes to the sender; the receipt is
-        done when the pages are there. Until then nobody may use them.
+        Args:
+            pages: Numbers of blocks of this table. They may not be used until the receipt is done.
+            sources: The peer's table, or several.
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Receipt: Its ``ticket``, or one of its ``tickets`` for each source, goes to the sender.
+
+        Raises:
+            ValueError: If a number is out of range or named twice, or the sources do not have each head once.
         """
         each = [sources] if isinstance(sources, PageTarget) else list(sources)
         if any(source.table is not self for source in each):
@@ -152,14 +179,18 @@ class PageTable(Handle):
         self._receipts.append(receipt)
 
     def close(self) -> None:
-        """Take the cache back from all peers; :class:`CollectiveTimeout` when one that is alive does not let go."""
+        """Take the cache back from all peers.
+
+        Raises:
+            CollectiveTimeout: If a peer that is alive does not let go.
+        """
         while self.regions:
             self.regions[-1].close()
             self.regions.pop()
 
 
 class PageTarget:
-    """A peer's table, as pages of this process's ``table`` go there or come from there."""
+    """A peer's table, whose pages are exchanged with those of ``table``; made by :meth:`PageTable.open`."""
 
     def __init__(self, table: PageTable, peer: Endpoint, told: Table) -> None:
         self.table, self.peer, self.form, self.number = table, peer, told.form, told.number
@@ -176,7 +207,7 @@ class PageTarget:
 
     @property
     def direct(self) -> bool:
-        """Whether its pages may come without passing this process's slots, so that only the sender knows when."""
+        """True if its pages may come without passing this process's slots, so that only the sender knows when."""
         mine = self.table.regions
         if mine[0].memory != Descriptor.unpack(self._descriptors[0]).memory:
             return False
@@ -215,10 +246,24 @@ class PageTarget:
         stream: Any = None,
         timeout: float | None = None,
     ) -> Requests:
-        """Send pages, numbers of blocks here, into those that the receiver's ``ticket`` names, in the same order.
+        """Send pages into those that the receiver's ticket names, in the same order.
 
-        Of all ``layers``, or of some now and of the others by further calls, as they are computed. With ``stream`` it
-        starts when that gets here. The pages may be used again when the request is done, and are there then.
+        Args:
+            pages: Numbers of blocks of this process's table.
+            ticket: The receiver's :attr:`Receipt.ticket`.
+            layers: Layers to send; all by default. Other layers follow by further calls, as they are computed.
+            stream: The transfer starts when this stream gets here.
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Requests: Done when the pages are there and may be used again here.
+
+        Raises:
+            FormatError: If it is no ticket.
+            ValueError: If the ticket is for another table or another number of pages, or a number is out of range.
+            DeviceError: If the pages must be converted on this device, which has no compiler for that.
+            PeerError: If the peer has ended, also from the request.
+            CollectiveTimeout: From the request, at the deadline.
         """
         told = Ticket.unpack(ticket)
         if told.table != self.number:
@@ -245,7 +290,11 @@ class PageTarget:
 
 
 class Receipt:
-    """Pages that are to come. ``tickets``: what each source is to be given, bytes; ``ticket`` where there is one."""
+    """Pages that are to come; made by :meth:`PageTable.recv_pages`, can be awaited in asyncio.
+
+    Attributes:
+        tickets: Bytes for the sender, one entry for each source.
+    """
 
     def __init__(self, table: PageTable, sources: list[PageTarget], pages: Array, timeout: float | None) -> None:
         self._table, self._sources, self._timeout = table, sources, timeout
@@ -263,7 +312,7 @@ class Receipt:
 
     @property
     def ticket(self) -> bytes:
-        """The one source's ticket."""
+        """The ticket where there is one source."""
         (ticket,) = self.tickets
         return ticket
 
@@ -272,13 +321,26 @@ class Receipt:
         return Requests([c.wait(n, peer=of.peer, stream=stream, timeout=self._timeout) for c, n, of in each])
 
     def Test(self) -> bool:
-        """True when all pages are there. Raises as :meth:`Wait` does."""
+        """Ask for the pages.
+
+        Returns:
+            bool: True when all pages are there.
+
+        Raises:
+            PeerError: If a sender has ended.
+            CollectiveTimeout: At the deadline.
+        """
         return self._settled(self._all.Test)
 
     def Wait(self, stream: Any = None) -> None:
-        """Wait until all pages are there, or let ``stream`` wait, which what uses them follows in.
+        """Wait until all pages are there.
 
-        Raises :class:`PeerError` when a sender has ended, and :class:`CollectiveTimeout` at the deadline.
+        Args:
+            stream: A stream that waits instead of the host; work that uses the pages follows in it.
+
+        Raises:
+            PeerError: If a sender has ended.
+            CollectiveTimeout: At the deadline.
         """
         if stream is None:
             self._settled(self._all.Wait)
@@ -304,19 +366,19 @@ class Receipt:
         return done
 
     def ended(self) -> bool:
-        """Whether nothing more is waited for, well or not."""
+        """True if it has ended, well or not."""
         try:
             return self.Test()
         except Exception:
             return True
 
     def close(self) -> None:
-        """Wait no more. What still comes is refused, but for what a :attr:`PageTarget.direct` sender writes itself."""
+        """Give the pages up: data that still comes is refused, except from a :attr:`PageTarget.direct` sender."""
         self._close_counters()
 
     @property
     def idle(self) -> bool:
-        """Whether, once it is closed, nothing that has come is on its way to the pages any more."""
+        """True if, once it is closed, no data is on its way to the pages any more."""
         native = self._table.worker.native
         return not any(lib.ucch_rma_landing(native, number) for number in self._numbers)
 

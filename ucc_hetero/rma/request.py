@@ -11,6 +11,7 @@ from typing import Any
 from ..bindings import quarantine
 from ..bindings.ucx import status_name
 from ..device import uncaptured
+from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
 from ..native.libraries import ffi, lib
 
@@ -43,12 +44,16 @@ def stream_argument(stream: Any) -> tuple[bool, Any]:
 
 
 def held(native: Any) -> bool:
-    """Whether libucp or a stream still uses a transfer and its memory."""
+    """True if libucp or a stream still uses a transfer and its memory."""
     return bool(lib.ucch_transfer_held(native))
 
 
+@forms
 class Request:
-    """A transfer under way, or the wait for a counter. One that is dropped goes on, and its memory stays alive."""
+    """A transfer under way, or the wait for a counter; can be awaited in asyncio.
+
+    A transfer whose request is dropped goes on, and its memory stays alive.
+    """
 
     def __init__(self, native: Any, op: Any, what: str, keep: object, held: Callable[[Any], object] = held) -> None:
         quarantine.release(Request)
@@ -60,15 +65,27 @@ class Request:
             quarantine.keep((native, self._keep), lambda: not held(native), Request)
 
     def Test(self) -> bool:
-        """Make progress once; True when done. Raises as :meth:`Wait` does."""
+        """Make progress once.
+
+        Returns:
+            bool: True if it is done.
+
+        Raises:
+            PeerError: If the peer has ended.
+            RefusedError: If the peer no longer has the region.
+            CollectiveTimeout: At the deadline.
+            UCCHError: For other failures.
+        """
         return self._done(lib.ucch_test(self._op))
 
     def Wait(self, stream: Any = None) -> None:
-        """Wait until it is done: what was put is in the peer's memory, what was got in ours.
+        """Wait until it is done, as :meth:`Test`, with its arguments and errors.
 
-        With ``stream`` let that wait, and not the host, which does where streams cannot. A transfer that fails lets
-        its stream go on: :meth:`Test` then says why. Raises :class:`PeerError` when the peer has ended,
-        :class:`RefusedError` when it no longer has the region, :class:`CollectiveTimeout` at the deadline.
+        Data put is then in the peer's memory, data got in this process's.
+
+        Args:
+            stream: A stream that waits instead of the host, which waits where streams cannot. A transfer that fails
+                lets its stream go on: :meth:`Test` then raises.
         """
         if stream is not None and self._hold(stream):
             return
@@ -118,17 +135,31 @@ ENDED = _Ended()
 
 
 class Requests:
-    """Several requests as one, which fails with the first of them that does."""
+    """Several requests as one, which fails with the first of them that does; can be awaited in asyncio."""
 
     def __init__(self, each: Sequence[Request]) -> None:
         self.each = each
 
     def Test(self) -> bool:
-        """Make progress; True when all are done."""
+        """Make progress.
+
+        Returns:
+            bool: True if all are done.
+
+        Raises:
+            UCCHError: As that of the first request that has failed.
+        """
         return [request.Test() for request in self.each].count(False) == 0
 
     def Wait(self, stream: Any = None) -> None:
-        """Wait for all of them, or let ``stream`` do so."""
+        """Wait for all of them.
+
+        Args:
+            stream: A stream that waits instead of the host.
+
+        Raises:
+            UCCHError: As that of the first request that has failed.
+        """
         for request in self.each:
             request.Wait(stream)
 
@@ -170,7 +201,7 @@ class _Watcher:
                 ended = [each for each in self._waiting if lib.ucch_peek(each[0]) or each[2].cancelled()]
                 self._waiting = [each for each in self._waiting if each not in ended]
             for _, loop, future in ended:
-                with suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                with suppress(RuntimeError):  # no task waits in a loop that is closed
                     loop.call_soon_threadsafe(_complete, future)
             if not ended:
                 lib.ucch_await_ring(known, 0.25)

@@ -31,7 +31,7 @@ class FormatError(ValueError):
 
 
 class Address(NamedTuple):
-    """A worker as others find it: its number, a key of its host, its process there, and libucp's address."""
+    """A worker as peers find it: its number, a key of its host, its process there, and libucp's address."""
 
     uid: int
     host: bytes
@@ -51,7 +51,7 @@ class Address(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """A region as others find it: its owner's number and its own, where it is, and libucp's key to it."""
+    """A region as peers find it: its owner's number and its own, where it is, and libucp's key to it."""
 
     uid: int
     region: int
@@ -109,7 +109,7 @@ class Form(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of pages as others find it: whose and which it is, its form, and descriptors of its regions."""
+    """A table of pages as peers find it: its owner's number and its own, its form, and descriptors of its regions."""
 
     uid: int
     number: int

@@ -1,4 +1,4 @@
-"""Workers: this process as others reach it, with its regions, counters and notifications."""
+"""Workers: this process as peers reach it, with its regions, counters and notifications."""
 
 from __future__ import annotations
 
@@ -44,7 +44,14 @@ class Notification(NamedTuple):
 
 
 class Region(Handle):
-    """Registered memory that peers may write to and read. ``descriptor`` tells them of it."""
+    """Registered memory that peers may write to and read; made by :meth:`Worker.register`.
+
+    Attributes:
+        descriptor: Bytes that tell a peer of it, for :meth:`Endpoint.open`; good until it is closed.
+        nbytes: Its length.
+        memory: Vendor of the memory, or ``host``.
+        worker: The worker that it was registered with.
+    """
 
     def __init__(self, worker: Worker, memory: Any) -> None:
         engine = worker.native
@@ -61,7 +68,7 @@ class Region(Handle):
         base = ffi.cast("void *", found.address)
         self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
-        #: Whether it is device memory that devices of peers may reach themselves.
+        #: True if it is device memory that devices of peers may reach themselves.
         self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
         key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
         #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
@@ -80,7 +87,13 @@ class Region(Handle):
     def close(self, timeout: float = 10.0) -> None:
         """Take it back from all peers and deregister it: afterwards nothing is written to it or read from it.
 
-        Waits for transfers that are under way; :class:`CollectiveTimeout` when a peer that is alive does not let go.
+        Waits for transfers that are under way.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Raises:
+            CollectiveTimeout: If a peer that is alive does not let go in time; the region then stays registered.
         """
         if self._native is None:
             return
@@ -109,7 +122,11 @@ class _Await(Request):
 
 
 class Counter(Handle):
-    """A counter of this worker's that notifications of peers count up. ``number`` is what they name it by."""
+    """A counter of this worker, which notifications of peers count up; made by :meth:`Worker.counter`.
+
+    Attributes:
+        number: The ``counter`` argument of :meth:`Endpoint.put` and :meth:`Endpoint.notify` at the peers.
+    """
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker, self.number = worker, number
@@ -122,9 +139,21 @@ class Counter(Handle):
     def wait(
         self, least: int, *, peer: Endpoint | None = None, stream: Any = None, timeout: float | None = None
     ) -> Request:
-        """Wait until it has reached ``least``: the request is done then, or failed when ``peer`` has ended.
+        """Wait until the counter has reached ``least``.
 
-        With ``stream`` that waits, too; where streams cannot wait for memory the host does, before this returns.
+        Args:
+            least: The value to wait for.
+            peer: The endpoint whose end makes the wait fail.
+            stream: A stream that waits, too. Where streams cannot wait for memory the host waits before this returns.
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Request: Done when the counter has reached ``least``.
+
+        Raises:
+            ValueError: If the worker is closed.
+            CollectiveTimeout: From the request, at the deadline.
+            PeerError: From the request, if ``peer`` has ended.
         """
         worker = self.worker
         theirs = peer.native if peer is not None else ffi.NULL
@@ -144,7 +173,17 @@ class Counter(Handle):
 
 
 class Worker(Handle):
-    """This process as others reach it, by its ``address``. ``timeout``: seconds after which a transfer fails."""
+    """This process as peers reach it, with its regions, counters and notifications.
+
+    Args:
+        timeout: Seconds after which a transfer fails that is given no other; UCCH_TIMEOUT by default.
+
+    Attributes:
+        address: Bytes for a peer's :meth:`connect`; good as long as the worker is.
+
+    Raises:
+        LibraryError: If libucp cannot make a worker.
+    """
 
     def __init__(self, timeout: float | None = None) -> None:
         self.timeout = float(env.get("TIMEOUT")) if timeout is None else timeout
@@ -157,7 +196,7 @@ class Worker(Handle):
             self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
             self._worker: ucx.Worker | None = self.context.worker()
         status = ffi.new("int *")
-        #: Whether libucp's puts between hosts are the hardware's.
+        #: True if libucp's puts between hosts are the hardware's.
         self.by_hardware = any(name.startswith(_HARDWARE) for name in self.context.transports())
         self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, status)
         ucx.check("ucp_worker_set_am_recv_handler", status[0])
@@ -182,15 +221,33 @@ class Worker(Handle):
         return self._native
 
     def register(self, memory: Any) -> Region:
-        """Let peers reach a :class:`Memory`, or a contiguous array of the host's or of this process's device."""
+        """Let peers reach memory.
+
+        Args:
+            memory: A :class:`Memory`, or a contiguous array of the host's or of this process's device. It stays alive.
+
+        Returns:
+            Region: Its ``descriptor`` goes to the peers.
+
+        Raises:
+            BufferError: If the memory is empty, read-only or not contiguous.
+            DeviceError: If the memory is of a device that this process cannot use.
+        """
         region = Region(self, memory)
         self.regions.add(region)
         return region
 
     def connect(self, address: bytes) -> Endpoint:
-        """Connect with the worker that has this address, which connects, too; the endpoint there is, if one is alive.
+        """Connect with a worker, which has to connect as well.
 
-        :class:`FormatError` where it is no address, or one of another version.
+        Args:
+            address: The peer's :attr:`address`.
+
+        Returns:
+            Endpoint: The one to this peer that exists, if it is alive, or a new one.
+
+        Raises:
+            FormatError: If it is no address, or one of another version.
         """
         found = Address.unpack(address)
         known = self._peers.get(found.uid)
@@ -226,7 +283,14 @@ class Worker(Handle):
         self._gone.append(native)
 
     def counter(self) -> Counter:
-        """A new counter, of 1,024 that there are at a time."""
+        """Make a counter; a worker has up to 1,024 at a time.
+
+        Returns:
+            Counter: Its ``number`` goes to the peers.
+
+        Raises:
+            ValueError: If there are as many already.
+        """
         if self._free:
             return Counter(self, self._free.pop())
         if self._counters == lib.UCCH_RMA_COUNTERS:
@@ -240,11 +304,25 @@ class Worker(Handle):
             self._free.append(lib.ucch_rma_counter_next(self._native, number))
 
     def notifications(self) -> list[Notification]:
-        """Notifications that have come, in order; each is returned once."""
+        """Take the notifications that have come.
+
+        Returns:
+            list[Notification]: In the order in which they came; each is returned once.
+        """
         return list(iter(self._next, None))
 
     def wait_notification(self, timeout: float | None = None) -> Notification:
-        """The next notification; :class:`CollectiveTimeout` where none comes in time."""
+        """Wait for the next notification.
+
+        Args:
+            timeout: Seconds; the worker's by default.
+
+        Returns:
+            Notification: Its peer and its data. What was put before it by that peer is there.
+
+        Raises:
+            CollectiveTimeout: If none comes in time.
+        """
         seconds = self.timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         while True:
@@ -265,7 +343,11 @@ class Worker(Handle):
         return Notification(self._peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
 
     def info(self) -> dict[str, Any]:
-        """Versions and transports that it uses, and how its peers are."""
+        """Describe the worker.
+
+        Returns:
+            dict: ``transports`` of libucp, and ``peers``: each one's number with ``alive`` or ``lost``.
+        """
         return {
             "transports": self.context.transports(),
             "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in self._peers.items()},
@@ -301,7 +383,15 @@ def _at_exit() -> None:
 
 
 def connect_all(worker: Worker, comm: Any) -> list[Endpoint]:
-    """Endpoints to all ranks of a communicator, this one among them; collective, and connected when it returns."""
+    """Connect with all ranks of a communicator; collective.
+
+    Args:
+        worker: This rank's.
+        comm: A :class:`~ucc_hetero.Communicator`, or one of mpi4py's.
+
+    Returns:
+        list[Endpoint]: One for each rank, this one among them; connected when it returns.
+    """
     mpi = getattr(comm, "mpi", comm)
     peers = [worker.connect(address) for address in mpi.allgather(worker.address)]
     mpi.Barrier()

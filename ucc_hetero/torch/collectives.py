@@ -171,7 +171,7 @@ class Collectives(Dispatch):
         return self._gather_one(output, input, opts, key)
 
     def _inside(self, input: Any, output: Any) -> bool:
-        """Whether an input is this rank's part of the output."""
+        """True if an input is this rank's part of the output."""
         at = self._place[0] * input.numel() * input.element_size()
         return bool(input.data_ptr() == output.data_ptr() + at)
 

@@ -1,4 +1,5 @@
-"""From a torch call to a started call of ours: on which communicator, as part of which stream, who waits for it."""
+"""From a torch call to a started call of ours: on which communicator, as part of which stream, and what waits for
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Short
 from ..calls.message import TAG_MASK, Letter
-from ..calls.stream_launch import Captured
+from ..calls.request import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
@@ -38,7 +39,7 @@ _MOMENT = 20e-6
 _MANY = 64
 
 
-#: (outgoing, from anyone) -> the dispatcher's name of a message.
+#: (outgoing, from any source) -> the dispatcher's name of a message.
 _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
 
 
@@ -62,8 +63,8 @@ class Dispatch:
 
     #: Posted and not yet collected, in order; keeps their tensors alive.
     in_flight: dict[Work, None]
-    #: Whether a stream was ever left to wait for a message by itself, how many operations of this process had failed
-    #: when somebody looked last, and why such a stream had to go on without its data.
+    #: True once a stream was left to wait for a message by itself; how many operations of this process had failed at
+    #: the last look; and why such a stream had to go on without its data.
     streams_wait = False
     _failures = 0
     _unfit: Exception | None = None
@@ -89,7 +90,7 @@ class Dispatch:
         self._posted = 0
         self._batch = _Batch()
         self.in_flight = {}
-        #: Work of calls that nobody waits for: they have ended, or were left to the stream of whoever would wait.
+        #: Work of calls without a waiter: they have ended, or were left to their caller's stream.
         self.left = Work(self, [])
 
     def rank(self) -> int:
@@ -234,7 +235,7 @@ class Dispatch:
             self._batch.recorded = False
 
     def _noted(self, work: Work) -> Work:
-        """A call that was made, also for whoever collects this thread's calls."""
+        """Register a call that was made, also with the batch that collects this thread's calls."""
         if self._batch.works is not None:
             self._batch.works.append(work)
         return work
@@ -407,7 +408,7 @@ class Dispatch:
         return Work(self, outputs)
 
     def callbacks(self, at: int) -> InOrder:
-        """Thread that runs the callbacks of a level; of a group that has ended, whoever attaches them."""
+        """Thread that runs the callbacks of a level; of a group that has ended, the thread that attaches them."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
@@ -417,7 +418,7 @@ class Dispatch:
             return found
 
     def broke(self, error: Exception) -> None:
-        """A call failed whose result is in use already: no more calls are made, and whoever waits is told."""
+        """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
         self._unfit = self._unfit or error
         run = self._comms[0].run
         if not run.broken:
@@ -447,8 +448,8 @@ class Dispatch:
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
         if self.streams_wait:
             self.check_data()
-        # Calls that nobody waits for hold memory until somebody looks: at the oldest, and now and then at all.
-        # Work after them is no part of a graph that is being captured.
+        # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
+        # then. Work after them is no part of a graph that is being captured.
         while (oldest := _first(self.in_flight)) is not None:
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
@@ -458,7 +459,7 @@ class Dispatch:
 
 
 def _plain_at(tensor: Any, beside: Any) -> bool:
-    """Whether the engine can take the memory of two tensors of a known type on one device; the first may be None."""
+    """True if the engine can take the memory of two tensors of a known type on one device; the first may be None."""
     if tensor is not None:
         if tensor.get_device() != beside.get_device() or tensor.layout is not torch.strided:
             return False

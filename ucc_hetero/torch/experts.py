@@ -82,7 +82,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class _Everyone:
-    """The way of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row that is nobody's."""
+    """The way of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row that is no token's."""
 
     group: Any
 
@@ -498,11 +498,11 @@ def _facts(x: Any, weights: Any = None, top_k: int = 0, experts: int = 0, most: 
 def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
     """Tokens ``[T + 1, H]``, of which the last is 0, in the rows of ``count`` experts that ``choices`` ``[T, K]`` name.
 
-    Choices outside of 0 to ``count - 1`` are others'. Returns ``[count, T, H]``, how many each has, and where each
-    choice lies in these rows, -1 for others'.
+    Choices outside of 0 to ``count - 1`` are other ranks'. Returns ``[count, T, H]``, how many each has, and where each
+    choice lies in these rows, -1 for other ranks'.
     """
     total, device = len(choices), choices.device
-    mine = torch.where((choices >= 0) & (choices < count), choices, count)  # the last is nobody's
+    mine = torch.where((choices >= 0) & (choices < count), choices, count)  # the last is no expert's
     chosen = torch.zeros((total, count + 1), dtype=torch.bool, device=device).scatter_(1, mine, True)
     place = chosen.cumsum(0) - 1
     source = place.new_full((total + 1, count), total)
@@ -519,7 +519,7 @@ def _outside(idx: Any, experts: int) -> Any:
 
 
 def _visible(tensor: Any) -> bool:
-    """Whether the host sees a tensor's elements without waiting."""
+    """True if the host sees a tensor's elements without waiting."""
     return bool(tensor.is_cpu)
 
 

@@ -69,11 +69,11 @@ class Fabric:
         self._lock = threading.Lock()
 
     def reaches(self, peer: int) -> bool:
-        """Whether a rank of the group shares the fabric."""
+        """True if a rank of the group shares the fabric."""
         return peer in self._places
 
     def carries(self, peer: int, tag: int) -> bool:
-        """Whether messages with a rank and a tag go this way; both sides then say so. ``ValueError`` for any tag."""
+        """True if messages with a rank and a tag go this way; it is so on both sides. ``ValueError`` for any tag."""
         if peer in self._places and tag < 0:
             raise ValueError(
                 f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
@@ -96,7 +96,7 @@ class Fabric:
 
     def _backend(self, peer: int, outgoing: bool) -> Any:
         places = (self._rank, peer) if outgoing else (peer, self._rank)
-        # A copy: whoever waits for a key keeps all others from the store.
+        # A copy: a thread that waits for a key keeps other threads from the store.
         store = dist.PrefixStore(f"ucch/fabric/{places[0]}/{places[1]}", self._store.clone())
         return self._make(store, int(not outgoing), places, self._seconds)
 
@@ -138,7 +138,7 @@ class _Way:
             else:
                 message.mark()
                 self._waiting.append(message)
-            self._last = message  # not one that could not be begun: nobody would see it end
+            self._last = message  # not one that could not be begun: its end would not be seen
             if self._thread is None:
                 self._thread = threading.Thread(target=self._connect, name="ucch-fabric", daemon=True)
                 self._thread.start()
@@ -163,7 +163,7 @@ class _Way:
                 each.fail(self._failure)
 
     def is_drained(self, until: float) -> bool:
-        """Whether this way is there and the last message has gone, by then."""
+        """True if this way is there and the last message has gone, by then."""
         if self._thread is not None:
             self._thread.join(max(until - time.monotonic(), 0.0))
         last = self._last
@@ -180,7 +180,7 @@ class _Way:
 
 @uncompiled
 class InFabric(Work):
-    """A message by the vendor's own backend: whoever waits for it lets a stream wait, as with that backend."""
+    """A message by the vendor's own backend: its ``wait`` makes the current stream wait, as with that backend."""
 
     _work: Any = None
     _posted: Any = None
@@ -246,7 +246,7 @@ class InFabric(Work):
         return self._told()
 
     def is_completed(self) -> bool:
-        """Whether the message is there, or has failed."""
+        """True if the message is there, or has failed."""
         if not self._done and self._begun.is_set():
             self._done = self._error is not None or self._is_there()
         return self._done

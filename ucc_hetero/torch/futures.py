@@ -1,4 +1,4 @@
-"""Futures of asynchronous calls: who completes them, and in which order their callbacks run.
+"""Futures of asynchronous calls: which thread completes them, and in which order their callbacks run.
 
 A callback may itself communicate, and wait for it (PowerSGD does). It must therefore never run in the thread that
 completes futures, and what it posts must be posted in the same order on every rank, although futures complete at
@@ -158,7 +158,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                     result = callback(self)
                 except Exception as failure:
                     out.set_exception(failure)
-                except BaseException as failure:  # SystemExit, in a thread: whoever waits must not wait for ever
+                except BaseException as failure:  # SystemExit, in a thread: a waiter must not wait for ever
                     out.set_exception(RuntimeError(f"a callback ended with {failure!r}"))
                 else:
                     out.set_result(result)
@@ -171,7 +171,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         return out
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call ``callback(self)`` when there is a result; what it raises is logged, as nobody can wait for it."""
+        """Call ``callback(self)`` when there is a result; its exceptions are logged."""
 
         def told(each: Any) -> None:
             try:
@@ -189,10 +189,10 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
 
 class _Completer:
-    """The thread that completes the futures of calls that nobody waits for.
+    """The thread that completes the futures of calls that no thread waits for.
 
     It sleeps until the engine's doorbell rings: for the end of a call that it listens to, for a new one, for the end of
-    all. Progress is made by the engine's own thread, or by whoever waits for something in it.
+    all. Progress is made by the engine's own thread, or by a thread that waits in it.
     """
 
     def __init__(self) -> None:

@@ -173,7 +173,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     @property
     def usable(self) -> bool:
-        """Whether the group has been neither destroyed nor aborted."""
+        """True if the group has been neither destroyed nor aborted."""
         return not (self._closed or self._aborted)
 
     @property

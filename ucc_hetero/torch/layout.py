@@ -18,7 +18,7 @@ _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, nam
 
 
 def plain(tensor: Any) -> bool:
-    """Whether the engine can take the tensor's own memory."""
+    """True if the engine can take the tensor's own memory."""
     return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
 
 
@@ -101,7 +101,7 @@ def rooms(tensors: Sequence[Any]) -> tuple[Any, Finish]:
 
 
 def overlap(one: Any, other: Any) -> bool:
-    """Whether two contiguous tensors share memory."""
+    """True if two contiguous tensors share memory."""
     a, b = one.data_ptr(), other.data_ptr()
     its, others = one.numel() * one.element_size(), other.numel() * other.element_size()
     return bool(its and others and a < b + others and b < a + its)

@@ -36,7 +36,7 @@ class P2pBuffer:
 
     def __init__(self, buffers: P2pBuffers, key: Hashable, tensor: Any, module: Any) -> None:
         self._in, self.key, self.tensor, self.nbytes = buffers, key, tensor, nbytes_of(tensor)
-        #: Whether it is among those under way.
+        #: True if it is among those under way.
         self.counts = True
         #: The request of its last message, for one that begins as that did; not of a long one, which is made each time:
         #: it may hold pinned memory as long again.
@@ -48,7 +48,7 @@ class P2pBuffer:
         self._ready: Ready | None = None
 
     def is_free(self) -> bool:
-        """Whether no stream copies from it any more, so that nobody has to wait for that."""
+        """True if no stream copies from it any more."""
         if self._ready is not None:
             if not self._copied.query():
                 return False
@@ -71,7 +71,7 @@ class P2pBuffer:
             if here is not poster:
                 here.wait_event(self._posted)
             target.detach().copy_(self.tensor)
-            if here is not self._stream:  # if the group ends now, nobody is given this memory before that is done
+            if here is not self._stream:  # if the group ends now, the memory is not reused before that is done
                 self.tensor.record_stream(here)
                 self._stream = here
             if finish is not None:
@@ -84,7 +84,7 @@ class P2pBuffer:
         return deliver
 
     def over(self, *, again: bool) -> None:
-        """Its message has ended; ``again``: well, so that it serves others."""
+        """Its message has ended; ``again``: well, so that it serves the next one."""
         self._in.settle(self)
         if again:
             if self.nbytes > _SHORT:
@@ -96,7 +96,7 @@ class P2pBuffers:
     """The buffers of one group's messages on one device."""
 
     def __init__(self, device: Any) -> None:
-        #: Nothing ever runs in it: memory allocated for it is in nobody's use.
+        #: Nothing ever runs in it: memory allocated for it is not in use.
         self._module = module(device)
         self._quiet = self._module.Stream(device)
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The default group made anew of the ranks that live, after others have died."""
+"""The default group made anew of the ranks that live, after deaths."""
 
 from __future__ import annotations
 

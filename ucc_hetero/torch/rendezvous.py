@@ -25,7 +25,7 @@ _ours: set[str] = set()
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process is a rank of an MPI job."""
+    """True if this process is a rank of an MPI job."""
     return any(name in os.environ for name in launchers.MPI["RANK"])
 
 
@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
-    """Wait until all ranks of a group have chosen this backend: the others would wait in another one.
+    """Wait until all ranks of a group have chosen this backend: those with another backend would wait there.
 
     Args:
         store: the group's own part of torch's store.

@@ -43,7 +43,7 @@ class Drift:
 
     @property
     def equal(self) -> bool:
-        """Whether all replicas are the same, to the last bit."""
+        """True if all replicas are the same, to the last bit."""
         return len(set(self.checksums)) == 1
 
 

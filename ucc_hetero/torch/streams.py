@@ -61,7 +61,7 @@ def current_handle(device: Any) -> int:
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """The current stream works on a call's memory: nobody else is given that memory before it is done.
+    """The current stream works on a call's memory: torch does not reuse that memory before it is done.
 
     Returns when it is done, None for memory of the host.
     """
@@ -70,7 +70,7 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
 
 
 def kept_for_current(memory: Sequence[Any]) -> Any:
-    """As :func:`used_in_current`, where nobody asks when it is done; returns the stream."""
+    """As :func:`used_in_current`, without an event to ask when it is done; returns the stream."""
     stream = None
     for tensor in _tensors(memory):
         if not tensor.is_cpu:
@@ -106,10 +106,10 @@ def within(device: Any, stream: Any) -> Iterator[None]:
 class Ready:
     """Moment when the results of a call are there: the stream that the call was made a part of has got this far.
 
-    ``marked``: by an event, recorded now. Without one whoever waits in another stream waits for all that is in this one
-    by then; where the caller waits at once, in this very stream, that is nothing, and an event would be wasted.
-    ``events``: of the stream's device, free to be recorded again; None where more than the call comes before the event.
-    ``event``: one that is recorded already, by a caller who says when it has :meth:`passed` before the next time.
+    ``marked``: by an event, recorded now. Without one another stream waits for all that is in this one by then; where
+    the caller waits at once, in this very stream, that is nothing, and an event would be wasted. ``events``: of the
+    stream's device, free to be recorded again; None where more than the call comes before the event. ``event``: one
+    that is recorded already, by a caller who says when it has :meth:`passed` before the next time.
     """
 
     _over = False
@@ -145,11 +145,11 @@ class Ready:
                 here.wait_event(event)
 
     def query(self) -> bool:
-        """Whether the results are there."""
+        """True if the results are there."""
         return self._over or bool((self._event or self._stream).query())
 
     def over(self) -> None:
-        """The host has seen the call end: nobody needs the event any more. No driver is asked, as a stream may be
+        """The host has seen the call end: the event is needed no more. No driver is asked, as a stream may be
         captured."""
         if self._events is not None:
             event, self._event, self._over = self._event, None, True
@@ -161,7 +161,7 @@ class Ready:
         self._over, self._event = True, None
 
     def publish(self, future: Future, outputs: list[Any]) -> None:
-        """Set a future's result now: whoever takes it gets a stream that waits for the event."""
+        """Set a future's result now: a thread that takes it gets a stream that waits for the event."""
         with module(self._stream.device).stream(self._stream):
             future.set_result(outputs)
 
@@ -171,7 +171,7 @@ Entered: TypeAlias = tuple[Any, int]
 
 
 def captures() -> bool:
-    """Whether the calling thread's current stream of any device is being captured in a graph."""
+    """True if the calling thread's current stream of any device is being captured in a graph."""
     return any(module.is_current_stream_capturing() for _, module in started())
 
 

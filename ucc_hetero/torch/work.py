@@ -73,7 +73,7 @@ class Source:
         """The length: of no interest here."""
 
     def Set_cancelled(self, cancelled: bool) -> None:
-        """Whether it was cancelled: of no interest here."""
+        """As :meth:`mpi4py.MPI.Status.Set_cancelled`; does nothing."""
 
 
 @uncompiled
@@ -95,7 +95,7 @@ class Work(dist.Work):
     _waited = False
     _published = False
     _done = True
-    #: Whether it is a collective, which barriers wait for, and no message.
+    #: True for a collective, which barriers wait for; False for a message.
     collective = False
 
     def __init__(
@@ -119,7 +119,7 @@ class Work(dist.Work):
 
     @property
     def leaves_work(self) -> bool:
-        """Whether something is to be done once it has ended."""
+        """True if results must still be copied or converted once it has ended."""
         return self._finish is not None
 
     def _collect(self) -> None:
@@ -149,10 +149,10 @@ class Work(dist.Work):
         """Do what is left to do once the data is there."""
         assert self._finish is not None
         self._finish()
-        self._ready = used_in_current([self._keep, *self._outputs])  # whoever waits may use another stream
+        self._ready = used_in_current([self._keep, *self._outputs])  # the waiting thread may use another stream
 
     def is_over(self) -> bool:
-        """Whether the call has ended, and then take its results; without making progress."""
+        """True if the call has ended, after taking its results; without making progress."""
         requests = self._requests
         if len(requests) == 1 and requests[0].lasting:
             if _peek(requests[0]._op):
@@ -171,7 +171,7 @@ class Work(dist.Work):
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
-        """Give the call a moment, in which short ones finish; the progress thread goes on with others."""
+        """Give the call a moment, in which short ones finish; the progress thread goes on with longer ones."""
         for each in self.pending():
             if not lib.ucch_wait(each.op, seconds):
                 lib.ucch_progress_thread(1)
@@ -179,14 +179,15 @@ class Work(dist.Work):
         self._collect()
 
     def advance(self) -> None:
-        """Do what only a caller's thread can do of a call that nobody waits for; in its current stream."""
+        """From the caller's thread: queue the copy-out of a receive that has not been waited for, in its current
+        stream."""
 
     def let_go(self) -> None:
         """Let streams go on that wait for the call: the group has been aborted."""
 
     def listen(self) -> None:
         """Let the doorbell ring (:mod:`.futures`) when a request of the call ends."""
-        with self._lock:  # nobody collects meanwhile
+        with self._lock:  # no other thread collects meanwhile
             for request in self.unfinished():
                 lib.ucch_listen(request._op)
 
@@ -240,7 +241,7 @@ class Work(dist.Work):
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
     def is_completed(self) -> bool:
-        """Whether the call has finished, well or not; makes some progress."""
+        """True if the call has finished, well or not; makes some progress."""
         if not self._done and all(lib.ucch_test(each.op) for each in self.pending()):
             self._collect()
         if self._ready is None or self._error is not None:
@@ -248,7 +249,7 @@ class Work(dist.Work):
         return bool(self._ready.query())  # the stream knows first; the host may not have looked yet
 
     def is_success(self) -> bool:
-        """Whether the call has finished well."""
+        """True if the call has finished well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
@@ -338,12 +339,12 @@ class Buffered(Work):
                 self._failed(self._error)
 
     def _failed(self, error: Exception) -> None:
-        """Have it noted that the message failed, where nobody may ever ask."""
+        """Note that the message failed, in the group, as it may never be waited for."""
 
 
 @uncompiled
 class Sent(Buffered):
-    """A message whose data has been copied: the tensor is free, and waiting for the message is nobody's business."""
+    """A message whose data has been copied: the tensor is free, and no caller waits for the message."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once; raises an error that is known by now."""
@@ -360,7 +361,7 @@ class Sent(Buffered):
 
 @uncompiled
 class Received(Buffered):
-    """A message to a buffer of ours: whoever waits for it lets a stream wait, and the host does not.
+    """A message to a buffer of ours: its ``wait`` makes the current stream wait, and not the host.
 
     Where that cannot be before the message has come (:meth:`.p2p.Messages.take`), the host waits for that much.
     """
@@ -376,7 +377,7 @@ class Received(Buffered):
         finish: Finish,
         peer: int = -1,
     ) -> None:
-        """``peer``: whom it is from; negative: from anyone."""
+        """``peer``: its source; negative: any source."""
         super().__init__(group, outputs, request, buffer, finish, Source() if peer < 0 else None)
         self._peer = peer
 
@@ -435,7 +436,7 @@ class Received(Buffered):
             lib.ucch_op_deadline(each.op, _AT_ONCE)
 
     def is_completed(self) -> bool:
-        """Whether the message is there; makes some progress."""
+        """True if the message is there; makes some progress."""
         with beside(self.devices):
             self.advance()
         return super().is_completed()
@@ -446,13 +447,13 @@ class Received(Buffered):
         self._await(0.0)
 
     def _failed(self, error: Exception) -> None:
-        if self._taken:  # whoever waited for it has gone on with what is no data
+        if self._taken:  # a stream that waited for it has gone on without its data
             self._group.broke(error)
 
 
 @uncompiled
 class InLane(Work):
-    """A message that the streams of both ranks hand each other: whoever waits for it lets a stream wait.
+    """A message that the streams of both ranks hand each other: its ``wait`` makes the current stream wait.
 
     A tensor is its send's until that was waited for, as with NCCL. There is no request: that would cost as much again.
     """
@@ -507,7 +508,7 @@ class InLane(Work):
                     self._error = failure
             self._letter, self._finish, self._done = None, None, True
         self._group.in_flight.pop(self, None)
-        if self._error is not None and self._followed:  # whoever waited for it has gone on with what is no data
+        if self._error is not None and self._followed:  # a stream has gone on without its data
             self._group.broke(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -583,7 +584,7 @@ class Works(Work):
             self._done = True
 
     def is_over(self) -> bool:
-        """Whether all calls have ended, and then take their results; without making progress."""
+        """True if all calls have ended, after taking their results; without making progress."""
         if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
@@ -603,7 +604,7 @@ class Works(Work):
         return [each for part in self._parts for each in part.pending()]
 
     def is_completed(self) -> bool:
-        """Whether all have finished, well or not."""
+        """True if all have finished, well or not."""
         if all(part.is_completed() for part in self._parts):
             self._collect()
             return True
@@ -627,7 +628,7 @@ class Works(Work):
         return self._told()
 
     def publish(self, failure: Exception | None = None) -> None:
-        """Set the result of the future; whoever takes it gets a stream that waits for every part."""
+        """Set the result of the future; a thread that takes it gets a stream that waits for every part."""
         for part in self._parts:
             if part._ready is not None:
                 part._ready.order()

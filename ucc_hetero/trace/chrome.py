@@ -97,10 +97,10 @@ def parse_part(lines: Iterable[str], events: bytes) -> Recording:
 def clock_offsets(
     sent: Sequence[Sequence[int]], done: Sequence[Sequence[int]], clocks: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(offset to clock 0, uncertainty) in ns for each clock, from rounds in which everybody told everybody the time.
+    """(offset to clock 0, uncertainty) in ns for each clock, from rounds in which all ranks told each other the time.
 
-    ``sent[r][k]``: when rank r told it in round k, ``done[r][k]``: when it had heard everybody; both on rank r's clock,
-    which is number ``clocks[r]``. Nobody can have heard of what was not yet told, so each round bounds the offset of
+    ``sent[r][k]``: when rank r told it in round k, ``done[r][k]``: when it had heard all ranks; both on rank r's clock,
+    which is number ``clocks[r]``. No rank can have heard a time before it was told, so each round bounds the offset of
     every clock from both sides; the tightest bounds of all rounds hold (Duda et al., Estimating Global Time in
     Distributed Systems, 1987).
     """

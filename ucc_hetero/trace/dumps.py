@@ -45,7 +45,7 @@ class Comm(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Dump:
     """Recording of one rank. ``lost``: operations that the ring no longer has; ``now``, ``wall``: ns when it was
-    written, on the rank's own clock and on everybody's."""
+    written, on the rank's own clock and as the time of day."""
 
     rank: int
     job: str

@@ -138,7 +138,7 @@ def begin(rank: int, job: str, vendor: str) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove files of failures long ago: nobody else does in a temporary folder."""
+    """Remove files of failures long ago from the temporary folder."""
     for path in folder.glob("*.flight"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -169,8 +169,13 @@ def forget(number: int) -> None:
 def dump(path: str | os.PathLike[str] | None = None) -> Path | None:
     """Write the last operations of this process, and the stacks of its Python threads, to a file.
 
-    The file is ``path``, or else the one in the folder ``UCCH_FLIGHT`` to which failures are written. Returns it; None
-    where nothing was written, as this process has no communicator yet. ``ucch-doctor hang`` reads the files of a job.
+    ``ucch-doctor hang`` reads the files of a job.
+
+    Args:
+        path: The file; in the folder ``UCCH_FLIGHT``, where failures are written, by default.
+
+    Returns:
+        Path | None: The file; None if nothing was written, as this process has no communicator yet.
     """
     if _recorder is None:
         return None

@@ -109,7 +109,7 @@ def parts_of(trace: Path, rank: int) -> tuple[Path, Path]:
 
 
 def recording() -> bool:
-    """Whether this process records."""
+    """True if this process records."""
     return _recorder is not None
 
 

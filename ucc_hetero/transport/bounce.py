@@ -17,7 +17,7 @@ from ..native.libraries import ffi, lib
 
 
 class _Pinned:
-    """Borrowed pinned memory, given back when nobody holds it any more."""
+    """Borrowed pinned memory, given back when the last reference is dropped."""
 
     def __init__(self, nbytes: int) -> None:
         with own_device():

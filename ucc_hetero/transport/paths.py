@@ -50,7 +50,7 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
 
 
 def _knows(one: Facts, *others: Facts) -> bool:
-    """Whether a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
+    """True if a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
     return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
 
 
@@ -95,14 +95,14 @@ class MessagePaths:
         self._spread = len({facts.host.memory for facts in everyone}) > 1
         self.forced: Transport | None = None
         self._late = everyone[rank].late
-        #: Whether what is wanted may change while nobody measures.
+        #: True if the answer of :meth:`wanted` may change without a measurement.
         self.change = self._late
 
     def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
-        """Whether a message of so many bytes with ``peer`` (negative: whoever it is) goes by way of the host.
+        """True if a message of so many bytes with ``peer`` (negative: any rank) goes by way of the host.
 
         ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
-        do them in a thread which must not wait for whoever launches kernels. So would it on one host, where that
+        do them in a thread which must not wait for a thread that launches kernels. So would it on one host, where that
         thread could not get past a kernel that is loaded while streams wait.
         """
         if self._late and streams_wait():
@@ -117,7 +117,7 @@ class MessagePaths:
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
     def undecided(self, peer: int, nbytes: int) -> bool:
-        """Whether neither a setting nor a measurement says how a message with a rank of another host goes."""
+        """True if neither a setting nor a measurement says how a message with a rank of another host goes."""
         if not self._free or self.forced or self._host(peer) == self._host(self._rank):
             return False
         measured = self._rules and self.either(self._rank, peer)
@@ -129,7 +129,7 @@ class MessagePaths:
         return (a, b), self._host(one) == self._host(other)
 
     def either(self, one: int, other: int) -> bool:
-        """Whether messages between two ranks could go either way; some of them lie on a device."""
+        """True if messages between two ranks could go either way; some of them lie on a device."""
         a, b = self._everyone[one], self._everyone[other]
         near = self._host(one) == self._host(other)
         if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
@@ -180,7 +180,7 @@ class Device:
         return self.runtime.memory_type
 
     def holds(self, buffers: Sequence[tuple[str, Buffer | None]]) -> bool:
-        """Whether the named buffers of a call lie on the device; every mistake about where they lie raises here.
+        """True if the named buffers of a call lie on the device; every mistake about where they lie raises here.
 
         All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
         would choose differently for each side.

@@ -61,7 +61,7 @@ class Channels:
         return f"{each}; {lib.ucch_channels_held(self.handle) / (1 << 20):.1f} MiB pinned"
 
     def discard(self, worker: Any, tag: int, mask: int) -> int:
-        """Throw away messages by lanes that have come, as nobody will receive them; those without a stream under such
+        """Throw away messages by lanes that have come and will not be received; those without a stream under such
         tags. A rank to which :meth:`reach` is needed first, or -1."""
         if self._lanes == ffi.NULL:
             return -1
@@ -69,7 +69,7 @@ class Channels:
         return int(lib.ucch_offers_discard(worker, self._lanes, tag, mask))
 
     def reach(self, rank: int, endpoint: Any) -> None:
-        """Have what tells a rank of this communicator that nobody receives its message."""
+        """Connect the lanes with a rank, so that it can be told that its message will not be received."""
         lib.ucch_lanes_reach(self._lanes, rank, len(self.carriers) + 1, endpoint)
 
     def close(self, timeout: float) -> None:
@@ -95,7 +95,7 @@ _open = [0]
 
 
 def streams_wait() -> bool:
-    """Whether streams of this process may wait for other ranks."""
+    """True if streams of this process may wait for other ranks."""
     return _open[0] > 0
 
 
@@ -111,7 +111,7 @@ def join(
 
     ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
     :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
-    slow, and nobody would know.
+    slow without a word.
     """
     places = _places(everyone)
     why = _needless(everyone)
@@ -183,21 +183,21 @@ def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
 
 
 def alone(topology: Topology) -> bool:
-    """Whether every rank is the only one of its island, so that no vendor's library has a part in calls."""
+    """True if every rank is the only one of its island, so that no vendor's library has a part in calls."""
     return all(island.size == 1 for island in topology.islands)
 
 
 def may_wait(runtime: DeviceRuntime | None, *, late: bool = False) -> bool:
-    """Whether this rank's streams may wait for those of others; ``late``: though it loads kernels at their first
-    launch, which waits for the device, and so for calls of others, while nothing else gets to the driver. It may where
-    nobody needs progress of ours meanwhile that calls it (:func:`alone`; PyTorch's calls of four ranks, two of either
-    vendor, stood still on an H100)."""
+    """True if this rank's streams may wait for those of other ranks; ``late``: though it loads kernels at their first
+    launch, which waits for the device, and so for calls of other ranks, while nothing else gets to the driver. It may
+    where no progress of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks,
+    two of either vendor, stood still on an H100)."""
     waits = runtime is not None and (runtime.eager or late) and _words(runtime)
     return bool(env.get("CHANNELS")) and waits
 
 
 def _words(runtime: DeviceRuntime) -> bool:
-    """Whether the device's streams can wait for any memory, or have kernels that do it for them."""
+    """True if the device's streams can wait for any memory, or have kernels that do it for them."""
     return runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
 
 

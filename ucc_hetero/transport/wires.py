@@ -21,8 +21,9 @@ from ..native.libraries import ffi, lib
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
-#: Wires over TCP where each of their threads can have two cores: 128 MiB between hosts took 19 ms with 4, 12 with 6.
-AMPLE = 6
+#: Wires over TCP at most, where each of their threads can have two cores: between two hosts an allreduce of 128 MiB
+#: took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links one way, 20 ms with 6 and 15 with 12.
+AMPLE = 12
 
 #: A range of a slot goes over TCP in one segment, its headers included: sent from where it lies, and copied once from
 #: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
@@ -45,7 +46,7 @@ def wanted(ranks_here: int, measured: int = 0) -> int:
 def count(carrier: str, cores: int, ranks_here: int) -> int:
     """Wires of each of so many ranks that share a host's cores: two threads each."""
     each = cores // max(ranks_here, 1)
-    most = AMPLE if carrier == "tcp" and each >= 4 * AMPLE else USUAL[carrier]
+    most = max(USUAL[carrier], min(AMPLE, each // 4)) if carrier == "tcp" else USUAL[carrier]
     return max(1, min(most, each // 2))
 
 

@@ -93,7 +93,7 @@ class Contract:
 def describe(settings: Any, caches: dict[str, Any]) -> tuple[Contract, list[Any], str]:
     """(the contract of a worker's caches, an array a layer in order, the axes of these).
 
-    :class:`ContractError` where the engine cannot take part, whoever the other side is.
+    :class:`ContractError` where the engine cannot take part with any other engine.
     """
     own: dict[int, tuple[str, Any]] = {}
     for name, cache in caches.items():

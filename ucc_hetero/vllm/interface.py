@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
         raise  # one that lacks something of its own
 
     class KVConnectorRole(enum.Enum):  # type: ignore[no-redef]
-        """Whether a connector is the scheduler's or a worker's."""
+        """The process that a connector is for: the scheduler's or a worker's."""
 
         SCHEDULER = 0
         WORKER = 1

@@ -19,7 +19,7 @@ from .settings import Settings
 _MOMENT = 0.25
 #: Seconds that a host may take to be called: one that is off does not answer, and requests wait for it.
 _CALL = 5.0
-#: Workers that are called at the same time: those that do not answer keep nobody from the others.
+#: Workers that are called at the same time: those that do not answer do not delay calls to the rest.
 _CALLERS = 64
 
 
@@ -43,7 +43,7 @@ def _usable(peer: AgentPeer) -> bool:
 
 
 class Links:
-    """All links of one worker. ``on(name, handler)``: who handles messages of a name, given (link, message)."""
+    """All links of one worker. ``on(name, handler)``: the handler of messages of a name, given (link, message)."""
 
     def __init__(self, settings: Settings, caches: dict[str, Any]) -> None:
         self.settings = settings
@@ -97,7 +97,7 @@ class Links:
 
     def reach(self, places: list[str], then: Callable[[list[Future[Link]]], None]) -> None:
         """Call ``then`` in another thread once all have been called: only one call of a place is under way, and none of
-        those who wait for it keeps a thread."""
+        waiters for it keeps a thread."""
         self._await([self.to(place) for place in places], then)
 
     def _await(self, calls: list[Future[Link]], then: Callable[[list[Future[Link]]], None]) -> None:
@@ -105,7 +105,7 @@ class Links:
         if left is not None:
             left.add_done_callback(lambda _: self._await(calls, then))
             return
-        with suppress(RuntimeError):  # nobody is called any more
+        with suppress(RuntimeError):  # closed: no worker is called any more
             self._callers.submit(then, calls)
 
     def _call(self, place: str) -> Link:

@@ -80,5 +80,5 @@ class SchedulerSide:
 
     @property
     def busy(self) -> bool:
-        """Whether steps have to go on without requests that run."""
+        """True if steps have to go on without requests that run."""
         return bool(self._offered or self._step.loads)

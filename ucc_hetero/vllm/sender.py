@@ -1,4 +1,5 @@
-"""A worker's sending half: blocks of finished requests go to who asks for them, and are kept no longer than that."""
+"""A worker's sending half: blocks of finished requests go to the workers that ask for them, and are kept no longer than
+that."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class _Want:
     why: str = ""
 
     def poll(self) -> bool:
-        """Whether nothing of it is under way any more."""
+        """True if nothing of it is under way any more."""
         left = []
         for transfer in self.transfers:
             try:
@@ -47,7 +48,7 @@ class _Want:
 
 @dataclass
 class _Offer:
-    """A request's blocks, until when they are kept, and who has asked for them, and has them."""
+    """A request's blocks, until when they are kept, and which workers have asked for them and have them."""
 
     blocks: list[int]
     until: float
@@ -70,7 +71,7 @@ class Sender:
         links.each_moment(self._expire)
 
     def offer(self, request: str, blocks: list[int]) -> None:
-        """Keep blocks for who asks for them."""
+        """Keep blocks for the workers that will ask for them."""
         with self._lock:
             offer = self._offers[request] = _Offer(blocks, time.monotonic() + self._settings.lease)
             for want in self._early.pop(request, []):
@@ -127,7 +128,7 @@ class Sender:
             link.peer.send({"op": "ended", "request": request})
 
     def ended(self) -> set[str]:
-        """Requests whose blocks are needed no more: sent to all who were to ask, or given up."""
+        """Requests whose blocks are needed no more: sent to all workers that were to ask, or given up."""
         out = set()
         with self._lock:
             for request, offer in self._offers.items():
@@ -159,7 +160,7 @@ class Sender:
         if offer.wants:
             return False
         if now > offer.until:
-            log("net").warning("request %s: nobody, or not all, asked for its blocks in time", request)
+            log("net").warning("request %s: not all decode workers asked for its blocks in time", request)
             return True
         gone = any(not want.link.peer.alive for want in offer.ended)  # and the others of its engine with it
         return gone or (bool(offer.ended) and len(offer.ended) >= offer.ended[0].ranks)

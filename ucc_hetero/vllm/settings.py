@@ -26,7 +26,7 @@ _KNOWN: dict[str, Any] = {
 
 class Settings:
     """One engine's. ``address(rank)`` is where a worker listens; ``timeout`` and ``lease`` are seconds that a load may
-    take, and that blocks are kept for who wants them."""
+    take, and that blocks are kept for the engines that decode."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -51,7 +51,7 @@ class Settings:
         self.timeout, self.lease = float(self._extra["timeout"]), float(self._extra["lease"])
 
     def _host(self) -> str:
-        """The address by which others reach this engine, or its name; one that only receives is not called."""
+        """The address by which other engines reach this one, or its name; one that only receives is not called."""
         given = str(self._extra["host"] or "")
         if self.sends and given in ("", "0.0.0.0", "::"):
             found = [where for where, _ in nics.addresses()]
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def alone(self) -> str:
-        """Address of this host's own that the one that others are told is, or stands for; empty if it is another."""
+        """This host's own address that the published address is or stands for; empty if it is another host's."""
         try:
             found = socket.getaddrinfo(self.host, None)[0][4][0] if self.sends else ""
         except OSError:

@@ -42,7 +42,7 @@ int {p}DestroyProgram(void **program);
 
 
 def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> bool:
-    """Whether the device of this process does such steps itself; compiles and loads what does them at first use.
+    """True if the device of this process does such steps itself; compiles and loads the kernels at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
     datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_POST``, ``UCCH_LANE_COPY`` and
@@ -63,7 +63,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
 
 
 def all_ready(wanted: Iterable[tuple[int, int, int, int]]) -> bool:
-    """Whether all of these kernels are there; all are made, as whoever needs one is not to find out too late."""
+    """True if all of these kernels are there. Makes all of them now, so that none is found missing when it is
+    needed."""
     return min((ready(*each, insist=True) for each in wanted), default=True)
 
 

@@ -71,7 +71,7 @@ __device__ void tell(const ucch_moves &all, const ucch_move &m, unsigned k, unsi
 extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
     __shared__ counted now;
     const bool first = blockIdx.x == 0 && threadIdx.x == 0;
-    /* Beside what others count, so that nobody waits for either. */
+    /* Beside what other threads count, so that neither waits for the other. */
     if (all.replays && blockIdx.x == 0 && threadIdx.x == blockDim.x - 1) enter(all);
     const unsigned kernels = all.replays ? GET(&all.counts->ended) + 1 : 0;
     count(all, now);

@@ -6,7 +6,7 @@
 #include "layout.h"
 #include "words.cuh"
 
-/* Whether a word has reached a number; not where the lane carries nothing any more. */
+/* True if a word has reached a number; false if the lane carries nothing any more. */
 __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0) {
         if (GET(stop)) return false;

@@ -91,7 +91,7 @@ class Down:
         return stages(*[stage for of in reversed(self.stages) for stage in of])
 
     def brought(self, rank: int, block: Block) -> bool:
-        """Whether a block is of what a rank has brought itself, not of what has come to it."""
+        """True if a block is of the rank's own data, and not received from another rank."""
         mine = self.shape.own(rank)
         return mine.offset <= block.offset < mine.offset + mine.count
 

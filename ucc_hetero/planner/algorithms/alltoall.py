@@ -40,7 +40,7 @@ def suits(case: Case, level: int) -> int:
 
 
 def _suits(case: Case) -> int:
-    """Rails are the better the fewer and the longer the messages are: others had better go through leaders.
+    """Rails are the better the fewer and the longer the messages are; many short ones should go through leaders.
 
     ``nbytes`` is what all ranks send to one.
     """
@@ -86,7 +86,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def regular(topology: Topology) -> bool:
-    """Whether islands are equally large and hold consecutive ranks, so that bundles lie ready in ``send``."""
+    """True if islands are equally large and hold consecutive ranks, so that bundles lie ready in ``send``."""
     islands = topology.islands
     sizes = {island.size for island in islands}
     return len(sizes) == 1 and all(i.ranks[-1] - i.ranks[0] == i.size - 1 for i in islands)

@@ -1,4 +1,4 @@
-"""bcast: the root's ``send`` comes to everybody else's ``recv``."""
+"""bcast: all other ranks receive the root's ``send`` in their ``recv``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Inside the root's island, then each of its ranks sends its segments over its rail, then allgather elsewhere.
 
     Stages: 3, and 2 for each further level. Every other island receives the data over the bridge once, each rank its
-    part of it; each rank of an island of s ranks sends 1/s of the data to s-1 others.
+    part of it; each rank of an island of s ranks sends 1/s of the data to the s-1 other ranks.
     """
 
     def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
@@ -58,7 +58,7 @@ Cross = Callable[[tuple[int, ...], int, Region, Region], list[list[Step]]]
 
 
 def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops: Callable[[int], int]) -> Stages:
-    """Inside the root's island, by ``cross`` over the rails of every group that holds it, and inside all others.
+    """Inside the root's island, by ``cross`` over the rails of every group that holds it, and inside all other islands.
 
     ``hops``: how many stages that takes between so many groups.
     """

@@ -21,7 +21,14 @@ class Aside(list[Step]):
 
 
 def stages(*parts: Iterable[Step]) -> Stages:
-    """Stages in order."""
+    """Join lists of steps to an algorithm's result.
+
+    Args:
+        parts: The steps of each stage, in order. Steps of one stage run side by side.
+
+    Returns:
+        Stages: A rank begins a stage when its steps of the one before have ended.
+    """
     return tuple([Stage(tuple(part), isinstance(part, Aside)) for part in parts])
 
 
@@ -40,12 +47,35 @@ def step(
     dst: Iterable[Operand],
     root: int = -1,
 ) -> Step:
-    """A collective step over the link that its ranks need."""
+    """Make a collective step over the link that its ranks need.
+
+    Args:
+        topology: Of the communicator.
+        kind: ``reduce``, ``bcast``, ``allgather`` or another kind of step.
+        ranks: The ranks that take part.
+        src: What each of them sends: an operand per rank, None for none.
+        dst: Where each of them receives, likewise.
+        root: Place of the root in ``ranks``, for steps that have one.
+
+    Returns:
+        Step: The step.
+    """
     return Step(kind, tuple(ranks), link(topology, ranks), tuple(src), tuple(dst), root)
 
 
 def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Region) -> list[Step]:
-    """One message, or none if it is empty."""
+    """Make a message.
+
+    Args:
+        topology: Of the communicator.
+        sender: The sending rank.
+        receiver: The receiving rank.
+        src: A region of the sender's buffers.
+        dst: A region of the receiver's buffers, as long.
+
+    Returns:
+        list[Step]: The message, or nothing if it is empty.
+    """
     if not src.count:
         return []
     islands = topology.island_of
@@ -54,7 +84,16 @@ def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Re
 
 
 def copy(rank: int, src: Region, dst: Region) -> list[Step]:
-    """One local copy, or none if it is empty."""
+    """Make a local copy.
+
+    Args:
+        rank: The rank that copies.
+        src: A region of its buffers.
+        dst: Another one, as long.
+
+    Returns:
+        list[Step]: The copy, or nothing if it is empty.
+    """
     return [Step("copy", (rank,), "local", (src,), (dst,))] if src.count else []
 
 
@@ -71,6 +110,7 @@ def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
 
 
 def region(buffer: str, block: Block) -> Region:
+    """A block of ``send``, ``recv`` or ``tmp``."""
     return Region(buffer, block.offset, block.count)
 
 
@@ -96,7 +136,7 @@ def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
 
 
 def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that everybody but the root has."""
+    """An operand that all ranks but the root have."""
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 

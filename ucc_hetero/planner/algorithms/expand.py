@@ -1,8 +1,8 @@
 """Collectives among few ranks, spelled out as messages between them and what each does with what it gets.
 
 Streams of devices do messages without a host, and no collective of a library's across vendors. Every byte goes straight
-to whoever wants it. One owner reduces each share, or all sum in the order of the ranks, so that replicas are equal to
-the last bit. What vendors' libraries lack inside an island is put together of what they have.
+to the rank that needs it. One owner reduces each share, or all sum in the order of the ranks, so that replicas are
+equal to the last bit. What vendors' libraries lack inside an island is put together of what they have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _part(region: Region, at: int, count: int) -> Region:
 
 
 class _Pen:
-    """Writes the stages that one step becomes. ``only`` is the rank whose plan it is, None for everybody's."""
+    """Writes the stages that one step becomes. ``only`` is the rank whose plan it is, None for those of all ranks."""
 
     def __init__(self, step: Step, take: _Take, only: int | None) -> None:
         self.step, self._take, self._only = step, take, only
@@ -43,12 +43,12 @@ class _Pen:
         return regions(self.step.dst[i])[k]
 
     def wants(self, i: int) -> bool:
-        """Whether member ``i`` is one whose steps are wanted."""
+        """True if the steps of member ``i`` are wanted."""
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
         """Bring ``src`` of member ``i`` to ``dst`` of member ``j``. Each is asked for if its member's steps are wanted:
-        what a plan for one rank says of the others is of no account."""
+        a plan for one rank need not be right for the other ranks."""
         if not (self.wants(i) or self.wants(j)):
             return
         there = dst() if self.wants(j) else None
@@ -66,11 +66,12 @@ class _Pen:
             steps.append(Step("message", (one, other), self.step.link, (here, None), (None, there)))
 
     def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
-        """Member ``i`` gets the reduction of everybody's ``part(j)`` in ``into``: what comes, its own, then the sums.
+        """Member ``i`` gets the reduction of all members' ``part(j)`` in ``into``: first messages, then its own part,
+        then the sums.
 
-        Its own only once the others are served: ``into`` may lie over what they get.
+        Its own only once the other members are served: ``into`` may lie over what they get.
         """
-        others = [(i - distance) % self.n for distance in range(1, self.n)]  # from somebody else than its neighbours
+        others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all from one member
         spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):
             self.move(0, j, i, partial(part, j), lambda k=k: spare[k])  # type: ignore[misc]
@@ -95,7 +96,7 @@ class _Pen:
 
 
 def _whole(pen: _Pen, count: int) -> None:
-    """Allreduce in one exchange: each gets all of the others' operands, and sums in the order of the ranks."""
+    """Allreduce in one exchange: each rank gets the operands of all other ranks, and sums in the order of the ranks."""
     n = pen.n
     for i in range(n):
         theirs = {j: pen.spare(i, count) for j in range(n) if j != i} if pen.wants(i) else {}
@@ -177,7 +178,7 @@ def _reductions(step: Step) -> list[Step]:
 
 
 def _unequal(step: Step) -> bool:
-    """Whether a step is a reduce_scatter among several, of shares that do not all have one length and touch."""
+    """True if a step is a reduce_scatter among several ranks, of shares that differ in length or do not touch."""
     equal = all(isinstance(side, Blocks) and side.stride == side.count for side in step.src)
     return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
 

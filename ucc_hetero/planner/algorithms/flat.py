@@ -56,7 +56,7 @@ def _one_block(shape: Shape, piece: Piece, kind: str) -> tuple[list[Operand], li
 
 
 def _carries(shape: Shape, piece: Piece) -> bool:
-    """Whether this fragment is needed.
+    """True if this fragment is needed.
 
     Uneven calls in one piece always are: a rank of a non-blocking one knows only its own counts, and must take part
     even when it has nothing.

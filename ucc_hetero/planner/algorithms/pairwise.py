@@ -25,8 +25,8 @@ def pairwise(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Every block goes straight from the rank that has it to the rank that wants it.
 
     Stages: 1. Every byte crosses the bridge once, by its own rank's link, and both ends of a message know its length
-    without the others' counts: so it serves non-blocking calls, which cannot ask for them. P - 1 messages at the root,
-    up to P - 1 each way at every rank of an alltoallv.
+    without the other ranks' counts: so it serves non-blocking calls, which cannot ask for them. P - 1 messages at the
+    root, up to P - 1 each way at every rank of an alltoallv.
     """
     shape = Shape(call)
     out: list[Step] = []

@@ -60,7 +60,7 @@ def divide(topology: Topology, group: Members, count: int) -> Division:
 
 
 #: Rails that unlike divisions may always lead to, and for each rank of the smallest group; but never more for each rank
-#: of the largest. Beyond, cuts are moved onto a grid. Whoever is alone in its group is in all of them.
+#: of the largest. Beyond, cuts are moved onto a grid. A rank that is alone in its group is in all of them.
 ALWAYS_RAILS, MOST_RAILS = 64, 4
 
 
@@ -136,7 +136,8 @@ def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]
 
 
 def rounds(owned: Sequence[Sequence[Block]]) -> list[list[Block]]:
-    """Members' lists of blocks, one of each member per round; who has fewer brings nothing to the later rounds."""
+    """Members' lists of blocks, one of each member per round; a member with fewer blocks brings nothing to the later
+    rounds."""
     return [[blocks[i] if i < len(blocks) else Block(0, 0) for blocks in owned] for i in range(max(map(len, owned)))]
 
 
@@ -175,5 +176,5 @@ def alike(topology: Topology, shape: Shape, piece: Piece) -> list[list[Block]] |
 
 
 def one_each(owners: Sequence[int], blocks: Sequence[tuple[int, Block]]) -> bool:
-    """Whether a rail carries exactly one block of each group, so that one collective step moves them all."""
+    """True if a rail carries exactly one block of each group, so that one collective step moves them all."""
     return [index for index, _ in blocks] == list(range(len(owners)))

@@ -91,7 +91,8 @@ class _Rails:
                     self.before += copy(island.ranks[0], region("send", at), region("recv", at))
 
     def weights(self, part: Segment) -> list[Fraction]:
-        """Bandwidth of each owner's link for each element that crosses it: who is in many rails has less for each."""
+        """Bandwidth of each owner's link for each element that crosses it: a rank that is in many rails has less for
+        each."""
         weights = self.topology.weights
         return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
 
@@ -146,7 +147,7 @@ def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Ste
         return held[i]
 
     def others(i: int) -> tuple[Region, ...]:
-        """Everybody's share but one's own, which stays where it is."""
+        """All members' shares but member ``i``'s own, which stays where it is."""
         return tuple([Region("recv", b.offset, b.count if j != i else 0) for j, b in enumerate(shares)])
 
     def results(i: int) -> tuple[Region, ...]:

@@ -54,7 +54,7 @@ def in_one_step(case: Case) -> int:
 
 
 def _shared(case: Case) -> bool:
-    """Whether all ranks share one memory: every copy more costs the same."""
+    """True if all ranks share one memory: every additional copy costs the same."""
     if not (case.plain and case.topology.one_host):
         return False
     short = case.nbytes <= PARCEL_LIMIT and case.topology.size <= MOST_WITH_PARCELS
@@ -62,7 +62,7 @@ def _shared(case: Case) -> bool:
 
 
 def _one_kernel(case: Case) -> bool:
-    """Whether a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
+    """True if a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
     return case.queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
 
 
@@ -77,26 +77,26 @@ def rails(case: Case) -> int:
 
 
 def is_long(case: Case) -> bool:
-    """Whether a call goes for bandwidth."""
+    """True if bandwidth decides how long a call takes."""
     islands = len(case.topology.islands)
     many = between_hosts(case) and islands > 2
     return case.nbytes >= (RAILS_LIMIT if many else LATENCY_LIMIT * max(islands - 1, 1))
 
 
 def between_hosts(case: Case) -> bool:
-    """Whether a call is an allreduce between hosts in plain memory, where sums and messages of our own cost little."""
+    """True if a call is an allreduce between hosts in plain memory, where sums and messages of our own cost little."""
     topology = case.topology
     return case.plain and case.collective == "allreduce" and not topology.one_host and not topology.deep
 
 
 def unequal_links(topology: Topology) -> bool:
-    """Whether the links of some island carry more together than those of another."""
+    """True if the links of some island carry more together than those of another."""
     weights = topology.weights
     return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
 def unlike_islands(topology: Topology) -> bool:
-    """Whether there are many islands that differ in size or links: rails between all of them would be thousands."""
+    """True if there are many islands that differ in size or links: rails between all of them would be thousands."""
     islands = topology.islands
     return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
 

@@ -156,7 +156,7 @@ class Up:
             self.cross(group, owners, blocks)
 
     def _scratch(self, group: Group, item: Item) -> Place:
-        """Where the ranks of a group keep their parts of an item that belongs to others."""
+        """Where the ranks of a group keep their parts of an item that belongs to other ranks."""
         mine: list[list[Block]] = []
 
         def blocks(rank: int) -> list[Block]:

@@ -67,20 +67,20 @@ class Piece:
     def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
         self.index = index
         self.total = total
-        #: The one rank whose steps are wanted; None for everybody's.
+        #: The one rank whose steps are wanted; None for those of all ranks.
         self.only = only
         self.memo = scratch.memo
         self.tmp = scratch.take
         self.tmp_everywhere = scratch.everywhere
 
     def wants(self, ranks: Container[int]) -> bool:
-        """Whether a step of these ranks belongs in the plan; algorithms need not make others."""
+        """True if a step of these ranks belongs in the plan; algorithms need not make other steps."""
         return self.only is None or self.only in ranks
 
     def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
         """Operands of a step's members, which are all of one form; ``make`` takes a place in ``ranks``.
 
-        In the plan of one rank those of the others are of no account: they are given that rank's own.
+        In the plan of one rank the operands of other ranks do not matter: they are given that rank's own.
         """
         if self.only is None or self.only not in ranks:
             return tuple([make(i) for i in range(len(ranks))])
@@ -165,10 +165,23 @@ def algorithm(
     role: Role = Role.USUAL,
     candidate: bool = True,
 ) -> Callable[[Planned], Planned]:
-    """Register a function as algorithm ``name`` of one or several collectives; the rest as in `Algorithm`.
+    """Decorator that registers a function as an algorithm.
 
     Every rank of a job registers the same ones before its first communicator, which compares them.
-    ``ValueError`` for a name that is taken.
+
+    Args:
+        collectives: The collective, or several.
+        name: The algorithm's name, as in UCCH_TUNE.
+        suits: Says how well it suits a case; the algorithm with the highest number runs.
+        most: Says into how many fragments it cuts a case at most.
+        role: What this algorithm alone can do.
+        candidate: True if ``tune`` tries it.
+
+    Returns:
+        The decorator; it returns the function.
+
+    Raises:
+        ValueError: If the name is taken.
     """
 
     def register(function: Planned) -> Planned:

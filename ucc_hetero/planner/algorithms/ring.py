@@ -1,7 +1,7 @@
 """``ring``: data goes from neighbour to neighbour along every rail, for many islands and long data.
 
 As ``split_rail``, but what crosses does so in m - 1 messages between neighbours of m groups instead of one collective
-of theirs: nobody sends anything twice, where a library's broadcast to m - 1 others may. Fragments follow each other.
+of theirs: no rank sends anything twice, as a library's broadcast to m - 1 ranks may. Fragments follow each other.
 For short data the library's exchanges of log2(m) rounds are shorter.
 """
 
@@ -53,7 +53,7 @@ def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
 def allgather(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Each island's blocks go round along the rails, and are allgathered in every island.
 
-    Stages: m for m islands. Every island receives the blocks of the others once, from its neighbour.
+    Stages: m for m islands. Every island receives the blocks of all other islands once, from its neighbour.
     """
     return _Down(topology, Shape(call), piece).run()
 
@@ -85,7 +85,7 @@ class _Down(Down):
 def reduce_scatter(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Blocks are reduce-scattered in every island, then go round along the rails to their owner, each adding its own.
 
-    Stages: 2m for m islands, of which m - 1 cross. Every island sends what belongs to the others, to its neighbour.
+    Stages: 2m for m islands, of which m - 1 cross. Every island sends the blocks of the other islands to its neighbour.
     """
     return _Up(topology, Shape(call), piece).run()
 

@@ -93,7 +93,8 @@ class Nest:
         return step(self.topology, "reduce_scatter", owners, self.sources(group, part, shares), dst)
 
     def gather(self, group: Group) -> list[Step]:
-        """One group's way outward, into ``recv``: what its ranks own becomes known to who had owned it before."""
+        """One group's way outward, into ``recv``: blocks that its ranks own go to the ranks that had owned them
+        before."""
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
@@ -158,7 +159,7 @@ class Team:
         return len(self.ranks)
 
     def sole(self, i: int) -> bool:
-        """Whether member i stands for itself alone, so that nobody has sent it anything yet."""
+        """True if member i stands for itself alone, so that no rank has sent it anything yet."""
         return not self.group.children or self.group.children[i].size == 1
 
 

@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """The part of an item that one child of a group has: who owns its segments, and what it is to each child."""
+    """The part of an item that one child of a group has: the owners of its segments, and what it is to each child."""
 
     home: int
     segments: list[Segment]
