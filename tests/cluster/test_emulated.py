@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -290,17 +289,3 @@ def test_kept_until_interrupted(emulate: Callable[..., Cluster]) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(400) == 0
     assert not Path(agent).exists()
-
-
-MPI_CASES = Path(__file__).resolve().parents[1] / "mpi"
-GIVEN_UP = f"import sys; sys.path.insert(0, {str(MPI_CASES)!r}); import bad_input_cases; bad_input_cases.given_up()"
-
-
-def test_refusals_are_heard_on_other_hosts(host_crew: Callable[..., Any]) -> None:
-    for script, args, said in (
-        (MPI_CASES / "refusal_cases.py", [], "kinds of calls refused"),
-        (MPI_CASES / "mistake_cases.py", ["8"], "all mistakes told"),
-        (GIVEN_UP, [], ""),
-    ):
-        done = host_crew(script, (2, 2), args, UCCH_TIMEOUT="300")
-        assert said in done.stdout, done.output

@@ -14,26 +14,7 @@ import pytest
 from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.launch.emulate import Cluster
 
-JOB = """
-import re, sys
-import numpy as np
-import ucc_hetero as u
-from mpi4py import MPI
-comm = u.Communicator()
-x, y = np.ones(1024, "f4"), np.empty(1024, "f4")
-met = MPI.COMM_WORLD.Barrier  # nobody's time begins before all are where they stay
-def hold_the_interpreter():
-    met()
-    re.match("(a+)+$", "a" * 40 + "b")
-for _ in range(20):
-    comm.Allreduce(x, y)
-if comm.rank == 2:
-    hold_the_interpreter()
-request = comm.Iallreduce(x, y)
-met()
-request._timeout = float(sys.argv[1])
-request.Wait()
-"""
+JOB = Path(__file__).parents[1] / "mpi" / "hang_job.py"
 
 
 @pytest.mark.usefixtures("libraries")
@@ -42,9 +23,7 @@ def test_a_rank_that_is_alone_on_its_host(
 ) -> None:
     """Nobody there waits for it; it writes what it does when the ranks of the other host fail and end the job."""
     cluster, folder = emulate(hosts=2, slots=[2, 1]), tmp_path / "records"
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
-    done = cluster.mpirun([sys.executable, str(script), "1"], env={"UCCH_FLIGHT": str(folder)})
+    done = cluster.mpirun([sys.executable, str(JOB), "gil", "1"], env={"UCCH_FLIGHT": str(folder)})
     assert "CollectiveTimeout" in done.stderr
     assert main(["hang", "--json", str(folder)]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -55,13 +34,11 @@ def test_a_rank_that_is_alone_on_its_host(
 @pytest.mark.usefixtures("libraries")
 def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path, room: int) -> None:
     cluster = emulate(hosts=2, slots=[2, 1])
-    script = tmp_path / "job.py"
-    script.write_text(JOB)
 
     def job() -> None:
         with suppress(Exception):  # it is killed
             records = {"UCCH_FLIGHT": str(tmp_path / "records")}
-            cluster.mpirun([sys.executable, str(script), "1000"], env=records, timeout=300)
+            cluster.mpirun([sys.executable, str(JOB), "gil", "1000"], env=records, timeout=300)
 
     threading.Thread(target=job, daemon=True).start()
     doctor = [sys.executable, "-m", "ucc_hetero.launch.doctor", "hang", "--json"]
@@ -74,6 +51,6 @@ def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path,
     found: list[dict[str, Any]] = [each for each in json.loads(said)["findings"] if each["level"] == "error"]
     assert len(found) == 1 and found[0]["code"] == "hang-missing"
     assert found[0]["text"].startswith(
-        "rank 2 has not called allreduce float32[1024] SUM, call 21, in which ranks 0-1 wait"
+        "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 wait"
     )
     cluster.kill_all()

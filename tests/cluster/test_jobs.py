@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import device_scripts
 import pytest
+from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
+from message_scripts import MATCHING
 
 from ucc_hetero.launch.emulate import Cluster
 
@@ -115,14 +116,14 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
 @pytest.mark.parametrize("script, layout, env", [
-    ("COLLECTIVES", APART, {}), ("COLLECTIVES", APART, {"UCCH_WIRES": "0"}),
-    ("COLLECTIVES", "nvidia:2,host:1,amd:1", {}), ("STREAMS", APART, device_scripts.OWN_QUEUES),
-    ("MESSAGES", APART, {}), ("MESSAGES", MIXED, {"UCCH_STAGING": "staged"}),
-])  # fmt: skip
+    (COLLECTIVES, APART, {}), (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
+    (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
+    (MATCHING, MIXED, {"UCCH_STAGING": "staged"}),
+], ids=["calls", "calls without wires", "calls, one without", "streams", "staged messages"])  # fmt: skip
 def test_devices_of_two_hosts(
     fake_host_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]
 ) -> None:
-    done = fake_host_crew(getattr(device_scripts, script), layout, 2, 2, UCCH_TIMEOUT="200", **env)
+    done = fake_host_crew(script, layout, 2, 2, UCCH_TIMEOUT="200", **env)
     assert done.said("right") == 4, done.output
 
 

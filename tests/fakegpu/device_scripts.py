@@ -86,44 +86,6 @@ with Communicator() as comm:
     print("staged:", staged, flush=True)
 """
 
-MESSAGES = """
-import numpy as np
-from arrays import Array
-from mpi4py import MPI
-from ucc_hetero import Communicator
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
-    for n in (1, 1000, 300000):
-        x, y, z = Array(n).set(np.arange(n) + r), Array(n + 5).set(-7), Array(n)
-        requests = [comm.Irecv(y, left, 3), comm.Isend(x, right, 3)]
-        requests[0].Wait(status)
-        requests[1].Wait()
-        assert status.Get_source() == left and status.Get_count(MPI.FLOAT) == n
-        assert (y.peek[:n] == np.arange(n) + left).all() and (y.peek[n:] == -7).all(), y.peek[:5]
-        comm.Sendrecv(x, left, 4, z, right, 4)
-        assert (z.peek == np.arange(n) + right).all(), z.peek[:5]
-        out, into = comm.Send_init(x, right, 5), comm.Recv_init(z, MPI.ANY_SOURCE, 5)
-        for k in range(3):
-            x.set(r + 10 * k)
-            out.Start()
-            into.Start()
-            into.Wait(status)
-            out.Wait()
-            assert status.Get_source() == left and (z.peek == left + 10 * k).all(), z.peek[:5]
-        comm.Barrier()
-    pairs = [(x, np.full(8, r, np.float32))] * 20  # device and host memory mixed: order is kept
-    requests = [comm.Isend(m, right, 6) for pair in pairs for m in pair]
-    for _ in pairs:
-        h = np.empty(8, np.float32)
-        comm.Recv(z, left, 6)
-        comm.Recv(h, left, 6)
-        assert (z.peek == left + 20).all() and (h == left).all()
-    for request in requests:
-        request.Wait()
-print("right")
-"""
-
 STREAMS = """
 import ctypes
 import threading

@@ -182,15 +182,20 @@ def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
         ("allreduce", lambda: started(comm.Allreduce_init(a[: 4 + odd], b[: 4 + odd]))),
         ("allgatherv", own_counts),
         ("reduce_scatter", lambda: comm.Reduce_scatter(np.ones(p), np.zeros(uneven[comm.rank]), uneven)),
+        ("float32|int32", lambda: comm.Allreduce(*(each.astype("i4" if odd else "f4") for each in (a, b)))),
+        ("allgather|allreduce", lambda: comm.Allgather(a, np.zeros(8 * p)) if odd else comm.Allreduce(a, b)),
+        ("alltoall|reduce_scatter_block", lambda: comm.Alltoall(big, big.copy()) if odd
+         else comm.Reduce_scatter_block(big, big[: 300_000 // p].copy())),
+        ("bcast|reduce", lambda: comm.Bcast(a) if odd else comm.Reduce(a, b if comm.rank == 0 else None)),
         ("MAXLOC|MINLOC", lambda: comm.Allreduce([a, 2, MPI.DOUBLE_INT], [b, 2, MPI.DOUBLE_INT], PAIRED[odd])),
-    ]
+    ]  # fmt: skip
 
 
 CALLED = r"rank \d: allreduce float64\[[45]\] SUM \(call 1\b.* rank \d called allreduce float64\[[45]\]"
 PAIRED = (MPI.MAXLOC, MPI.MINLOC)
 
 #: Numbers of the rooted ones among them.
-LOOSE = (4, 5)
+LOOSE = (4, 5, 14)
 
 
 def uneven_disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
@@ -258,10 +263,13 @@ def too_long(late: bool) -> None:
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
-def mismatches() -> None:
-    """Every rank that takes part learns of it, quickly; a new communicator works at once."""
+def mismatches(by_mpi: bool = True) -> None:
+    """Every rank that takes part learns of it, quickly; a new communicator works at once.
+
+    ``by_mpi``: also of calls that are MPI's, which ranks of several hosts do not compare.
+    """
     with Communicator(WORLD) as comm:
-        count = len(disagreements(comm))
+        count = len(disagreements(comm)) - (not by_mpi)
         for text, call in uneven_disagreements(comm):
             with pytest.raises(MismatchError, match=text):
                 call()
@@ -279,10 +287,14 @@ def mismatches() -> None:
             noticed = 1
             assert re.search(text, str(error)) and f"rank {comm.rank}" in str(error)
         else:
-            # A rank of a rooted call may be done, with the right data, before the odd one arrives. It learns of it now.
+            # A rank of a rooted call may be done, with the right data, before the odd one arrives. It learns of it now,
+            # or a moment later where that is on another host.
             assert index in LOOSE, f"case {index} passed on rank {comm.rank}"
-            with pytest.raises(CollectiveError):
-                comm.Allreduce(np.ones(2), np.ones(2))
+            with pytest.raises(CollectiveError) as caught:
+                while True:
+                    comm.Barrier()
+                    time.sleep(0.01)
+            noticed = isinstance(caught.value, MismatchError)
         assert WORLD.allreduce(noticed) > 0
         with pytest.raises(CollectiveError, match="can no longer be used.*make a new one"):
             comm.Barrier()
@@ -349,3 +361,29 @@ def absent() -> None:
         goes_on(another)
     if WORLD.rank == 0:
         print("absence noticed")
+
+
+def order(all_wait: bool = False) -> None:
+    """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
+
+    ``all_wait``: nobody hears that another one has given up before its own time is over.
+    """
+    os.environ["UCCH_TIMEOUT"] = "6"
+    comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
+    for comm in comms if me else comms[::-1]:
+        try:
+            comm.Allreduce(np.ones(4), np.zeros(4))
+        except CollectiveError as error:
+            said = f"{type(error).__name__} {error}"
+            break
+    told, numbers = WORLD.allgather(said), set[int]()  # who leaves at its deadline is what the others name
+    for who, other in (("0", (WORLD.size + 1) // 2), ("[1-9]", 0)):
+        pattern = (
+            rf"CollectiveTimeout rank {who}: .*call 1 of .* have not called it \(communicator (\d+)\): "
+            rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) since [.\d]+ s.*; "
+            "use communicators in one order on all ranks"
+        )
+        found = [each for text in told if (each := re.search(pattern, text))]
+        numbers |= {(int(each[2]) - int(each[1])) * (-1 if other else 1) for each in found}
+        assert found or not all_wait, told
+    assert numbers == {1}, told

@@ -21,8 +21,13 @@ except UCCHError as error:
 """
 
 
-@pytest.mark.parametrize("vendors", ["", "nvidia:2,amd:2"])
-@pytest.mark.parametrize("what", ["arguments", "freed", "mismatches", "given_up", "absent"])
+MIXED = "nvidia:2,amd:2"
+
+
+@pytest.mark.parametrize("what, vendors", [
+    ("arguments", MIXED), ("freed", MIXED), ("order", ""),
+    *((what, vendors) for what in ("mismatches", "given_up", "absent") for vendors in ("", MIXED)),
+])  # fmt: skip
 def test_mistakes(crew, what: str, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "1000"}  # what waits for that is killed before
     crew(f"bad_input_cases:{what}", 4, env=env, layout=vendors, timeout=150)
@@ -36,9 +41,9 @@ def test_refusals(crew, ranks: int, vendors: str) -> None:
 
 
 @pytest.mark.parametrize("vendors", ["", "nvidia:1,amd:2"])
-def test_random_mistakes(mpirun, vendors: str) -> None:
-    env = {"UCCH_TIMEOUT": "300", "UCCH_EMULATE": vendors}
-    job = mpirun("tests/mpi/mistake_cases.py", 3, args=["15"], env=env, timeout=150)
+def test_random_mistakes(crew, vendors: str) -> None:
+    env = {"UCCH_TIMEOUT": "300"}
+    job = crew("tests/mpi/mistake_cases.py", 3, args=["15"], env=env, layout=vendors, timeout=150)
     assert "all mistakes told" in job.stdout, job.output
 
 

@@ -200,24 +200,6 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
 
 
-@pytest.mark.usefixtures("with_torch")
-def test_gloo_is_a_peer_like_the_others(bench: Run) -> None:
-    words = [
-        "compare --no-start-up --peers ours,gloo -m 8:8 -r 2",
-        "osu_allreduce --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",
-        "osu_reduce_scatter --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",
-        "osu_bcast --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c",
-        "osu_latency --peer gloo -m 8:8 -i 4 -x 1 -c",
-        "osu_bibw --peer gloo -m 8:8 -i 4 -x 1 -c",
-    ]
-    result = bench(*words)
-    compared, *tables = rows(result.stdout)
-    assert len(tables) == len(words) - 1
-    for table in tables:
-        assert (compared[0], table[0], table[2]) == ("8", "8", "Pass")
-        assert all(float(us) > 0 for us in (*compared[1:4], table[1], table[3]))
-
-
 def test_the_quickest_put(bench: Run) -> None:
     bench(n=3, case="quickest_put")
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,amd:1,host:1"
+#: Two vendors one behind the other; three, in turn, of which two have a rank each.
+MIXED, IN_TURN = "nvidia:2,amd:2", "nvidia:1,amd:1,nvidia:1,host:1"
 
 
 @pytest.mark.parametrize("what, ranks, vendors", [
-    *(("communicator", 3, ""), ("communicator", 4, MIXED), ("communicator", 5, IN_TURN)),
+    *(("communicator", 3, ""), ("communicator", 4, IN_TURN)),
     *(("neighbour", 3, ""), ("neighbour", 4, MIXED)),
-    *(("request", 2, ""), ("request", 5, IN_TURN)),
+    *(("request", 2, ""), ("request", 4, IN_TURN)),
 ])  # fmt: skip
 def test_cases(crew, what: str, ranks: int, vendors: str) -> None:
     env = {"UCCH_TIMEOUT": "1000"}  # what waits for that is killed before

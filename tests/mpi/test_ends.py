@@ -147,28 +147,6 @@ except u.CollectiveTimeout as error:
     assert said in job.stdout and job.returncode != 0, job.output
 
 
-def test_communicators_in_another_order(crew) -> None:
-    """Who waits says in which other communicator the missing rank waits, and not only that it is missing."""
-    script = """
-other, x, y = u.Communicator(world), np.ones(4), np.empty(4)
-for one in (comm, other) if rank else (other, comm):
-    try:
-        one.Allreduce(x, y)
-    except u.CollectiveTimeout as error:
-        print(error, flush=True)
-        break
-world.Barrier()  # who leaves at its deadline is what the other one names
-"""
-    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "3"})
-    said = (
-        r"rank 0: .*call 1 of .*; rank\(s\) \[1\] have not called it \(communicator (\d+)\): "
-        r"rank 1 is in call 1 of communicator (\d+) \(allreduce.*\) since [.\d]+ s; "
-        "use communicators in one order on all ranks"
-    )
-    found = re.search(said, job.stdout)
-    assert found and int(found[1]) == int(found[2]) + 1, job.output
-
-
 def test_a_script_that_frees_nothing_ends_well(mpirun) -> None:
     """Unawaited requests, persistent ones, communicators; exits that are caught, or of another thread, end nothing."""
     script = """

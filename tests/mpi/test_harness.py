@@ -4,22 +4,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from crews import NOT_STARTED, RANK, CaseFailed, Crew
-
-TESTS = Path(__file__).resolve().parents[1]
-
-HANG = """
-import sys, time
-from mpi4py import MPI
-print("rank", MPI.COMM_WORLD.rank, "is here", flush=True)
-if MPI.COMM_WORLD.rank:
-    MPI.COMM_WORLD.Barrier()
-time.sleep(600)
-"""
 
 
 def test_a_crew_says_which_rank_is_wrong_and_the_next_case_runs(crew) -> None:

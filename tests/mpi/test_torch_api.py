@@ -34,6 +34,21 @@ def test_experts(crew, n: int, emulate: str) -> None:
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == cases("torch_experts.py")
 
 
+def test_gloo_is_a_peer_in_benchmarks(crew) -> None:
+    words = ["compare --no-start-up --peers ours,gloo -m 8:8 -r 2"]
+    words += [
+        f"osu_{name} --peer gloo -m 8:8 -i 4 -x 1 -T mpi_float -c" for name in ("allreduce", "reduce_scatter", "bcast")
+    ]
+    words += [f"osu_{name} --peer gloo -m 8:8 -i 4 -x 1 -c" for name in ("latency", "bibw")]
+    job = crew("bench_cases:right", args=words, timeout=150)
+    lines = [line.split() for line in job.stdout.splitlines() if line.strip() and not line.startswith("#")]
+    compared, *tables = lines
+    assert len(tables) == len(words) - 1
+    for table in tables:
+        assert (compared[0], table[0], table[2]) == ("8", "8", "Pass")
+        assert all(float(us) > 0 for us in (*compared[1:4], table[1], table[3]))
+
+
 UNCHANGED = """
     import os
     import sys

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import device_scripts
+import message_scripts
 import pytest
 
 FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
@@ -50,7 +51,7 @@ def test_calls_before_a_refused_one(fake_crew: Callable[..., Any]) -> None:
     "layout, path, env", [("nvidia:2,amd:1", "direct", {}), ("nvidia:1,amd:2", "staged", device_scripts.FEW_QUEUES)]
 )
 def test_messages(fake_crew: Callable[..., Any], layout: str, path: str, env: dict[str, str]) -> None:
-    assert fake_crew(device_scripts.MESSAGES, layout, UCCH_STAGING=path, **env).said("right") == 3
+    assert fake_crew(message_scripts.MATCHING, layout, UCCH_STAGING=path, **env).said("right") == 3
 
 
 @pytest.mark.parametrize("layout, env", [

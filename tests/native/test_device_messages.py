@@ -24,24 +24,25 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
     *[("random", _S.RANDOM, "nvidia:2,amd:2", queues | {"FAKEGPU_DELAY_US": "10"})
       for queues in (OWN_QUEUES, FEW_QUEUES)],
     ("random", _S.RANDOM, "nvidia:1,amd:1", {"UCCH_CHANNELS": "n", "FAKEGPU_DELAY_US": "10"}),
+    *[("pinned memory", _S.PINS, "nvidia:1,amd:1", queues) for queues in (OWN_QUEUES, FEW_QUEUES)],
     *[("by copies", _S.COPIES, "nvidia:1,amd:1", queues) for queues in (OWN_QUEUES, FEW_QUEUES)],
     ("on its way", _S.ON_ITS_WAY, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "10000"}),
     *[("given up", _S.GIVEN_UP, each, {}) for each in ("nvidia:1,amd:1", "nvidia:2")],
 ]  # fmt: skip
 
 
+#: Those of ranks that have no pinned memory and no kernels yet.
+FRESH = _S.STREAMS, _S.PINS
+
+
 @pytest.mark.parametrize(
     ("script", "layout", "env"), [case[1:] for case in CASES], ids=[f"{what}, {layout}" for what, _, layout, _ in CASES]
 )
-def test_messages(fake_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
-    job = fake_crew(script, layout, **{**STAGED, **env})
+def test_messages(
+    fakes: Callable[..., Any], fake_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]
+) -> None:
+    job = (fakes if script in FRESH else fake_crew)(script, layout, **{**STAGED, **env})
     assert job.said("right") == job.ranks
-
-
-@pytest.mark.parametrize("queues", [OWN_QUEUES, FEW_QUEUES], ids=["own", "few"])
-def test_pinned_memory(fakes: Callable[..., Any], queues: dict[str, str]) -> None:
-    """Ranks that have none yet."""
-    assert fakes(_S.PINS, "nvidia:1,amd:1", **{**STAGED, **queues}).said("right") == 2
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -376,9 +376,9 @@ def test_pages_of_devices(fake_crew: Callable[..., Any], layout: str) -> None:
     assert fake_crew(pages_scripts.EVERY, layout).said("right") == 2
 
 
-def test_pages_of_devices_that_open_each_others_memory(fake_crew: Callable[..., Any]) -> None:
+def test_pages_of_devices_that_open_each_others_memory(fakes: Callable[..., Any]) -> None:
     script = pages_scripts.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
-    assert fake_crew(script, "nvidia:2").said("right") == 2
+    assert fakes(script, "nvidia:2").said("right") == 2
 
 
 def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
@@ -387,5 +387,6 @@ def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1"])
-def test_streams_start_pages_and_wait_for_them(fake_crew: Callable[..., Any], layout: str) -> None:
-    assert fake_crew(pages_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
+def test_streams_start_pages_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
+    """Ranks that have loaded no kernel yet."""
+    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2

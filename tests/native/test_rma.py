@@ -25,12 +25,12 @@ def test_pieces_go_straight_where_devices_open_each_others_memory(
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_opened_memory_is_given_back(fake_crew: Callable[..., Any], ranks: int) -> None:
-    assert fake_crew(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
+def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> None:
+    assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
 
 
-def test_transfers_go_on_while_the_driver_gives_memory_back(fake_crew: Callable[..., Any]) -> None:
-    assert fake_crew(rma_scripts.CLOSING, "nvidia:2", **OWN_QUEUES).said("right") == 2
+def test_transfers_go_on_while_the_driver_gives_memory_back(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.CLOSING, "nvidia:2", **OWN_QUEUES).said("right") == 2
 
 
 def test_pieces_pass_slots_that_nobody_else_can_open(fake_crew: Callable[..., Any]) -> None:
@@ -42,8 +42,8 @@ def test_pieces_go_by_wires_to_another_host(fake_crew: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:2"])
-def test_streams_start_transfers_and_wait_for_them(fake_crew: Callable[..., Any], layout: str) -> None:
-    assert fake_crew(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
+def test_streams_start_transfers_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
+    assert fakes(rma_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "nvidia:1,host:1"])

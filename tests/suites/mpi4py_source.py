@@ -34,7 +34,7 @@ def test_folder(cache: Path = CACHE) -> Path:
 def _unpacked(version: str, into: Path) -> Path:
     # Without isolation and with what is installed, pip prepares the metadata; nothing is compiled.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-binary", "mpi4py", f"mpi4py=={version}", "--dest", str(into)]
+    command += ["--no-build-isolation", "--no-binary", "mpi4py", f"mpi4py=={version}", "--dest", str(into)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     archives = list(into.glob("mpi4py-*.tar.gz"))
     if done.returncode or len(archives) != 1:
