@@ -31,11 +31,11 @@ __device__ void count(const ucch_moves &all, counted &now) {
         now.taken[k] = m.steps ? GET(&m.steps->taken) : 0;
     }
 }
-/* A kernel of a graph begins: another that still runs has the same slots. Hosts look at these words and at nothing
- * else. */
-__device__ void enter(const ucch_moves &all) {
-    if (atomicExch(&all.counts->running, 1)) PUT(&all.replays->wrong.word, REPLAY_OVERLAPS);
-    PUT(&all.replays->begun.word, GET(&all.counts->ended) + 1);
+/* A kernel of a graph has begun; if another is `running`, that has the same slots. Hosts look at these words and at
+ * nothing else. */
+__device__ void enter(const ucch_moves &all, unsigned kernels, unsigned running) {
+    if (running) PUT(&all.replays->wrong.word, REPLAY_OVERLAPS);
+    PUT(&all.replays->begun.word, kernels);
 }
 /* The last block has done its part: the channels have carried so many pieces more. */
 __device__ void leave(const ucch_moves &all, const counted &now, unsigned kernels) {
@@ -71,11 +71,13 @@ __device__ void tell(const ucch_moves &all, const ucch_move &m, unsigned k, unsi
 extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
     __shared__ counted now;
     const bool first = blockIdx.x == 0 && threadIdx.x == 0;
-    /* Beside what other threads count, so that neither waits for the other. */
-    if (all.replays && blockIdx.x == 0 && threadIdx.x == blockDim.x - 1) enter(all);
+    const bool enters = all.replays && blockIdx.x == 0 && threadIdx.x == blockDim.x - 1;
+    /* What is read and exchanged here is used behind the barrier, so that all of it is under way at a time. */
+    const unsigned running = enters ? atomicExch(&all.counts->running, 1) : 0;
     const unsigned kernels = all.replays ? GET(&all.counts->ended) + 1 : 0;
     count(all, now);
     __syncthreads();
+    if (enters) enter(all, kernels, running);
     for (unsigned k = 0; k < all.n; k++) {
         const ucch_move m = all.each[k];
         const unsigned bytes = m.kind == MOVE_COMBINE ? m.n * (unsigned)sizeof(TO) : m.n;
