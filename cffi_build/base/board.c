@@ -186,8 +186,7 @@ int ucch_board_reach(ucch_board *b, int size) {
 
 ucch_far *ucch_board_far(const ucch_board *b) { return b->far; }
 
-/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
- * */
+/* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_board_differs(ucch_board *b, int *rank, char *label) { return ucch_far_difference(b->far, rank, label); }
 
 void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {

@@ -120,8 +120,7 @@ int ucch_far_fate(const ucch_far *far, int rank) {
     return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
 }
 
-/* The first call that a rank of another host made differently, the rank, and what it called: the call's number, or 0.
- * */
+/* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
     uint64_t first = quiet(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     *rank = first ? far->by : -1;

@@ -1,5 +1,4 @@
-/* Operations in flight: how they begin and end, what is done for them meanwhile, and how listeners hear of their ends.
- * */
+/* Operations in flight: how they begin and end, what is done for them meanwhile, and how listeners hear of ends. */
 #define _GNU_SOURCE
 #include <pthread.h>
 

@@ -36,7 +36,7 @@ int ucch_fused_add(ucch_moves *w, ucch_move m) {
     return 0;
 }
 
-/* Whether one kernel can do a call that moves so many bytes: few moves, of its kinds, each message in one piece. */
+/* True if one kernel can do a call that moves so many bytes: few moves, of its kinds, each message in one piece. */
 int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     int n = 2;
     uint64_t most = p->sliced ? UCCH_FUSED_BYTES : BY_ONE;
@@ -63,14 +63,14 @@ static extent extent_of(const void *at, uint64_t n) { return (extent){at, (const
 
 static int meet(extent one, extent other) { return one.from < other.end && other.from < one.end; }
 
-/* Whether blocks may read one and write the other, element by element. */
+/* True if blocks may read one and write the other, element by element. */
 static int go_together(extent one, extent other) { return one.from == other.from || !meet(one, other); }
 
 static uint64_t bytes_in(const ucch_program *p, const ucch_move *m) {
     return m->kind == MOVE_COMBINE ? m->n * p->element : m->n;
 }
 
-/* Whether moves from one on, up to another, have to do with memory of this rank's. */
+/* True if moves from one on, up to another, use memory of this rank. */
 static int used(const ucch_program *p, const ucch_moves *w, uint64_t first, uint64_t end, extent what) {
     for (uint64_t k = first; k < end; k++) {
         const ucch_move *m = &w->each[k];
@@ -167,14 +167,14 @@ static range range_of(const ucch_step *s, const ucch_span *span) {
     return (range){span->base, span->offset, span->offset + (int64_t)bytes};
 }
 
-/* Whether they share bytes, and are not the same. */
+/* True if they share bytes, and are not the same. */
 static int crosses(range one, range other) {
     if (one.base != other.base || one.from >= other.end || other.from >= one.end || one.from == one.end) return 0;
     return one.from != other.from || one.end != other.end;
 }
 
-/* Whether blocks that each do their slice of every step do not get in each other's way: what two steps share, and one
- * writes, both have from its beginning to its end. */
+/* True if blocks that each do their slice of every step do not get in each other's way: a range that two steps share,
+ * and one writes, is the same in both from its beginning to its end. */
 int ucch_fused_sliced(const ucch_program *p) {
     if (p->nsteps > UCCH_MOST_MOVES) return 0;
     for (int i = 0; i < p->nsteps; i++)

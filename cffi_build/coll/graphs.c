@@ -6,7 +6,7 @@
 
 static uint32_t word_of(const ucch_line *line) { return __atomic_load_n(&line->word, __ATOMIC_ACQUIRE); }
 
-/* Whether a kernel has been under way for too long. */
+/* True if a kernel has been under way for too long. */
 static int is_late(ucch_graphs *g, double now) {
     uint32_t begun = word_of(&g->words->begun), ended = word_of(&g->words->ended);
     if (begun != g->begun || ended != g->ended) g->since = now;
@@ -40,7 +40,7 @@ static int check_locked(ucch_op *op, double now) {
     return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
 }
 
-/* Nobody may be left to raise anything, so it is said here; the communicator's next call says it, too. */
+/* There may be no caller left to raise an error, so it is logged here; the communicator's next call raises it, too. */
 static void abandon_locked(ucch_op *op, int status) {
     ucch_graphs *g = (ucch_graphs *)op;
     const char *why = status == UCCH_FAIL_TIMEOUT    ? "not complete in time"

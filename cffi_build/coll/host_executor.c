@@ -9,7 +9,7 @@
 #include "base/progress.h"
 #include "coll/stream_executor.h"
 
-/* A step that failed between hosts has done so because somebody is gone, of which the others may hear a moment later.
+/* A step that failed between hosts has done so because a rank is gone, of which other ranks may hear a moment later.
  */
 #define CAUSE_S 1.0
 
@@ -116,7 +116,7 @@ static int advance_locked(ucch_op *op) {
     return moved;
 }
 
-/* Whether a step awaits what libucp may have thrown away. */
+/* True if a step awaits a message that libucp may have thrown away. */
 static int robbed(const ucch_program *p) {
     int awaits = 0;
     for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
@@ -249,7 +249,7 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
     return status < 0 ? status : ucch_wait(&p->op, slice);
 }
 
-/* As ucch_program_run, for whoever holds the interpreter's lock: waits for a moment only, and not for our lock.
+/* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
  * UCCH_LATER where that is taken. */
 int ucch_program_dash(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;

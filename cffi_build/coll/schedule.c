@@ -395,8 +395,8 @@ static int messages(queue *q, int first, int end) {
 
 /* ---- the call ---- */
 
-/* Have the scratch that the call needs: 0, or a failure. Before anybody is told of it, and without the lock: what has
- * to be allocated may wait for streams. */
+/* Have the scratch that the call needs: 0, or a failure. Before other ranks are told of the call, and without the lock:
+ * allocations may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
     int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
@@ -407,7 +407,7 @@ int ucch_enqueue_scratch(ucch_program *p) {
     return status;
 }
 
-/* Whether the call can be queued now: 0, UCCH_LATER, or a failure. Before anybody is told of it. */
+/* 0 if the call can be queued now, UCCH_LATER, or a failure. Before other ranks are told of the call. */
 int ucch_enqueue_ready_locked(ucch_program *p) {
     if (p->channels->failed) return UCCH_FAIL_BROKEN;
     return ucch_channels_room(p->channels) ? 0 : UCCH_LATER;
@@ -436,7 +436,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     if (p->tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
     if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
-        p->steps[i].turn = 0; /* those that move nothing are waited for by nobody */
+        p->steps[i].turn = 0; /* those that move nothing are not waited for */
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : record(c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].stage == p->steps[i].stage; end++)

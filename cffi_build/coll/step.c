@@ -107,7 +107,7 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
         ucc_collective_finalize(s->request);
         s->request = NULL;
     }
-    /* Whether it was this collective's endpoint is not known; if it was, the data is garbage. A schedule of libucc's of
+    /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
     int garbage = ucch_endpoint_errors() != s->errors || (p->board && ucch_board_doubtful(p->board, p->op.error.seq));
     if (status > 0 || (status == 0 && garbage)) status = UCCH_UCC_NO_MESSAGE;
@@ -122,7 +122,7 @@ static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->sr
 /* Slots of the longest message that kernels move: 8 MiB, or 9 by six wires. DDP's usual buckets are longer. */
 #define MOST_SLOTS (UCCH_RING_SLOTS / 2)
 
-/* Whether it is a message by wires that is moved before all others of its stage, by a kernel where one may wait. Longer
+/* True for a message by wires that is moved before all others of its stage, by a kernel where one may wait. Longer
  * ones leave multiprocessors to products that they run beside, which lose a wave if one of them is taken: training of a
  * model of 10^9 weights was 8 to 12 % slower when kernels, of 2 blocks or of 8, moved all, while an allreduce of 1 MiB
  * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */

@@ -12,9 +12,9 @@
 #include "coll/stream_executor.h"
 
 static int flying; /* calls that have not ended */
-/* One call at a time is put into streams whole, and without the engine's lock: the driver keeps whoever launches, for a
- * stream that is full or a kernel that has to be loaded, until other ranks have done their part. The progress that
- * these need of us must go on meanwhile. */
+/* One call at a time is put into streams whole, and without the engine's lock: the driver keeps the thread that
+ * launches, for a stream that is full or a kernel that has to be loaded, until other ranks have done their part. The
+ * progress that these need of us must go on meanwhile. */
 static pthread_mutex_t queueing = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int outcome;
 static _Thread_local ucch_op *failed;
@@ -29,7 +29,7 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (status < 0 && l->board) ucch_board_failed(l->board, l->op.error.seq);
     if (status < 0 && l->board) ucch_board_ask_locked(l->board, l->op.error.seq, status);
     if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
-    int queued = l->ticket.value != 0; /* or no stream waits for anybody, and those before it go on */
+    int queued = l->ticket.value != 0; /* or no stream waits for another rank, and those before it go on */
     if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     if (l->board) ucch_board_launched(l->board, -1);
@@ -40,8 +40,8 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
 
-/* The vendor's kernel waits in its stream for peers that will not come, and so does whoever waits for the stream:
- * nobody may be left to raise anything, so it is said here. */
+/* The vendor's kernel waits in its stream for peers that will not come, and so does a thread that waits for the stream:
+ * no caller may be left to raise an error, so it is logged here. */
 static void give_up_locked(ucch_launch *l, int status, int peer) {
     const char *why = status == UCCH_FAIL_TIMEOUT   ? "not complete in time"
                       : status == UCCH_FAIL_PEER    ? "another rank has left the job or died"
@@ -60,15 +60,14 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
                 goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
 }
 
-/* Whether what other hosts have sent does not fit the call, or they are gone: why, and which rank. */
+/* Why the call is lost, and by which rank: other hosts have sent data that does not fit it, or they are gone; or 0. */
 static int lost(ucch_launch *l, int *peer) {
     int rank = -1, bad = l->channels ? ucch_channels_lost(l->channels, l->op.error.seq, &rank) : 0;
     if (bad) *peer = ucch_board_peer(l->board, rank);
     return bad;
 }
 
-/* Whether nobody can tell what the call has brought, because another rank let its streams go on, or we did: why, and by
- * whom. */
+/* Why the result is undefined, and by which rank: another rank released its streams, or this one did; or 0. */
 static int tainted(ucch_launch *l, int *peer) {
     int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
     if (by < 0) return 0;
@@ -134,7 +133,7 @@ static int judge_locked(ucch_program *p, void *send, void *recv) {
     return p->channels ? ucch_enqueue_ready_locked(p) : 0;
 }
 
-/* Whether earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
+/* True if earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
 static int next_in_line(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
         if (p->steps[i].kind == STEP_COLL && p->steps[i].team->head) return 0;
@@ -157,7 +156,7 @@ typedef struct asked {
     ucch_program *p;
     void *send, *recv, *stream;
     double timeout;
-    int has_parent; /* whoever made it waits for the program */
+    int has_parent; /* the caller that made it waits for the program */
 } asked;
 
 /* Tell the other ranks of the call; from here on it has to end, well or not. */
@@ -259,7 +258,7 @@ ucch_op *ucch_program_launch(ucch_program *p, uintptr_t send, uintptr_t recv, do
     return l && !failed ? &l->op : NULL;
 }
 
-/* As ucch_program_launch, for a call at which nobody will look again: 1 where it was launched. */
+/* As ucch_program_launch, for a call that is not looked at again: 1 where it was launched. */
 int ucch_program_leave(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
     ucch_op *op = ucch_program_launch(p, send, recv, timeout, stream);
     if (op) ucch_launch_release(op);

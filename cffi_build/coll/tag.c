@@ -23,7 +23,7 @@ static uint16_t tag_of(const ucch_step *s) {
 
 static int is_tagged(const ucch_step *s) { return s->team->tags && !s->program->on_device; }
 
-/* Whether the tag of a collective that is to be posted is free. */
+/* True if the tag of a collective that is to be posted is free. */
 int ucch_tag_is_free_locked(const ucch_step *s) {
     return !is_tagged(s) || !(s->team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
 }

@@ -364,7 +364,7 @@ static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
 
-/* Whether a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
+/* True if a piece is the one that this rank has called for; kernels that are replayed see to that themselves. */
 static int fits(ucch_flow *f, const ucch_slot_header *s) {
     const due *d = &f->dues[f->settled % f->room];
     if (f->ring.by_device ||
@@ -481,7 +481,7 @@ static int turn(ucch_tenant *tenant, int wire) {
     if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
     if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
     if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? tell_abort(f) : hear_abort(f);
-    /* Once a call has failed here, nobody waits for the rest. */
+    /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
 
@@ -544,7 +544,7 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->diffe
 /* The failure has come: the peer is to be told. */
 void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
-/* A stream will put something in soon, which nobody else tells. */
+/* A stream will put data in soon, of which nothing else tells the thread. */
 void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
@@ -598,7 +598,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     return status ? NULL : f;
 }
 
-/* Whether all pieces that were called for have been consumed, and their sender knows. */
+/* True if all pieces that were called for have been consumed, and their sender knows. */
 int ucch_flow_quiet(const ucch_flow *f) {
     uint32_t consumed = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE);
     if (f->ring.by_device)

@@ -106,8 +106,7 @@ static void idle_wait(ucch_wire *w, double seconds) {
     pthread_mutex_unlock(&w->wake_lock);
 }
 
-/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps other threads from the core.
- * */
+/* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps others from the core. */
 static void rest(double now, double quiet) {
     static _Thread_local int crowded;
     double longest = crowded ? LONGEST_CROWDED_NAP_S : LONGEST_NAP_S, nap = 0;

@@ -80,7 +80,7 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
     return 0;
 }
 
-/* Whether what goes to a peer is carried by wires: 0 while it is not known; negative where none do. */
+/* 1 if wires carry data to a peer; 0 while that is not known; negative if none do. */
 int ucch_carries_locked(ucch_peer *peer) {
     if (peer->out) {
         if (ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
@@ -114,7 +114,7 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
     peer->lack = status;
 }
 
-/* Whether the slot that is next may be filled: what it had has been taken out there. */
+/* True if the next slot may be filled: its data has been taken out there. */
 int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s) {
     uint32_t consumed = __atomic_load_n(&c->consumed, __ATOMIC_ACQUIRE);
     return s == &c->slots[c->next % UCCH_RMA_SLOTS] && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
@@ -136,7 +136,7 @@ int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uin
     return ucch_flow_due(c->flow, bytes, bytes, (uint32_t)*piece, 0);
 }
 
-/* Whether a slot has come: 1, 0 when not yet, or a failure. */
+/* 1 if a slot has come, 0 if not yet, or a failure. */
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece) {
     int there = (int32_t)(__atomic_load_n(&c->published, __ATOMIC_ACQUIRE) - (uint32_t)(piece + 1)) >= 0;
     return there ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);

@@ -117,7 +117,7 @@ void ucch_target_return_locked(ucch_target *t) {
     ucch_rma_call_locked(at);
 }
 
-/* Whether any of a peer's has still to be given back. */
+/* True if any of a peer's has still to be given back. */
 int ucch_peer_leaving(const ucch_peer *peer) {
     int found = 0;
     ucch_lock();

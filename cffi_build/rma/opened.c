@@ -5,7 +5,7 @@
  * To give it back is a call of the driver that waits for all that the device has been given, and keeps others from
  * recording events meanwhile (seen with CUDA 13). The worker's thread makes it, without the engine's lock, when no
  * stream waits for us, and none begins to before it has returned. To open memory takes a third of a millisecond, and
- * waits for nobody. */
+ * waits for no other thread. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -91,7 +91,7 @@ static void close_once(ucch_allocation *a) {
     ucch_give(&lock, UCCH_AT_OPENED);
 }
 
-/* Have our device reach a peer's region, of which nobody else knows yet: 0, or a failure. Its owner, which may take it
+/* Have our device reach a peer's region, which no other thread uses yet: 0, or a failure. Its owner, which may take it
  * back meanwhile, waits until this has ended. */
 int ucch_target_borrow(ucch_target *t, const void *lent) {
     key k;

@@ -50,7 +50,7 @@ static uint64_t join(ucch_piece *pieces, uint64_t n) {
     return left;
 }
 
-/* Whether a kernel is the best way to copy them. */
+/* True if a kernel is the best way to copy them. */
 static int are_many(const ucch_piece *pieces, uint64_t n) {
     uint64_t all = 0, bits = 0;
     for (uint64_t i = 0; i < n; i++) {

@@ -91,7 +91,7 @@ static int send_locked(ucch_slot *s) {
     return status ? status : 1;
 }
 
-/* Nobody wants what is in a slot any more: it is free, or goes empty where others behind it wait for their turn. */
+/* The data of a slot is not wanted any more: the slot is free, or goes empty if slots behind it wait for their turn. */
 static void drop_locked(ucch_slot *s) {
     s->serial = s->header.serial = s->header.region = 0;
     s->header.count = 0;
@@ -111,7 +111,7 @@ static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     return count;
 }
 
-/* Whether our device copies from place to place. */
+/* True if our device copies from place to place. */
 int ucch_transfer_passes(const ucch_transfer *t) {
     return t->local && t->local->on_device && t->target && t->target->seen && !t->rows.row;
 }
@@ -281,7 +281,7 @@ static void taken_locked(ucch_slot *s, int status) {
     free(a);
 }
 
-/* Whether a chunk's table and data are as long as it says, and all places inside of its region. */
+/* True if a chunk's table and data are as long as it says, and all places inside of its region. */
 static int is_sound(const ucch_region *region, const char *memory, size_t bytes, uint32_t count) {
     size_t table = table_of(count);
     if (table > bytes || count > UCCH_RMA_PIECES) return 0;
@@ -420,7 +420,7 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const ucch_he
     ucch_tell_locked(peer, no, NULL, 0);
 }
 
-/* Whether a device of ours is at work in slots that a peer sees, too. */
+/* True if a device of ours is at work in slots that a peer sees, too. */
 int ucch_staged_busy(ucch_peer *peer) {
     int busy = 0;
     ucch_lock();
@@ -438,7 +438,7 @@ int ucch_staged_busy(ucch_peer *peer) {
     return busy;
 }
 
-/* How many slots are still on their way to places that somebody waits for by a counter. */
+/* How many slots are still on their way to places whose arrival a counter counts. */
 int ucch_rma_landing(ucch_rma *at, int number) {
     int found = 0;
     ucch_lock();

@@ -119,7 +119,7 @@ void ucch_peer_free(ucch_peer *peer) {
     free(peer);
 }
 
-/* Whether what goes there passes memory that both processes see, as far as is known. */
+/* True if data for the peer passes memory that both processes see, as far as is known. */
 int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apart && !peer->at->alone; }
 
 /* ---- regions ---- */

@@ -24,7 +24,7 @@
 enum { WAITING, MOVING, FLUSHING, ASKED };
 
 /* Over TCP the receiver's libucp does what is put, and ends the process where it cannot answer a sender that has died
- * meanwhile; and what it still has from such a one nobody can take back. */
+ * meanwhile; and data that it still has from such a sender cannot be taken back. */
 static int is_direct(const ucch_transfer *t) {
     int may = !t->peer->by_errors || t->peer->at->by_hardware;
     return may && t->local && t->target && !t->local->on_device && !t->target->on_device && !t->rows.row;
@@ -129,7 +129,7 @@ static int open_locked(ucch_transfer *t) {
     return ucch_tell_locked(t->peer, h, NULL, 0);
 }
 
-/* Whether an earlier one to the same peer is still under way. */
+/* True if an earlier one to the same peer is still under way. */
 static int is_behind(const ucch_transfer *t) {
     for (const ucch_transfer *o = t->peer->at->transfers; o; o = o->following)
         if (o->peer == t->peer && o->serial < t->serial && o->op.state == UCCH_ACTIVE) return 1;
@@ -239,7 +239,7 @@ void ucch_transfer_lists(ucch_transfer *t, ucch_region *local, ucch_target *targ
 /* Gather each piece from rows, and convert it; lengths are those of the result. */
 void ucch_transfer_converts(ucch_transfer *t, const ucch_rows *rows) { t->rows = *rows; }
 
-/* Whether a region is there. */
+/* Ask if a region exists. */
 void ucch_transfer_opens(ucch_transfer *t, uint64_t region, uint64_t bytes) {
     t->there = region;
     t->bytes = bytes;
@@ -274,7 +274,7 @@ static void hurry_locked(ucch_transfer *t) {
     }
 }
 
-/* Have the flight recorder know of it: not of those that are done when they begin, which nobody waits for. */
+/* Have the flight recorder know of it: not of those that are done when they begin, which are not waited for. */
 static void record_locked(ucch_transfer *t) {
     ucch_record about = {.kind = (uint8_t)(UCCH_RECORD_TRANSFER + t->what), .own = !t->peer->by_errors};
     about.peer = (int32_t)(t->peer->uid >> 1 & UCCH_RMA_PROCESS);
@@ -345,7 +345,7 @@ int ucch_transfer_hold(ucch_transfer *t, void *stream) {
     return held && ucch_rma_hold(&t->held, stream);
 }
 
-/* Whether libucp or a stream still uses it and its memory. */
+/* True if libucp or a stream still uses it and its memory. */
 int ucch_transfer_held(ucch_transfer *t) {
     ucch_lock();
     int before = ucch_device_enter();

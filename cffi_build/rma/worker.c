@@ -98,7 +98,7 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     return UCS_INPROGRESS;
 }
 
-/* Whether a message may have so many bytes, and names what there is. */
+/* True if a message may have so many bytes, and names an object that exists. */
 static int is_sound(const ucch_header *h, size_t bytes) {
     static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
                                   [UCCH_HERE] = sizeof(ucch_here),

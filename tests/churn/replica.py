@@ -47,7 +47,7 @@ class Replica:
             time.sleep(0.02)
 
     def leaves(self) -> int:
-        """Whether there is another generation: 1, or the end: END."""
+        """1 if there is another generation, END at the end."""
         if time.monotonic() - self.looked < 0.1:
             return 0
         self.looked = time.monotonic()

@@ -77,14 +77,14 @@ OF_ITS_OWN = {
 
 
 def judge(name: str, ranks: int, out: str) -> None:
-    """Whether a job has said what it must."""
+    """Assert that a job has said what it must."""
     job = JOBS[name]
     wanted = job.says or {"right": ranks}
     assert {text: len(re.findall(text, out)) for text in wanted} == wanted and job.never not in out, out
 
 
 def judge_death(recovery: list[str], ranks: int, out: str) -> None:
-    """Whether the job one of whose ranks dies has said what it must."""
+    """Assert that the job one of whose ranks dies has said what it must."""
     if not recovery and "PeerError" not in out:
         pytest.skip("this launcher ends every rank when one dies")
     judge("a rank that dies", ranks, out)

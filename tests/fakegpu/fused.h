@@ -91,7 +91,7 @@ static void take_flagged(queue *s, const ucch_move *m, size_t from, size_t to) {
     }
 }
 
-/* Whether a block's part of a move can be done. */
+/* True if a block's part of a move can be done. */
 static int may_go(const moves *all, const ucch_move *of, unsigned block) {
     ucch_move placed_of = placed(of), *m = &placed_of;
     if (m->kind >= MOVE_LL_RECEIVE) {

@@ -23,7 +23,7 @@ typedef struct graph {
 static graph *capture; /* one at a time */
 static _Thread_local int capture_mode;
 
-/* Whether the calling thread may do what no graph can hold; that breaks the capture. */
+/* CAPTURE_UNSUPPORTED if the calling thread must not do what no graph can hold, which breaks the capture. */
 static int refused(void) {
     enter();
     int bad = capture && capture_mode != RELAXED;

@@ -4,7 +4,7 @@ static uint32_t word_at(const void *word) { return __atomic_load_n((const uint32
 
 static void put_word(void *word, uint32_t value) { __atomic_store_n((uint32_t *)word, value, __ATOMIC_SEQ_CST); }
 
-/* Whether a word has reached a number; not where the lane carries nothing any more. */
+/* True if a word has reached a number; false if the lane carries nothing any more. */
 static int lane_reach(const ucch_lane_copy *c, const unsigned *word, uint32_t least) {
     for (unsigned us = 0; !there(word, least); look_later(&us))
         if (word_at(c->stop)) return 0;

@@ -93,7 +93,7 @@ static int allocate(void **address, size_t bytes, int kind) {
     return allocate_as(address, bytes, kind, !HIP);
 }
 
-/* Whether the driver lets those wait that would have it see memory of the host's, and how many wait now. */
+/* True if the driver lets threads wait that pin memory of the host, and how many wait now. */
 static int pins_stand, pins_waiting;
 
 /* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
@@ -144,7 +144,7 @@ static int share_memory(share *out, void *address) {
     return there ? OK : INVALID_VALUE;
 }
 
-/* Whether HIP opens the memory as the peer's: HIP 7 takes the device of that number here for the peer. */
+/* True if HIP opens the memory as the peer's: HIP 7 takes the device of that number here for the peer. */
 static int takes_for_peer(const share *from) {
     int mine = board_of(from->device);
     return hip_version() < 7 || mine == from->board || mine == board_of(current < 0 ? 0 : current);

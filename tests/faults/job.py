@@ -206,7 +206,7 @@ class Job:
             self._teams(number)
 
     def _well(self, what: Callable[[], None]) -> bool:
-        """Whether it ended without an error; others hear of one."""
+        """True if it ended without an error; other ranks hear of one."""
         try:
             what()
         except AssertionError as error:
@@ -236,7 +236,7 @@ class Job:
         LOG.say("right", f"{len(self.members)}")
 
     def _agreed(self, well: bool) -> bool:
-        """Whether all are well and alive."""
+        """True if all ranks are well and alive."""
         LOG.say("agrees", int(well))
         try:
             with timed("agree"):

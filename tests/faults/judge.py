@@ -87,7 +87,7 @@ class Ranks:
         return []
 
     def gone(self, rank: int) -> bool:
-        """Whether it has begun and ended."""
+        """True if it has begun and ended."""
         with contextlib.suppress(FileNotFoundError), self._paths[rank].open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -267,7 +267,7 @@ def _mpirun_ends_ranks(trial: Trial, cluster: Cluster, verdict: Verdict) -> None
 
 
 def _waits(trial: Trial, ranks: Ranks) -> bool:
-    """Whether living ranks have come to their end and wait there for one that was stopped, as they should."""
+    """True if living ranks have come to their end and wait there for one that was stopped, as they should."""
     last = [ranks.lines(rank)[-1:] for rank in range(trial.size) if rank not in trial.lost]
     return trial.fault == "stop" and all("finalize" in line for lines in last for line in lines)
 
@@ -324,6 +324,6 @@ ANSWERS = (
 
 
 def _good(row: list[str], victim: bool) -> bool:
-    """Whether an exception is one that names a rank; victims that lack memory or descriptors have more of them."""
+    """True if an exception is one that names a rank; victims that lack memory or descriptors have more of them."""
     kind = row[3].rstrip(":")
     return victim or (kind in ANSWERS and "rank" in " ".join(row[4:]))

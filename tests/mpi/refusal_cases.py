@@ -114,7 +114,7 @@ class Cases:
 
 
 def named(error: Exception, culprits: Sequence[int]) -> bool:
-    """Whether an error says which of some ranks refused the call, why, and what to do."""
+    """True if an error says which of some ranks refused the call, why, and what to do."""
     text = str(error)
     who = any(f"rank {culprit} refused " in text for culprit in culprits)
     return who and ("Error: " in text or "NotSupported: " in text) and "make a new one" in text

@@ -101,7 +101,7 @@ def processes(mark: str) -> list[str]:
 
 
 def gone(mark: str) -> bool:
-    """Whether the processes with the mark have ended, or do so in time."""
+    """True if the processes with the mark have ended, or do so in time."""
     until = time.monotonic() + ROOM
     while processes(mark) and time.monotonic() < until:
         time.sleep(0.05)

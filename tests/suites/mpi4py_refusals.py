@@ -11,7 +11,7 @@ LIST = Path(__file__).with_name("mpi4py_refusals.json")
 
 
 def among(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is like one of the patterns."""
+    """True if a name is like one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -25,7 +25,7 @@ class Refusal(NamedTuple):
     hangs: bool = False
 
     def matches(self, layout: str, test: str) -> bool:
-        """Whether it is about a test on a layout."""
+        """True if it is about a test on a layout."""
         return among(layout, self.layouts) and among(test, self.tests)
 
 

@@ -115,7 +115,8 @@ class Rank:
         return outcome != "failed" or self._refused(method)
 
     def _refused(self, method: str) -> bool:
-        """Whether a method has failed on all ranks by the same error: nothing is under way, and others can follow."""
+        """True if a method has failed on all ranks by the same error: nothing is under way, and other calls can
+        follow."""
         import torch.distributed as dist
 
         end = time.monotonic() + MOMENT

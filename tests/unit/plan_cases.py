@@ -225,7 +225,7 @@ class Simulation:
         return np.add.reduce(values)
 
     def right(self) -> bool:
-        """Whether every rank holds what MPI says it should."""
+        """True if every rank holds what MPI says it should."""
         wanted = reference(self.call, self.data)
         return all(w is None or np.array_equal(self.memory[rank, "recv"][: len(w)], w) for rank, w in enumerate(wanted))
 

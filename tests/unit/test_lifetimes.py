@@ -31,14 +31,14 @@ def last_name(node: ast.expr) -> str:
 
 
 def lives_on(node: ast.expr) -> bool:
-    """Whether an expression is a name, or an attribute of one: somebody else holds what it means."""
+    """True if an expression is a name, or an attribute of one: the caller holds its object."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name)
 
 
 def makes_memory(node: ast.expr) -> bool:
-    """Whether an expression is memory that only it holds."""
+    """True if an expression is memory that only it holds."""
     return isinstance(node, ast.Call) and last_name(node.func).lstrip("_") in OWNERS
 
 
