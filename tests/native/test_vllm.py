@@ -390,7 +390,7 @@ def test_addresses_that_engines_announce(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
         ({"extra": {"speed": 1}}, r"\['speed'\] are not among"),
         ({"extra": {"secret_file": ""}}, "secret_file"),
-        ({"extra": {"prefill": ["here"]}}, "no host:port"),
+        ({"extra": {"prefill": ["here"]}}, "prefill"),
         ({"role": "kv_both"}, '"host"'),
     ],
 )
