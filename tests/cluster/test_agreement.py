@@ -22,9 +22,7 @@ def bad_input(case: str) -> str:
 ])  # fmt: skip
 def test_unlike_calls(host_crew: Callable[..., Any], slots: tuple[int, ...], vendors: str) -> None:
     # As on hosts with RDMA: calls of one island over several hosts are compared, too.
-    done = host_crew(
-        bad_input("mismatches(by_mpi=False)"), slots, UCCH_TIMEOUT="300", UCCH_EMULATE=vendors, UCCH_FABRIC="all"
-    )
+    done = host_crew(bad_input("mismatches()"), slots, UCCH_TIMEOUT="300", UCCH_EMULATE=vendors, UCCH_FABRIC="all")
     assert "mismatches noticed" in done.stdout, done.output
 
 

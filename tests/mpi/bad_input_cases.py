@@ -263,13 +263,10 @@ def too_long(late: bool) -> None:
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
-def mismatches(by_mpi: bool = True) -> None:
-    """Every rank that takes part learns of it, quickly; a new communicator works at once.
-
-    ``by_mpi``: also of calls that are MPI's, which ranks of several hosts do not compare.
-    """
+def mismatches() -> None:
+    """Every rank that takes part learns of it, quickly; a new communicator works at once."""
     with Communicator(WORLD) as comm:
-        count = len(disagreements(comm)) - (not by_mpi)
+        count = len(disagreements(comm))
         for text, call in uneven_disagreements(comm):
             with pytest.raises(MismatchError, match=text):
                 call()

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..bindings import quarantine
-from ..bootstrap.liveness import Board
+from ..bootstrap.liveness import Board, signature
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
@@ -21,6 +23,27 @@ from .arguments import CallSpec, root_of
 from .failure import Watch
 from .persistent import PersistentRequest, idle, nothing
 from .status import fill_empty
+
+#: The numbers that a signature may be.
+_ALL = (1 << 64) - 1
+
+
+class _Compared:
+    """A call that MPI runs between hosts, whose ranks do not see each other's boards: it has ended when MPI's request
+    has, and all ranks made the same call. Where they did not, it never ends, and the board says who called what."""
+
+    def __init__(self, mpi: Any, request: Any, label: str) -> None:
+        from mpi4py import MPI
+
+        mine = signature(label)
+        self._request = request
+        self._mine = np.array([mine, ~mine & _ALL], np.uint64)
+        self._most = self._mine.copy()
+        self._told = mpi.Iallreduce(MPI.IN_PLACE, self._most, MPI.MAX)
+
+    def Test(self) -> bool:
+        """True if the call has ended, and was the same on all ranks."""
+        return bool(self._told.Test() and (self._most == self._mine).all() and self._request.Test())
 
 
 class _Run(NamedTuple):
@@ -148,6 +171,8 @@ class Delegate:
             except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
                 raise NotSupported(f"{label} on rank {self.rank}: {error}") from error
             self._count(1)
+            if max(self.board.hosts):
+                request = _Compared(self.mpi, request, label)
             return _Run(Watch(self.board, self.rank, label, self.timeout), request, args, self._count, self.failed)
 
         return _Delegated(begin, refuse)
