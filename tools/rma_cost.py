@@ -3,10 +3,10 @@
     mpirun -np 2 python tools/rma_cost.py                                # one host
     python -m ucc_hetero.launch.emulate --hosts 2 --slots 1 --rate none -- mpirun -np 2 python tools/rma_cost.py
 
-Both sides do as many pieces in a row: ours as one transfer of a list, ucx_perftest one call a piece. Microseconds a
-piece, the least of all rounds; of one piece ours is a call that is waited for, and ucx_perftest's the median of its
-latencies. Memory of both sides is any of two processes, between which the kernel copies on one host: ucx_perftest would
-take shared memory otherwise, where a short put is a store.
+Both sides do as many pieces in a row, all at one place: ours as one transfer of a list, ucx_perftest one call a piece.
+Microseconds a piece, the least of all rounds; of one piece ours is a call that is waited for, and ucx_perftest's the
+median of its latencies. Memory of both sides is any of two processes, between which the kernel copies on one host:
+ucx_perftest would take shared memory otherwise, where a short put is a store.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ours:
     """Both memories, and the peer."""
 
     def __init__(self, comm: Any) -> None:
-        most = max(size * count for size, count in SIZES)
+        most = max(size for size, _ in SIZES)
         self.worker = rma.Worker(timeout=60)
         peers = rma.connect_all(self.worker, comm)
         self.mine = self.worker.register(np.full(most, comm.rank, np.uint8))
@@ -80,7 +80,7 @@ class Ours:
     def __call__(self, what: str, size: int, count: int) -> float:
         """Microseconds a piece."""
         call = self.peer.put if what == "put" else self.peer.get
-        at: Any = np.arange(count, dtype=np.uint64) * np.uint64(size) if count > 1 else 0
+        at: Any = np.zeros(count, np.uint64) if count > 1 else 0
         times = []
         for _ in range(11 if count > 1 else 1001):
             start = time.perf_counter()
