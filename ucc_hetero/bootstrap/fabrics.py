@@ -81,7 +81,7 @@ def _obstacle(
     hosts = _numbered([f.host.node for f in everyone])
     several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
-    mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
+    mine = rings.obstacle(everyone[rank], runtime, lazy=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():
         mine = "no library of collectives for a host's devices"
     return rings.by_rank(mpi.allgather(mine))

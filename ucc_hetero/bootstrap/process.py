@@ -86,7 +86,7 @@ class Process:
             device=place.device,
             address=self.worker.address,
             device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
-            late=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
+            lazy_loading=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
             link_speed=env.get("LINK_SPEED") or self._speed,
             group=env.get("GROUP"),
             algorithms=" ".join(added()),

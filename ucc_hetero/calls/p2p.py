@@ -148,10 +148,10 @@ class Messages:
         #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
         #: late may be kept from the driver, by a launch, when another one needs a message of it.
         self._lanes: Any = ffi.NULL
-        late = any(facts.late for facts in members.facts)
+        lazy = any(facts.lazy_loading for facts in members.facts)
         #: The same for long messages between devices that libucp has matched.
         self.lanes: Any = ffi.NULL
-        if channels is not None and channels.computes and not late:
+        if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
             self._lanes = ffi.NULL if own else self.lanes
         self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
@@ -504,7 +504,7 @@ class Messages:
         """
         self.usable()
         transfer: Any = request._keep
-        if (transfer.by_stream or self.paths.change) and not self._as_before(transfer):
+        if (transfer.by_stream or self.paths.lazy_loading) and not self._as_before(transfer):
             return None
         if stream is not None:
             transfer.fetch(stream)

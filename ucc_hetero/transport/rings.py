@@ -172,13 +172,19 @@ def _unwanted(hosts: bool) -> str:
     return next((text for text, found in settings.items() if found), "")
 
 
-def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
-    """Lack of this rank's device that keeps it from channels; empty if none. ``late`` as in :func:`may_wait`."""
+def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
+    """Lack of this rank's device that keeps it from channels; empty if none.
+
+    ``lazy``: its streams may wait for those of other ranks though it loads kernels at their first launch, which waits
+    for the device, and so for calls of other ranks, while nothing else gets to the driver. They may where no progress
+    of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks, two of either
+    vendor, stood still on an H100).
+    """
     if runtime is None:
         return "no GPU runtime"
-    if not (runtime.eager or late):
+    if not (runtime.eager or lazy):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    waits = may_wait(runtime, late=late)
+    waits = runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 
@@ -187,31 +193,17 @@ def alone(topology: Topology) -> bool:
     return all(island.size == 1 for island in topology.islands)
 
 
-def may_wait(runtime: DeviceRuntime | None, *, late: bool = False) -> bool:
-    """True if this rank's streams may wait for those of other ranks; ``late``: though it loads kernels at their first
-    launch, which waits for the device, and so for calls of other ranks, while nothing else gets to the driver. It may
-    where no progress of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks,
-    two of either vendor, stood still on an H100)."""
-    waits = runtime is not None and (runtime.eager or late) and _words(runtime)
-    return bool(env.get("CHANNELS")) and waits
-
-
-def _words(runtime: DeviceRuntime) -> bool:
-    """True if the device's streams can wait for any memory, or have kernels that do it for them."""
-    return runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
-
-
 def key_of(facts: Facts) -> int:
     """Key of a process in the native engine."""
     return int(facts.process, 16)
 
 
-def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
+def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, lazy: bool) -> str:
     """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
 
-    ``late`` as in :func:`may_wait`; empty where nothing is in the way.
+    ``lazy`` as in :func:`_unable`; empty where nothing is in the way.
     """
-    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, late=late)
+    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, lazy=lazy)
 
 
 def by_rank(texts: Sequence[str]) -> str:
@@ -276,7 +268,8 @@ def _offer(
     """That of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
-    unwanted, lack = _unwanted(hosts), _unable(runtime, late=alone(topology))
+    unwanted = _unwanted(hosts)
+    lack = "" if unwanted else _unable(runtime, lazy=alone(topology))
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
