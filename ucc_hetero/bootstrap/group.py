@@ -114,13 +114,15 @@ class Membership:
             self.links = Links(mpi, self.board, self.board.hosts, [f.process for f in self.facts])
         self._watch(self.board.dead_ranks)
         memory = None if self.runtime is None else self.runtime.memory_type
-        able = island.size == 1 or (
+        native_in_stream = island.size == 1 or (
             memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
         )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
         if not self.bare.flat:
-            self.channels, self.lacks = rings.join(mpi, self.bare, self.facts, self.runtime, able, self.tuning.wires)
+            self.channels, self.lacks = rings.join(
+                mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
+            )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)

@@ -32,12 +32,12 @@ SLOT = 2 << 20
 class Channels:
     """Ring buffers of one communicator; ``handle`` is the native engine's.
 
-    ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
+    ``native_in_stream``: on every rank the vendor's library does an island's collectives, and does them in a stream.
     ``computes``: every rank's device has a compiler for its arithmetic.
     """
 
-    def __init__(self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str]) -> None:
-        self.handle, self.able, self.computes = handle, able, computes
+    def __init__(self, handle: Any, native_in_stream: bool, computes: bool, carriers: Mapping[int, str]) -> None:
+        self.handle, self.native_in_stream, self.computes = handle, native_in_stream, computes
         _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
@@ -104,21 +104,21 @@ def join(
     topology: Topology,
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
-    able: bool,
+    native_in_stream: bool,
     measured: Wires,
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
-    :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
-    slow without a word.
+    ``native_in_stream`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else.
+    Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
+    would be slow without a word.
     """
     places = _places(everyone)
     why = _needless(everyone)
     if why is not None:
         return None, why
     rank = int(mpi.Get_rank())
-    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, able, measured))
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream, measured))
     why = _obstacle(rank, offers)
     if why:
         return None, why
@@ -134,7 +134,7 @@ def join(
         return None, _missed(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
-    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers), ""
+    return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), carriers), ""
 
 
 def usual_slot(nwires: int) -> int:
@@ -249,7 +249,7 @@ class _Offer(NamedTuple):
 
     unwanted: str
     lack: str
-    able: bool
+    native_in_stream: bool
     compiles: bool
     board: tuple[object, str, str]
     reach: _Reach
@@ -262,7 +262,7 @@ def _offer(
     everyone: Sequence[Facts],
     places: Sequence[int],
     runtime: DeviceRuntime | None,
-    able: bool,
+    native_in_stream: bool,
     measured: Wires,
 ) -> _Offer:
     """That of this rank."""
@@ -280,7 +280,7 @@ def _offer(
     if ready and hosts and not reach.wires:
         lack = "no network threads"
     slot = measured.slot if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, able, compiles, board, reach, slot)
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, reach, slot)
 
 
 #: The last number by which this process's flows were told apart.

@@ -1,9 +1,9 @@
 """Walking the tree of a topology: inward through groups of groups, and outward again.
 
-``Hierarchy`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common refinement
-of what those divided, each segment of which its owners share among them. So every rank ends up with a part of its own,
-every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the same
-backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
+``Hierarchy`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common
+refinement of what those divided, each segment of which its owners share among them. So every rank ends up with a part
+of its own, every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the
+same backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
 """
 
 from __future__ import annotations
