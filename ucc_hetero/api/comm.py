@@ -148,7 +148,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         self._own_messages = self._known_edges = self._known_partitions = None
         mpi, self._mpi = self._mpi, _Freed()
-        if together:  # else it is needed for those that come later (calls/shutdown.py)
+        if together:  # else it is needed for those that come later (calls/dispatch.py)
             mpi.Free()
         if run.unfit is not None:
             raise run.unfit

@@ -9,8 +9,7 @@ from typing import Any
 from .message import Moved
 from .p2p import Messages
 from .persistent import PersistentRequest, idle, nothing
-from .request import Request, finished
-from .status import fill_empty
+from .request import Request, fill_empty, finished
 
 
 def start_all(messages: Messages, transfers: Sequence[Moved]) -> list[Request]:

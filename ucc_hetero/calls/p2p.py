@@ -35,13 +35,11 @@ from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
 from .arguments import whole
-from .dispatch import Runner
-from .failure import LOST, recorded
 from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 from .persistent import PersistentRequest
 from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, run_poll_hooks, wait_op
-from .status import set_status
+from .request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
+from .state import LOST, State, recorded
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -129,19 +127,18 @@ class Arrays:
 class Messages:
     """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
 
-    def __init__(self, runner: Runner, *, own: bool = False) -> None:
+    def __init__(self, state: State, *, own: bool = False) -> None:
         from mpi4py import MPI
 
-        self.runner = runner
-        self.rank, self.size = runner.rank, runner.size
-        self.timeout = runner.timeout
-        self.process = runner.members.job.process
+        self.state, members = state, state.members
+        self.rank, self.size = state.rank, state.size
+        self.timeout = state.timeout
+        self.process = members.job.process
         self.worker = self.process.worker.handle
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
-        self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
-        members = runner.members
+        self._base = members.id << COMM_SHIFT | (OWN if own else 0)
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
         board, channels = members.board, members.channels
@@ -168,7 +165,7 @@ class Messages:
 
     def usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
-        self.runner._usable(calls=False)
+        self.state.usable(calls=False)
         if _held:
             sweep(_held, lambda transfer: transfer.held())
 
@@ -193,12 +190,12 @@ class Messages:
     def gone(self, source: int) -> bool:
         """True if a source has ended or died, as far as this host's page shows."""
         slot = self._slots.get(source)
-        return slot is not None and bool(lib.ucch_board_fate(self.runner.members.board.native, slot))
+        return slot is not None and bool(lib.ucch_board_fate(self.state.members.board.native, slot))
 
     def _endpoint(self, dest: int) -> Any:
         endpoint = self._endpoints[dest]
         if endpoint is None:
-            facts = self.runner.members.facts[dest]
+            facts = self.state.members.facts[dest]
             endpoint = self._endpoints[dest] = self.process.endpoint(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
                 # A send over a network is complete when it is in our socket's buffer, which the progress thread
@@ -270,8 +267,8 @@ class Messages:
         if stream is None:
             return None
         handle = uncaptured(stream, f"a message of rank {self.rank}")
-        if self.runner.members.runtime is None:
-            vendor = self.runner.members.place.vendor
+        if self.state.members.runtime is None:
+            vendor = self.state.members.place.vendor
             raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
         return handle
 
@@ -433,7 +430,7 @@ class Messages:
     def _watch(self, transfer: Transfer) -> None:
         """Let a transfer fail when its peer is gone."""
         slot, rank = self._slots.get(transfer.peer, self.size), transfer.peer
-        board = self.runner.members.board.native
+        board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
     def begin_matched(self, transfer: Transfer, matched: Any, found: Any, timeout: float) -> None:
@@ -494,7 +491,7 @@ class Messages:
             self._cancel(transfer),
             Lasting if lasting else Request,
         )
-        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.state)
 
     def again(self, request: Lasting, stream: int | None) -> Request | None:
         """Start a transfer anew that has ended well, with what its memory holds once ``stream`` gets there.
@@ -538,7 +535,7 @@ class Messages:
 
         end, cancel = partial(self._end_started, transfer), self._cancel(transfer)
         return PersistentRequest(
-            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.runner
+            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.state
         )
 
     @staticmethod

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import env, log
-from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
@@ -28,10 +27,9 @@ from ..transport.bounce import Bounce
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
-from .delegate import Delegate
-from .failure import Watch
 from .program_cache import CountExchange, Kind, Kinds, ProgramCache, pointer
 from .request import Request, run_poll_hooks
+from .state import State, Watch
 
 #: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
 _LATE = 1.0
@@ -211,21 +209,20 @@ class Preparation:
 
     def __init__(
         self,
-        members: Membership,
-        delegate: Delegate,
+        state: State,
         cache: ProgramCache,
         run: Callable[[Prepared], None],
         start: Callable[[Prepared], Request],
     ) -> None:
-        self.members, self._delegate, self._cache = members, delegate, cache
+        self._state, self.members, self._cache = state, state.members, cache
         #: Runs a prepared call to its end, and begins one.
         self._run, self._start = run, start
-        self.rank, self.size = members.rank, members.size
+        self.rank, self.size = state.rank, state.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = env.get("CHECK") is True
         #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
-        self._on_host = _of_host(members.tuning)
+        self._on_host = _of_host(state.members.tuning)
         #: Kind of a call -> True if devices do such calls themselves.
         self._ways: Kinds[Hashable, bool] = Kinds()
         self._bounces: list[Bounce] = []
@@ -411,7 +408,7 @@ class Preparation:
         try:
             program = lower(plan, self.rank, what, members.teams, members.board, route, label)
         except CollectiveError as error:
-            self._delegate.failed(error, plan)
+            self._state.broke(error, plan)
             raise
         finally:
             members.teams.look = None
@@ -424,7 +421,7 @@ class Preparation:
         """What watches a call while it is prepared."""
         board = self.members.board
         announce = board.announce_any if as_any else board.announce
-        return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
+        return Watch(self._state, label, lambda text: (announce(text), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
         """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.

@@ -12,8 +12,7 @@ from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from .message import Transfer, source_and_tag
 from .p2p import Messages
-from .request import Request
-from .status import set_status
+from .request import Request, set_status
 
 #: Seconds between two questions whether the source still lives.
 _LOOK_S = 0.01

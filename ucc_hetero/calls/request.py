@@ -1,4 +1,4 @@
-"""Requests of non-blocking and persistent calls, with mpi4py's names."""
+"""Requests of non-blocking and persistent calls, with mpi4py's names, and the filling of ``MPI.Status``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
-from .status import fill_empty
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, which it does
 #: so many times between such looks.
@@ -90,6 +89,25 @@ def withdraw(owner: object) -> None:
     for each in list(_dropped):
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
+
+
+def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
+    """Fill an ``MPI.Status``, if there is one."""
+    if status is None:
+        return
+    from mpi4py import MPI
+
+    status.source, status.tag, status.error = source, tag, error
+    status.Set_elements(MPI.BYTE, nbytes)
+    status.Set_cancelled(False)
+
+
+def fill_empty(status: Any) -> None:
+    """Fill the status that MPI gives to a request that is not active."""
+    if status is not None:
+        from mpi4py import MPI
+
+        set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
 
 
 @forms
