@@ -16,7 +16,7 @@ from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.select import agreed, choose, make_plan
-from ..planner.topology import Topology, levels_of, link_weights, share_hosts
+from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
 from ..transport import rings
@@ -86,8 +86,7 @@ class Membership:
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         vendors = [f.vendor for f in self.facts]
-        nodes: dict[tuple[str, ...], int] = {}
-        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
+        hosts = numbered(f.host.node for f in self.facts)
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)

@@ -21,7 +21,7 @@ from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.rules import Wires
-from ..planner.topology import Topology
+from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
 
@@ -113,7 +113,7 @@ def join(
     Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
     would be slow without a word.
     """
-    places = _places(everyone)
+    places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     why = _needless(everyone)
     if why is not None:
         return None, why
@@ -285,12 +285,6 @@ def _offer(
 
 #: The last number by which this process's flows were told apart.
 _last = [0]
-
-
-def _places(everyone: Sequence[Facts]) -> list[int]:
-    """By rank, the number of its host."""
-    numbers: dict[object, int] = {}
-    return [numbers.setdefault(f.host.memory, len(numbers)) for f in everyone]
 
 
 def _connected(
