@@ -20,7 +20,7 @@ from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
-from ..docstrings import forms
+from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
@@ -56,6 +56,11 @@ class _Freed:
 
 
 @forms
+@described(
+    raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
+    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.",
+    stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
+)
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
@@ -265,14 +270,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
     def Barrier(self, *, stream: Any = None) -> None:
-        """Wait until all ranks have called.
-
-        Args:
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
-        """
+        """Wait until all ranks have called."""
         self._run.blocking("barrier", None, None, None, -1, None, stream)
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
@@ -281,10 +279,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             buf: The data at the root, where it goes elsewhere; as many elements on every rank.
             root: Rank that has the data.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("bcast", None, buf, None, root, None, stream)
 
@@ -294,12 +288,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` at the root where it is in ``recvbuf``.
             recvbuf: Where the result goes at the root, as many elements; None elsewhere.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
             root: Rank that gets the result.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
@@ -309,11 +298,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -323,11 +307,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where this rank's block of the result goes.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -340,11 +319,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: The blocks of all ranks; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where this rank's block of the result goes.
             recvcounts: Elements of each rank's block; equal blocks if None.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
@@ -355,10 +329,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
             recvbuf: Where the blocks of all ranks go at the root; None elsewhere.
             root: Rank that gets the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
@@ -369,10 +339,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
             root: Rank that gets the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
@@ -383,10 +349,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: The blocks of all ranks at the root; None elsewhere.
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
@@ -397,10 +359,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
@@ -410,10 +368,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: Where the blocks of all ranks go.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -423,10 +377,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -436,10 +386,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where a block of each rank goes.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -449,10 +395,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -462,9 +404,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: ``[array, (counts, displacements in bytes), datatypes]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
@@ -474,11 +413,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -488,11 +422,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes; as it was on rank 0.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
