@@ -19,6 +19,7 @@ ROWS = (
     {"bootstrap"},
     {"engine"},
     {"calls"},
+    {"p2p"},
     {"api"},
     {""},  # ucc_hetero/__init__.py
     {"torch", "cli", "ucc", "ucx"},

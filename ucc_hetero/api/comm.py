@@ -14,9 +14,6 @@ from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
-from ..calls.neighbours import Neighbourhood
-from ..calls.p2p import Messages
-from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
@@ -24,6 +21,9 @@ from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
+from ..p2p.messages import Messages
+from ..p2p.neighbours import Neighbourhood
+from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS
 from .comm_faults import FaultMethods

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from ..calls.neighbours import Neighbourhood
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..docstrings import described, forms
+from ..p2p.neighbours import Neighbourhood
 
 
 @forms

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
+from ..calls.persistent import PersistentRequest
+from ..calls.request import Request, finished
+from ..calls.state import ANEW, Watch, refused
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
 from .exchange import Exchange, PersistentExchange, start_all
-from .message import Moved
-from .p2p import Messages, part_of
-from .persistent import PersistentRequest
-from .request import Request, finished
-from .state import ANEW, Watch, refused
+from .messages import Messages, part_of
+from .transfer import Moved
 
 #: The least tag of messages along edges; what is below belongs to partitioned messages.
 _FIRST_TAG = 1

@@ -17,6 +17,11 @@ from ..bindings.ucx import status_name
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
+from ..calls.arguments import whole
+from ..calls.persistent import PersistentRequest
+from ..calls.program_cache import Kinds
+from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
+from ..calls.state import LOST, State, recorded
 from ..device import pointer_vendor, report, uncaptured
 from ..errors import (
     CollectiveError,
@@ -34,12 +39,7 @@ from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
-from .arguments import whole
-from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
-from .persistent import PersistentRequest
-from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
-from .state import LOST, State, recorded
+from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
