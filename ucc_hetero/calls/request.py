@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import log
 from ..bindings.handle import sweep
-from ..bootstrap.mpi_progress import progress_mpi
 from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported
@@ -66,6 +66,21 @@ def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
             look()
         turn += 1
     return int(state)
+
+
+def progress_mpi() -> None:
+    """Let MPI move what it has under way, where there is one that this thread may call.
+
+    A rank may have to send another one something by MPI, as a long message of mpi4py's whose request it has yet to wait
+    for, before that one comes to our call. MPI moves it when it is called, by no means else.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
+        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
+        with suppress(mpi.Exception):
+            mpi.COMM_SELF.Iprobe()
 
 
 def reap() -> None:

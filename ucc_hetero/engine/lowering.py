@@ -126,18 +126,18 @@ class _Lower:
         """The waiter for the program's end, by its steps."""
         if self.channels is not None:
             return Execution.QUEUED
+        if self.what.memory is None:
+            return Execution.HELD
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
-        eager = runtime is not None and runtime.holds
-        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
-            holds = self.what.memory is None or eager
-        else:
+        holds = runtime is not None and runtime.holds
+        if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
             around = self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
             # libucc answers calls that move nothing by itself, and not in a stream.
             if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
                 return Execution.LAUNCHED
-            holds = eager and not self.arithmetic and may_hold(self.at, steps)
+            holds = holds and not self.arithmetic and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
