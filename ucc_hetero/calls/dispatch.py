@@ -97,7 +97,7 @@ class Runner(State):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    @property  # type: ignore[override]
+    @property
     def timeout(self) -> float:
         """Seconds after which a call fails; 0 = never."""
         return self._timeout

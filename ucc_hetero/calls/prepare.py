@@ -112,7 +112,7 @@ class Prepared:
             if found.fetched:
                 self.staged.down(buffer, found.copy, self._stream)
         else:
-            found = _Copy(pack(buffer), buffer, True, receives)
+            found = _Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
         if found.copy is not buffer:
             self.copies.append(found)
         return ffi.cast("void *", found.copy.ptr)
