@@ -19,7 +19,6 @@ from .. import env, log
 from ..machine import nics
 from ..native.aside import Aside
 from ..native.libraries import ffi, lib
-from ..rma.channel import Channel
 
 #: Seconds that all connections of a communicator may take, and one address.
 _PATIENCE, _ATTEMPT = 10.0, 3.0
@@ -134,6 +133,8 @@ class Links:
 
     def _reach(self, offer: _Offer) -> socket.socket | None:
         """A connection with a process, by one of its addresses: those in networks of ours first."""
+        from ..rma.channel import Channel  # slow to import, and only jobs of several hosts need it
+
         ours = {network for _, network in self._offers[self._rank].addresses}
         for address, _ in sorted(offer.addresses, key=lambda pair: pair[1] not in ours):
             with suppress(OSError):
@@ -162,6 +163,8 @@ class Links:
 
     def _believe(self, each: socket.socket, ranks: set[int]) -> int:
         """The rank that has connected, once it has proved to be one of these; -1 for any other process."""
+        from ..rma.channel import Channel
+
         try:
             said = Channel(each, _door().secret, True).receive()
         except OSError:
