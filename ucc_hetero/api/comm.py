@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -129,10 +129,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise mistake.with_traceback(None) from None
         self._messages = Messages(self._run)
         self._recovery = Recovery(self._run)
-        #: Made when they are used first: messages of the package's own calls, and what those calls are.
-        self._own_messages: Messages | None = None
-        self._known_edges: Neighbourhood | None = None
-        self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
         self.size: int = self._run.size
         exit.living.append(self)
@@ -151,32 +147,28 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._recovery.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        self._own_messages = self._known_edges = self._known_partitions = None
+        for name in ("_own", "_edges", "_partitions"):
+            vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (calls/dispatch.py)
             mpi.Free()
         if run.unfit is not None:
             raise run.unfit
 
+    @cached_property
     def _own(self) -> Messages:
         """The messages of the package's own calls, which no receive of the caller's matches."""
-        if self._own_messages is None:
-            self._own_messages = Messages(self._run, own=True)
-        return self._own_messages
+        return Messages(self._run, own=True)
 
     Disconnect = Free  # which waits for all that is under way
 
-    @property
+    @cached_property
     def _edges(self) -> Neighbourhood:
-        if self._known_edges is None:
-            self._known_edges = Neighbourhood(self.mpi, self._own())
-        return self._known_edges
+        return Neighbourhood(self.mpi, self._own)
 
-    @property
+    @cached_property
     def _partitions(self) -> Partitions:
-        if self._known_partitions is None:
-            self._known_partitions = Partitions(self._own())
-        return self._known_partitions
+        return Partitions(self._own)
 
     def __bool__(self) -> bool:
         return not isinstance(self._run, _Freed)
@@ -254,7 +246,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Returns:
             ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers).
         """
-        return dict(self._run.stats())
+        return self._run.stats()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"

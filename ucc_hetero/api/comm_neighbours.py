@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 from ..calls.persistent import PersistentRequest
@@ -21,7 +22,7 @@ class NeighbourMethods(ABC):
     neighbours' calls end in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
     """
 
-    @property
+    @cached_property
     @abstractmethod
     def _edges(self) -> Neighbourhood:
         """The edges of this rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
 from ..calls.persistent import PersistentRequest
@@ -222,7 +223,7 @@ class MessageMethods(ABC):
 
     # --- partitioned --------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     @abstractmethod
     def _partitions(self) -> Partitions:
         """The partitioned messages of this communicator."""

@@ -73,41 +73,25 @@ class _Args:
     def spec(self, which: str) -> Any:
         return self.send if which == "sendbuf" else self.recv
 
-    def buffer(self, which: str, blocks: int = 1) -> Buffer:
-        spec = self.spec(which)
+    def _about(self, which: str) -> dict[str, Any]:
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
-        found = as_buffer(
-            spec, writable=writable, argument=which, rank=self.rank, blocks=blocks, pointer_vendor=pointer_vendor
-        )
-        self._plain(found, spec, which)
+        return {"writable": writable, "argument": which, "rank": self.rank, "pointer_vendor": pointer_vendor}
+
+    def buffer(self, which: str, blocks: int = 1) -> Buffer:
+        found = as_buffer(self.spec(which), blocks=blocks, **self._about(which))
+        self._plain(found, which)
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
-        spec = self.spec(which)
-        found = as_vbuffer(
-            spec,
-            self.size,
-            writable=which != "sendbuf",
-            argument=which,
-            rank=self.rank,
-            pointer_vendor=pointer_vendor,
-        )
-        self._plain(found.buffer, spec, which)
+        found = as_vbuffer(self.spec(which), self.size, **self._about(which))
+        self._plain(found.buffer, which)
         if found.blocks:
             found = replace(found, buffer=self.staged(found.blocks, found.buffer.dtype, which))
         return found
 
     def blocks(self, which: str) -> Buffer:
         """Blocks of a datatype each, as bytes."""
-        blocks = as_blocks(
-            self.spec(which),
-            self.size,
-            writable=which == "recvbuf",
-            argument=which,
-            rank=self.rank,
-            pointer_vendor=pointer_vendor,
-        )
-        return self.staged(blocks, DTYPES["uint8"], which)
+        return self.staged(as_blocks(self.spec(which), self.size, **self._about(which)), DTYPES["uint8"], which)
 
     def staged(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
         """New memory for blocks that lie anywhere, one after the other; each is a part of it."""
@@ -121,9 +105,9 @@ class _Args:
             at += block.nbytes
         return Buffer(start, nbytes // dtype.itemsize, dtype, "host", 0, memory, False)
 
-    def _plain(self, buffer: Buffer, spec: Any, which: str) -> None:
+    def _plain(self, buffer: Buffer, which: str) -> None:
         """Arrays with gaps are refused, as mpi4py does; a derived MPI datatype asks for packing."""
-        if buffer.layout is not None and not isinstance(spec, (list, tuple)):
+        if buffer.layout is not None and not isinstance(self.spec(which), (list, tuple)):
             raise BufferError(
                 f"{which} on rank {self.rank}: the array is not contiguous; pass numpy.ascontiguousarray(array) "
                 "(and copy the result back), or describe the gaps with an MPI vector datatype"

@@ -92,6 +92,7 @@ class Runner(State):
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
         if self._verification is not None:
             self.blocking = partial(self._verification.blocking, self.again)
+            self.begin = partial(self._verification.begin, self.begin)  # type: ignore[method-assign]
         #: Wrong data that was found when the communicator was closed.
         self.unfit: DataError | None = None
 
@@ -208,11 +209,6 @@ class Runner(State):
 
     def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
-        if self._verification is not None:
-            return self._verification.begin(self._begin, call, stream, completion)
-        return self._begin(call, stream, completion)
-
-    def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
             if stream is None:
                 return self._started(call)

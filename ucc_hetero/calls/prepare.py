@@ -14,7 +14,7 @@ from .. import env, log
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
-from ..engine.lowering import Execution, Program, Route, lower
+from ..engine.lowering import Execution, Lower, Program, Route
 from ..engine.placement import Lowering, Placement
 from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported
@@ -406,7 +406,7 @@ class Preparation:
         # Ranks that call different things would wait for each other while they make the teams of each.
         members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
         try:
-            program = lower(plan, self.rank, what, members.teams, members.board, route, label)
+            program = Lower(plan, self.rank, what, members.teams, members.board, route).program(label)
         except CollectiveError as error:
             self._state.broke(error, plan)
             raise

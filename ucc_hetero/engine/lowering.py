@@ -72,16 +72,8 @@ class Route(NamedTuple):
     in_graph: bool = False
 
 
-def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
-    """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
-
-    ``label`` is what the board shows of the call.
-    """
-    return _Lower(plan, rank, what, teams, board, route).program(label)
-
-
-class _Lower:
-    """One lowering in progress."""
+class Lower:
+    """The lowering of ``plan`` for ``rank``."""
 
     def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
@@ -98,6 +90,8 @@ class _Lower:
         self.bounce = 0
 
     def program(self, label: str) -> Program:
+        """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
+        board shows of the call."""
         steps = list(self.plan.program(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
