@@ -14,8 +14,8 @@ from .. import env, log
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
-from ..engine.lowering import Execution, Lower, Program, Route
-from ..engine.placement import Lowering, Placement
+from ..engine.lowering import Execution, Lowering, Program, Route
+from ..engine.placement import Placement, ProgramSpec
 from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi, lib
@@ -328,12 +328,12 @@ class Preparation:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, kind, program, self.rank, bounce, stream)
 
-    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> Lowering:
+    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> ProgramSpec:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
         dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
         if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
             how = Reduction(dtype, how.op, how.divide)
-        return Lowering(
+        return ProgramSpec(
             call=bound.call,
             dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
             compute=how.compute if how else dtype,
@@ -345,7 +345,7 @@ class Preparation:
             memory=device.memory if on_device else None,
         )
 
-    def _stays(self, what: Lowering, local: bool, op: Op | None) -> bool:
+    def _stays(self, what: ProgramSpec, local: bool, op: Op | None) -> bool:
         """True if the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
 
         Everything else goes by way of host memory whole.
@@ -383,7 +383,7 @@ class Preparation:
             self._bounces.append(Bounce(members.runtime))
         return self._bounces[0]
 
-    def _choice(self, what: Lowering, tuning: Tuning) -> tuple[Choice, str]:
+    def _choice(self, what: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
         """The choice for a call with counts, and what made it."""
         nbytes = elements(what.call) * what.dtype.itemsize
         about = self.members.topology, what.call.collective, nbytes, tuning
@@ -391,7 +391,7 @@ class Preparation:
 
     def _build(
         self,
-        what: Lowering,
+        what: ProgramSpec,
         bound: Bound,
         label: str,
         sets_up: bool,
@@ -406,7 +406,7 @@ class Preparation:
         # Ranks that call different things would wait for each other while they make the teams of each.
         members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
         try:
-            program = Lower(plan, self.rank, what, members.teams, members.board, route).program(label)
+            program = Lowering(plan, self.rank, what, members.teams, members.board, route).program(label)
         except CollectiveError as error:
             self._state.broke(error, plan)
             raise
@@ -440,7 +440,7 @@ class Preparation:
 
         return look
 
-    def _without_counts(self, what: Lowering) -> Choice:
+    def _without_counts(self, what: ProgramSpec) -> Choice:
         """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.

@@ -23,7 +23,7 @@ from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
-from .placement import Local, Lowering, Placement, is_each
+from .placement import Local, Placement, ProgramSpec, is_each
 from .stream_program import may_hold, of_vendors, queue
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
@@ -72,10 +72,10 @@ class Route(NamedTuple):
     in_graph: bool = False
 
 
-class Lower:
+class Lowering:
     """The lowering of ``plan`` for ``rank``."""
 
-    def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
+    def __init__(self, plan: Plan, rank: int, what: ProgramSpec, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.channels, self.in_graph = route
         self.at = Placement(plan, rank, what)
