@@ -19,11 +19,10 @@ from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
 from ..types import is_delegated
-from .arguments import CallSpec, Completion
+from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle, nothing
-from .prepare import Preparation, Prepared
-from .program_cache import Kind, Kinds, ProgramCache
+from .prepare import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
     SLICE,
     Captured,
@@ -75,7 +74,7 @@ class Runner(State):
         if self._repeater is not None:
             self.blocking = self._repeater.call
         super().__init__(mpi, meeting)
-        self._cache = ProgramCache(MPI.IN_PLACE)
+        self._in_place, self._cache = MPI.IN_PLACE, Cache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
         #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
@@ -121,7 +120,7 @@ class Runner(State):
             return
         try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
-            key, kind, outof, into = self._cache.look(name, send, recv, op, root, counts)
+            key, kind, outof, into = look(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
             if kind is not None and not self.broken:
                 if kind.exchange is None:
@@ -220,7 +219,7 @@ class Runner(State):
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
         self.usable()
-        key, kind, outof, into = self._cache.look(*call)
+        key, kind, outof, into = look(self._cache, self._in_place, *call)
         if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
             if type(outof) is int:
                 outof = _cast("void *", outof)
@@ -268,7 +267,7 @@ class Runner(State):
         stream is held for a call that the wait for its request completes: a thread that allocates on the device could
         wait for that stream, with the locks that the call needs to end.
         """
-        key, kind, outof, into = self._cache.look(*call)
+        key, kind, outof, into = look(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
         if kind is not None and kind.exchange is not None:
             kind, rows = self._same_counts(kind) if exchange and not self.broken else (None, None)
@@ -328,7 +327,7 @@ class Runner(State):
         """
         if self._verification is not None:
             return  # the checksums must be compared, which the short way does not do
-        kind = self._cache.look(*call)[1]
+        kind = look(self._cache, self._in_place, *call)[1]
         if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
             return
         launched = program.execution >= _LAUNCHED

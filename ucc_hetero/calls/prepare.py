@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,14 @@ from ..transport.bounce import Bounce
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
-from .program_cache import CountExchange, Kind, Kinds, ProgramCache, pointer
 from .request import Request, run_poll_hooks
 from .state import State, Watch
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+#: Kinds that a table remembers before it forgets the oldest.
+KINDS = 1024
 
 #: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
 _LATE = 1.0
@@ -41,6 +46,60 @@ _NULL = ffi.NULL
 #: Addresses for buffers of no elements, as sent and as received: the native engine wants different ones.
 _NOTHING = ffi.new("char[2]")
 _NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
+
+
+class Kinds(dict[_K, _V]):
+    """A table of bounded size: the oldest entry makes room for a new one."""
+
+    def keep(self, key: _K, value: _V) -> _V:
+        """Remember a value, and return it."""
+        if len(self) >= KINDS and key not in self:
+            self.pop(next(iter(self)), None)
+        self[key] = value
+        return value
+
+
+class CountExchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
+
+    mine: Any
+    rows: Any
+    prepared: Any
+    run: Callable[[Any], None]
+
+    def again(self) -> None:
+        """Exchange them once more."""
+        self.run(self.prepared)
+
+
+class Kind:
+    """Idle programs of one kind of call, and its label on the arrival board.
+
+    ``exchange`` is how its ranks exchange counts before it, and ``counts`` what that then brought.
+    """
+
+    __slots__ = ("counts", "exchange", "idle", "label")
+
+    def __init__(
+        self, label: str, idle: list[Program], exchange: CountExchange | None = None, counts: bytes = b""
+    ) -> None:
+        self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
+
+    def take(self) -> Program | None:
+        """A program for this caller alone until it is given back; None if all are in use."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, program: Program) -> None:
+        """Let the next such call have a program."""
+        if len(self.idle) < program.spare:
+            self.idle.append(program)
+
+
+#: Programs of one communicator, by what they were lowered from and by the signatures of calls.
+Cache: TypeAlias = Kinds[Hashable, Kind]
 
 
 class _About(NamedTuple):
@@ -177,13 +236,16 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: ProgramCache, key: Hashable, outof: Any, into: Any) -> None:
+    def keep(self, cache: Cache, key: Hashable, outof: Any, into: Any) -> None:
         """Let the next call of this signature use the programs of this one, if only addresses change between them."""
         if key is None or not self.repeatable:
             return
         # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
         # use for.
-        if any(used and used != pointer(seen) for used, seen in ((self.send, outof), (self.recv, into))):
+        if any(
+            used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
+            for used, seen in ((self.send, outof), (self.recv, into))
+        ):
             return
         kind, asked = self.kind, self.exchange
         if self.counted:
@@ -210,7 +272,7 @@ class Preparation:
     def __init__(
         self,
         state: State,
-        cache: ProgramCache,
+        cache: Cache,
         run: Callable[[Prepared], None],
         start: Callable[[Prepared], Request],
     ) -> None:
@@ -288,7 +350,7 @@ class Preparation:
         with kernels.beside_a_capture(make=self.members.topology.flat):
             if not queues(channels, whole, Placement(plan, self.rank, what)):
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
-            kind = self._cache.lowered((what, label), label)
+            kind = self._kind((what, label), label)
             program = kind.take() or self._build(what, bound, label, False, (choice, "graph"), (plan, channels))
         prepared = Prepared(bound, kind, program, self.rank)
         prepared.exchange = about.asked
@@ -318,7 +380,7 @@ class Preparation:
             what = self._what(bound, how, False)
             bounce = self._bounce(label, bound.local)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
-        kind = self._cache.lowered((what, label, bound.local), label)
+        kind = self._kind((what, label, bound.local), label)
         program = kind.take()
         if program is None:
             local = bound.local
@@ -327,6 +389,10 @@ class Preparation:
         if bounce is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, kind, program, self.rank, bounce, stream)
+
+    def _kind(self, key: Hashable, label: str) -> Kind:
+        """Kind of the programs that are lowered from ``key``."""
+        return self._cache.get(key) or self._cache.keep(key, Kind(label, []))
 
     def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> ProgramSpec:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""

@@ -19,7 +19,7 @@ from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest
-from ..calls.program_cache import Kinds
+from ..calls.prepare import Kinds
 from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
 from ..device import pointer_vendor, report, uncaptured
