@@ -21,10 +21,10 @@ from ..native.libraries import ffi, lib
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
-#: Wires over TCP at most, where each of their threads can have two cores: between two hosts an allreduce of 128 MiB
-#: took 19 ms with 4 and 12 with 6. Those of a rank that has a host for itself: a bcast of 256 MiB, which uses the links
-#: one way, took 20 ms with 6 and 15 with 12. Of two ranks a host an allreduce of 64 MiB took 7.5 ms with 8, 4.1 with 6.
-AMPLE, ALONE = 6, 12
+#: Wires over TCP at most of a rank that has a host for itself, where each of their threads can have two cores: between
+#: two hosts an allreduce of 128 MiB took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links one
+#: way, 20 ms with 6 and 15 with 12. Of two ranks a host an allreduce of 16 MiB took 1.8 ms with 6, 1.4 with 4.
+ALONE = 12
 
 #: A range of a slot goes over TCP in one segment, its headers included: sent from where it lies, and copied once from
 #: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
@@ -48,7 +48,7 @@ def wanted(measured: int = 0) -> int:
 def count(carrier: str, cores: int, ranks_here: int) -> int:
     """Wires of each of so many ranks that share a host's cores: two threads each."""
     each = cores // ranks_here
-    ample = min(ALONE if ranks_here == 1 else AMPLE, each // 4) if carrier == "tcp" else 0
+    ample = min(ALONE, each // 4) if carrier == "tcp" and ranks_here == 1 else 0
     return max(1, min(max(USUAL[carrier], ample), each // 2))
 
 
