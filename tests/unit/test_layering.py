@@ -49,7 +49,6 @@ TREES = {"ucc_hetero": "ucc_hetero", "benchmarks": "ucc_hetero.bench", "mpi_laun
 FOR_TYPES = {
     ("ucc_hetero.calls.shutdown", "ucc_hetero.calls.dispatch"),
     ("ucc_hetero.calls.verification", "ucc_hetero.calls.dispatch"),
-    ("ucc_hetero.rma.endpoint", "ucc_hetero.rma.worker"),
     ("ucc_hetero.torch.futures", "ucc_hetero.torch.work"),
     ("ucc_hetero.torch.ranges", "ucc_hetero.torch.dispatch"),
     ("ucc_hetero.torch.sparse", "ucc_hetero.torch.collectives"),
