@@ -55,8 +55,9 @@ class Core(Handle):
 
     def forget(self, peer: Any, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
-        if self.peers.get(peer.uid) is peer:
-            del self.peers[peer.uid]
+        uid: int = peer.uid
+        if self.peers.get(uid) is peer:
+            del self.peers[uid]
         self._gone.append(native)
 
 

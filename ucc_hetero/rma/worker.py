@@ -149,7 +149,7 @@ class Worker(Core):
             FormatError: If it is no address, or one of another version.
         """
         found = Address.unpack(address)
-        known = self.peers.get(found.uid)
+        known: Endpoint | None = self.peers.get(found.uid)
         if known is not None and known.alive:
             return known
         if known is not None:
