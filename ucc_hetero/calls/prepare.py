@@ -485,9 +485,7 @@ class Preparation:
 
     def _announced(self, label: str, *, as_any: bool = False) -> Watch:
         """What watches a call while it is prepared."""
-        board = self.members.board
-        announce = board.announce_any if as_any else board.announce
-        return Watch(self._state, label, lambda text: (announce(text), 0))
+        return Watch(self._state, label, lambda text: (self.members.board.announce(text, as_any=as_any), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
         """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.

@@ -627,16 +627,13 @@ class Messages:
                 "follow it: make a new communicator"
             )
         known = error.status == lib.UCCH_FAIL_PEER
-        if known or self._goes(transfer.peer):
+        # Of a rank that goes now the memory, which libucp reads, is gone before the process is.
+        if known or (transfer.peer in self._slots and progress_until(lambda: self.gone(transfer.peer), _DYING_S)):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
             return PeerError(
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
-
-    def _goes(self, peer: int) -> bool:
-        """True if a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
-        return peer in self._slots and progress_until(lambda: self.gone(peer), _DYING_S)
 
     def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
