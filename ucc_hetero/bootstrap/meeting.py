@@ -17,7 +17,7 @@ from ..machine.facts import Facts, unpacked
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process
-from .liveness import Page, offered
+from .board import Page, offered
 from .turns import turn
 
 #: Bytes of a random name for a communicator's teams.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.model import Array, Dims, merge, packed_places, unpacked_places
+from ucc_hetero.buffers.buffer import Array, Dims, merge, packed_places, unpacked_places
 from ucc_hetero.types import BYTES, DTYPES, DType
 
 

@@ -14,12 +14,12 @@ from typing import Any, overload
 from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
-from ..bootstrap.group import Membership
+from ..bootstrap.membership import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest
-from ..calls.prepare import Kinds
+from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
 from ..device import pointer_vendor, report, uncaptured

@@ -15,7 +15,7 @@ from ..planner.rules import pair_path
 from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
-from .rings import streams_wait
+from .channels import streams_wait
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:

@@ -24,7 +24,7 @@ from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_le
 from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
-from ..transport.rings import Channels
+from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
 from .request import Request, run_poll_hooks

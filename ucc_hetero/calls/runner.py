@@ -22,7 +22,7 @@ from ..types import is_delegated
 from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle, nothing
-from .prepare import Cache, Kind, Kinds, Preparation, Prepared
+from .preparation import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
     SLICE,
     Captured,
