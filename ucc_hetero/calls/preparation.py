@@ -64,12 +64,7 @@ class CountExchange(NamedTuple):
 
     mine: Any
     rows: Any
-    prepared: Any
-    run: Callable[[Any], None]
-
-    def again(self) -> None:
-        """Exchange them once more."""
-        self.run(self.prepared)
+    prepared: Prepared
 
 
 class Kind:
@@ -520,7 +515,7 @@ class Preparation:
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(bound, None, None, label, False)
         self._run(prepared)
-        return CountExchange(mine, rows, prepared, self._run)
+        return CountExchange(mine, rows, prepared)
 
     def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""

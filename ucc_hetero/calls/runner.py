@@ -299,11 +299,10 @@ class Runner(State):
         prepared.give_back()
         return launched
 
-    @staticmethod
-    def _same_counts(kind: Kind) -> tuple[Kind | None, Any]:
+    def _same_counts(self, kind: Kind) -> tuple[Kind | None, Any]:
         """A kind whose ranks exchange counts, if these are what they were, and the counts."""
         assert kind.exchange is not None
-        kind.exchange.again()
+        self._run(kind.exchange.prepared)
         rows = kind.exchange.rows
         return kind if rows.tobytes() == kind.counts else None, rows
 
