@@ -291,7 +291,8 @@ def _rows() -> tuple[Row, ...]:
     # MPI's in-place reduce_scatter wants the result at the start of the buffer: the lowering moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, all_root, send_root = _at_root(_own_in_recv, None), _at_root(_all, 0), _at_root(_own_in_send, None)
-    root, gathered, reduced = _at_root(_vector, 0), _at_root(_post_allgather, []), _at_root(_post_allreduce, [])
+    root, nothing = _at_root(_vector, 0), list[Expect]()
+    gathered, reduced = _at_root(_post_allgather, nothing), _at_root(_post_allreduce, nothing)
     return (
         # name, rooted, reduces, layout, step, send, recv, in place, post, crossings, staged
         Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing, 0),
