@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError

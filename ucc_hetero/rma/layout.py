@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..native.libraries import ffi, lib
 from ..types import DTYPES
 from .wire_format import Form

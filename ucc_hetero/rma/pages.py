@@ -19,7 +19,7 @@ import numpy as np
 
 from ..bindings.handle import Handle
 from ..buffers import dtype_of
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..device import kernels
 from ..errors import DeviceError
 from ..machine.vendors import INTERFACES
