@@ -170,7 +170,7 @@ class Job:
         except BaseException:
             forsake(self)
             raise
-        self._pace()
+        self._share_cores()
         log.log("init").info(
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
@@ -218,9 +218,11 @@ class Job:
             if not users or users.startswith("^"):
                 os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
-    def _pace(self) -> None:
-        """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
-        lib.ucch_set_spin(spin_rounds(sum(f.host.node == self.process.host.node for f in self.facts)))
+    def _share_cores(self) -> None:
+        """Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer."""
+        here = sum(f.host.node == self.process.host.node for f in self.facts)
+        lib.ucch_set_spin(spin_rounds(here))
+        wires.share(here)
 
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""

@@ -346,7 +346,7 @@ def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) 
         return None
     here = Counter(hosts)[hosts[comm.rank]]
     with env.meanwhile({"UCCH_WIRES": "auto"}):
-        told = comm.mpi.allgather((wanted(here), len(host_cores()) // here // 2))
+        told = comm.mpi.allgather((wanted(), len(host_cores()) // here // 2))
     usual, most = (min(each) for each in zip(*told, strict=True))
     default = Wires(usual, usual_slot(usual))
     numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})

@@ -242,11 +242,10 @@ class _Reach(NamedTuple):
     wires: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
-    def of(cls, rank: int, places: Sequence[int], measured: int) -> _Reach:
-        """That of this rank, ``places`` being the hosts of all: without wires where they are on one host."""
-        here = places.count(places[rank])
-        count = wires.wanted(here, measured) if max(places) else 0
-        return cls(_last[0] + 1, wires.addresses(count, here)[:count] if count else ())
+    def of(cls, hosts: bool, measured: int) -> _Reach:
+        """That of this rank, without wires where all ranks are on one host."""
+        count = wires.wanted(measured) if hosts else 0
+        return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
 
 
 class _Offer(NamedTuple):
@@ -283,7 +282,7 @@ def _offer(
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
     copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
     compiles = ready and kernels.all_ready([sums, *((kind, 0, 0, 0) for kind in copies)])
-    reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
+    reach = _Reach.of(hosts, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
         lack = "no network threads"
     slot = measured.slot if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
