@@ -189,11 +189,11 @@ def child(options: argparse.Namespace) -> int:
 def table(rows: list[dict[str, Any]]) -> str:
     """The costs as text."""
     columns = f"{'issue':>10}{'theirs':>10}{'ratio':>9}{'time':>11}{'theirs':>11}{'ratio':>9}"
-    lines = [f"{'call':38}{'bytes':>10}{'beside':>8}{columns}"]
+    lines = [f"{'call':40}{'bytes':>10}{'beside':>8}{columns}"]
     for row in rows:
         ours, name = row["ours"], f"{row['through']} {row['call']}".strip()
-        for peer in row.keys() & {"nccl", "gloo", "mpi4py"}:
-            cells = [f"{name:38}{row['bytes']:10}{peer:>8}"]
+        for peer in [each for each in ("nccl", "gloo", "mpi4py") if each in row]:
+            cells = [f"{name:40}{row['bytes']:10}{peer:>8}"]
             for what, width in (("issue", 10), ("time", 11)):
                 one, two = ours[what], row[peer][what]
                 cells.append(f"{one:{width}.2f}{two:{width}.2f}{ratio(one, two):>9}")
