@@ -278,8 +278,8 @@ _VARIABLES = (
         "auto",
         "Pairs of network threads (one sends, one receives) that carry what devices of several hosts send each other, "
         "three quarters of them, 6 at most, but for long calls; auto: 4, or of a rank that has a host for itself one "
-        "for each 4 cores up to 12 (8 where a cloud limits connections, 2 by RDMA), if there are cores for them; 0: none, "
-        "and hosts take part.",
+        "for each 4 cores up to 12 (8 where a cloud limits connections, 2 by RDMA), if there are cores for them; 0: "
+        "none, and hosts take part.",
         "auto|0..16",
     ),
     Variable(
