@@ -63,7 +63,7 @@ REFUSALS = {
         ("--full=1", "takes no argument"), ("--va", "--validation, --validation-warmup"),
         ("--nonsense", "--nonsense is not one of"), ("-P x:y", "-P is not one of"),
         ("-d tpu", "host, cuda, rocm, auto"), ("64", "options only"),
-        ("--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
+        ("--peer other", "ours, mpi4py, ucc, gloo, nccl"),
     ],
     "osu_latency": [("-D cont", "-D is not one of"), ("D H", "-d cuda"), ("D", "H or D, twice")],
     "osu_gather": [("-k 3", "fixed:RANK or rotate")],
