@@ -90,6 +90,7 @@ class Cache:
             block.put(rng.integers(0, 100, block.count, np.uint8).astype(stored))
         arrays = [block.array[: block.count].reshape(shape) for block in self.blocks]
         self.bytes = sum(block.count for block in self.blocks) * stored.itemsize
+        self.worker = worker
         self.region = worker.register(arrays[0]) if case.way == "buffer" else None
         self.table = None if self.region else rma.PageTable(worker, arrays, axes, dtype=dtype)
 
@@ -123,7 +124,7 @@ class Pair:
         """Rank 1: seconds until each prompt's pages are there."""
         began, done = time.perf_counter(), [0.0] * self.case.concurrency
         if self.cache.table is None:
-            counter = self.peer.worker.counter()
+            counter = self.cache.worker.counter()
             waiting: list[Any] = [counter.wait(n + 1, peer=self.peer) for n in range(self.case.concurrency)]
             self.world.comm.send(counter.number, 0)
         else:
@@ -169,10 +170,10 @@ class Pair:
 
 
 def _measure(
-    world: World, peer: rma.Endpoint, memory: Memory, case: KVCase, sizes: argparse.Namespace
+    world: World, worker: rma.Worker, peer: rma.Endpoint, memory: Memory, case: KVCase, sizes: argparse.Namespace
 ) -> dict[str, Any]:
     """A row of results, on every rank."""
-    cache = Cache(peer.worker, memory, case, sizes, world.rank)
+    cache = Cache(worker, memory, case, sizes, world.rank)
     pair = Pair(world, peer, cache, case)
     rounds: list[list[float]] = []
     for _ in range(sizes.rounds + 2):
@@ -212,7 +213,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
     with rma.Worker() as worker:
         peer = rma.connect_all(worker, world.comm)[1 - world.rank]
         for case in cases:
-            row = _measure(world, peer, memory, case, sizes)
+            row = _measure(world, worker, peer, memory, case, sizes)
             mib = row["bytes"] / 2**20
             counts = f"{case.block_size:>13}{case.pages:>8}{case.concurrency:>9}{mib:>10.1f}"
             world.say(f"{case.way:<8}{counts}{row['gbs']:>10.2f}{row['best']:>10.2f}{row['ms']:>13.3f}\n")

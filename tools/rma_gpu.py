@@ -5,8 +5,9 @@
 
 On two hosts the same under their mpirun. A round moves 256 MiB: so many puts, gets or lists of pages of rank 0's at a
 time; ``host`` puts from host memory to host memory; ``naive`` copies to pinned memory, sends that by MPI and copies it
-in, one behind the other. ``copies`` are those of rank 0's device to pinned memory, and from it. GB/s, medians of
-rounds in turns, each behind one that is not counted; what has come is compared first.
+in, one behind the other; ``bcast`` is a collective of rank 0's, which between hosts goes by the same wires. ``copies``
+are those of rank 0's device to pinned memory, and from it. GB/s, medians of rounds in turns, each behind one that is
+not counted; what has come is compared first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Pair:
 
         from ucc_hetero import Communicator, rma
 
-        Communicator().Free()  # binds this rank's device, also where HIP over CUDA stands for it
+        self.comm = Communicator()  # binds this rank's device, also where HIP over CUDA stands for it
         self.torch, self.world = torch, world
         self.worker = rma.Worker()
         self.peer = rma.connect_all(self.worker, world)[1 - RANK]
@@ -69,6 +70,12 @@ class Pair:
             else:
                 self.world.Recv(self.pinned.numpy()[piece], 0)
                 self.device[piece].copy_(self.pinned[piece])
+
+    def bcast(self, size: int) -> None:
+        """Both ranks: what a round moves, by collectives in a stream."""
+        stream = self.torch.cuda.current_stream()
+        for at in range(0, ROUND, size):
+            self.comm.Ibcast(self.device[at : at + size], root=0, stream=stream)
 
     def copies(self) -> dict[str, float]:
         """GB/s of a device's copies to pinned memory, and from it."""
@@ -132,6 +139,7 @@ def main() -> int:
             calls[f"{what} {size}"] = partial(pair.move, what, size), False
         calls[f"host put {size}"] = partial(pair.move, "put", size, "host"), False
         calls[f"naive {size}"] = partial(pair.naive, size), True
+        calls[f"bcast {size}"] = partial(pair.bcast, size), True
     pair.check("pages", PAGE)
     calls[f"{PAGES} pages of {PAGE}"] = partial(pair.move, "pages", PAGE), False
     rounds: dict[str, list[float]] = {name: [] for name in calls}
@@ -149,6 +157,7 @@ def main() -> int:
     for region in pair.regions.values():
         region.close()
     pair.worker.close()
+    pair.comm.Free()
     return 0
 
 

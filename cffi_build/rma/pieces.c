@@ -50,14 +50,16 @@ static uint64_t join(ucch_piece *pieces, uint64_t n) {
     return left;
 }
 
-/* True if a kernel is the best way to copy them. */
-static int are_many(const ucch_piece *pieces, uint64_t n) {
+/* True if a kernel is the best way to copy them. Network threads send what kernels have written faster than what copy
+ * engines have, so for them it is, unless it goes byte by byte. */
+static int suit_kernels(const ucch_piece *pieces, uint64_t n, int by_wires) {
     uint64_t all = 0, bits = 0;
     for (uint64_t i = 0; i < n; i++) {
         all += pieces[i].count;
         bits |= (uint64_t)(uintptr_t)pieces[i].src | (uint64_t)(uintptr_t)pieces[i].dst | pieces[i].count;
     }
-    return n >= MANY && all / n < (bits % 4 ? LONG_BYTE_BY_BYTE : LONG);
+    if (!all || (n < MANY && !by_wires)) return 0;
+    return bits % 4 ? all / n < LONG_BYTE_BY_BYTE : by_wires || all / n < LONG;
 }
 
 static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
@@ -91,14 +93,14 @@ static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_
 
 /* Move pieces, `first` and `count` of which are bytes of the result; `rows` say how they lie, or NULL: as they are.
  * What a device does is complete when its event is. Every other slot's go `beside` those before, so that one begins
- * while another ends: `way` is then another one. */
-int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
-                     uint64_t n) {
+ * while another ends: `way` is then another one. `by_wires`: of a slot that network threads carry. */
+int ucch_pieces_move(const ucch_region *region, int *way, int beside, int by_wires, const ucch_rows *rows,
+                     ucch_piece *pieces, uint64_t n) {
     if (!rows) n = join(pieces, n);
     const ucch_rows *how = rows ? rows : &plain;
     if (!region->on_device) return move_by_host(how, pieces, n);
     ucch_task task = {.kind = UCCH_PIECES, .dtype = how->from, .to = how->to};
-    void *function = rows || are_many(pieces, n) ? ucch_kernel_of(&task) : NULL;
+    void *function = rows || suit_kernels(pieces, n, by_wires) ? ucch_kernel_of(&task) : NULL;
     if (beside) *way = UCCH_ACROSS;
     if (function) return by_kernel(*way, how, pieces, n, function);
     return rows ? UCCH_FAIL_DEVICE : copy_each(*way, pieces, n);

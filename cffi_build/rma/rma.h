@@ -242,8 +242,8 @@ void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* pieces.c */
-int ucch_pieces_move(const ucch_region *region, int *way, int beside, const ucch_rows *rows, ucch_piece *pieces,
-                     uint64_t n);
+int ucch_pieces_move(const ucch_region *region, int *way, int beside, int by_wires, const ucch_rows *rows,
+                     ucch_piece *pieces, uint64_t n);
 
 /* staged.c */
 int ucch_transfer_passes(const ucch_transfer *t);

@@ -39,10 +39,12 @@ void ucch_staged_free_locked(ucch_rma *at) {
     }
 }
 
-static int mark(ucch_slot *s, const ucch_region *region, int way) {
+/* Begin to move the pieces of a slot; every other slot's go beside those before. */
+static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires, const ucch_rows *rows, uint64_t n) {
+    int status = ucch_pieces_move(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
     s->on_device = region->on_device;
-    return s->on_device ? ucch_work_mark(way, &s->event) : 0;
+    return status || !s->on_device ? status : ucch_work_mark(way, &s->event);
 }
 
 /* 1 when the copies are done, 0 when not yet, or a failure. */
@@ -128,8 +130,7 @@ static int pass_locked(ucch_transfer *t, ucch_slot *s) {
     s->serial = t->serial;
     s->peer = t->peer;
     s->is_passed = 1;
-    int way = UCCH_ACROSS, status = ucch_pieces_move(t->local, &way, 0, NULL, s->pieces, n);
-    return status ? status : mark(s, t->local, way);
+    return begin(s, t->local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Those copies have ended: its transfer goes on, or is let go. */
@@ -176,10 +177,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .count = count,
                               .slot = (uint32_t)(s - outward(t->peer))};
     if (t->peer->out) t->peer->out->next++;
-    int way = UCCH_TO_HOST;
-    const ucch_rows *rows = t->rows.row ? &t->rows : NULL;
-    int status = ucch_pieces_move(t->local, &way, s->header.slot % 2, rows, pieces, count);
-    return status ? status : mark(s, t->local, way);
+    return begin(s, t->local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
 /* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. Memory
@@ -311,11 +309,10 @@ static int scatter_locked(ucch_slot *s) {
         pieces[k] = (ucch_piece){from, region->base + table[k].offset, 0, table[k].bytes};
         from += table[k].bytes;
     }
-    int way = UCCH_TO_DEVICE,
-        status = ucch_pieces_move(region, &way, s->header.slot % 2, NULL, pieces, s->header.count);
-    if (status) return status;
-    s->state = UCCH_COPYING;
-    return mark(s, region, way);
+    int by_wires = s->peer->in && s->header.what == UCCH_HERE;
+    int status = begin(s, region, UCCH_TO_DEVICE, by_wires, NULL, s->header.count);
+    if (!status) s->state = UCCH_COPYING;
+    return status;
 }
 
 static void landed_locked(ucch_slot *s, int status) {

@@ -168,9 +168,10 @@ static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
     if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK)) return UCCH_FAIL_MEMORY; /* who calls has the lock, and never waits */
-    at->has_thread = 1;                                                    /* or it would end as it begins */
-    at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
-    return at->has_thread && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
+    ucch_lock(); /* it looks at has_thread with the lock, as others do */
+    int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
+    ucch_unlock();
+    return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
 }
 
 static int listen(ucch_rma *at, void *handler) {

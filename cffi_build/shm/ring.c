@@ -298,7 +298,7 @@ int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, u
         n == 1 ? ops->copy(dst, src, bytes, stream) : ops->copy_rows(dst, to, src, from, bytes, n, stream), "copy");
 }
 
-static int furnish(ucch_channels *c, int peer, int comes, int ring) {
+static int reserve(ucch_channels *c, int peer, int comes, int ring) {
     int wire = by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     if (way->seen) return 0;
@@ -324,13 +324,13 @@ static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
 /* Have a ring at its first use: 0, or a failure. No peer has a part in that. */
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
     pthread_mutex_lock(&one_by_one);
-    int status = furnish(c, peer, comes, ring);
+    int status = reserve(c, peer, comes, ring);
     pthread_mutex_unlock(&one_by_one);
     return status;
 }
 
 /* The ring for messages of so many bytes. */
-int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
+int ucch_channels_reserve(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
     return ucch_channels_ring(c, peer, comes, ring_for(c, peer, bytes, in_graph));
 }
 

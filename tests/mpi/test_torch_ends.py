@@ -62,9 +62,9 @@ import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 """
-    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "10"}, check=False)
+    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "4"}, check=False)
     assert job.returncode != 0, job.output
-    assert "rank(s) [1] did not come to the backend ucch within 10 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
+    assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
 
 MISTAKES = """

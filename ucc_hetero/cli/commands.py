@@ -16,7 +16,7 @@ from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
 from ..planner.select import Choice
-from ..planner.topology import Topology, emulated_vendors
+from ..planner.topology import Topology, emulated_vendors, numbered
 from .plan import facts, render
 from .topo import DrawnHost, draw, tree
 
@@ -71,9 +71,8 @@ def _layout(args: argparse.Namespace) -> Topology:
     weights = [int(word) for word in args.weights.split(",")] if args.weights else []
     # With the RDMA of this host, as there is no other to look at.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
-    numbers: dict[tuple[str, str | int], int] = {}
-    keys = [(vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True)]
-    return Topology.group(vendors, where, weights, (), [numbers.setdefault(key, len(numbers)) for key in keys])
+    fabrics = numbered((vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True))
+    return Topology.group(vendors, where, weights, (), fabrics)
 
 
 def _plan(args: argparse.Namespace) -> int:

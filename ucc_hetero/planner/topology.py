@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -193,7 +193,6 @@ class Topology:
             raise ValueError(f"{len(vendors)} vendors and {len(hosts)} hosts: both need one entry per rank")
         if fabrics and len(fabrics) != len(hosts):
             raise ValueError(f"{len(fabrics)} fabrics for {len(hosts)} ranks: one for each rank is needed")
-        numbers = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
         members: dict[tuple[str, int], list[int]] = {}
         for rank, (vendor, host) in enumerate(zip(vendors, hosts, strict=True)):
             if vendor not in VENDORS:
@@ -201,8 +200,7 @@ class Topology:
             fabric = fabrics[rank] if fabrics else host if vendor == "host" else -1
             members.setdefault((vendor, fabric), []).append(rank)
         islands = tuple(Island(i, key[0], tuple(ranks)) for i, (key, ranks) in enumerate(members.items()))
-        numbered = tuple(map(_numbered, levels))
-        return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights), numbered)
+        return cls(islands, numbered(hosts), tuple(weights), tuple(map(numbered, levels)))
 
     def sub(self, ranks: Sequence[int]) -> Topology:
         """Take some of the ranks, as ``Split`` does.
@@ -222,10 +220,9 @@ class Topology:
         for new, old in enumerate(ranks):
             members.setdefault(self.island_of[old], []).append(new)
         islands = tuple(Island(i, self.islands[old].vendor, tuple(new)) for i, (old, new) in enumerate(members.items()))
-        numbers = {host: i for i, host in enumerate(dict.fromkeys(self.hosts[rank] for rank in ranks))}
         weights = tuple(self.weights[rank] for rank in ranks) if self.weights else ()
-        levels = tuple(_numbered([level[rank] for rank in ranks]) for level in self.levels)
-        return Topology(islands, tuple(numbers[self.hosts[rank]] for rank in ranks), weights, levels)
+        hosts, *levels = (numbered(level[rank] for rank in ranks) for level in (self.hosts, *self.levels))
+        return Topology(islands, hosts, weights, tuple(levels))
 
     def fingerprint(self) -> str:
         """Name the topology.
@@ -248,14 +245,14 @@ class Topology:
         out = []
         for island in self.islands:
             hosts = sorted({self.hosts[rank] for rank in island.ranks})
-            out.append(f"{island.vendor}[{_spans(island.ranks)}]@{_spans(hosts)}")
+            out.append(f"{island.vendor}[{ranges(island.ranks)}]@{ranges(hosts)}")
         return " ".join(out)
 
 
-def _numbered(labels: Sequence[int]) -> tuple[int, ...]:
-    """The same partition, numbered in order of first appearance."""
-    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    return tuple(numbers[label] for label in labels)
+def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """Numbers of keys, in order of first appearance: equal for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
@@ -281,7 +278,7 @@ def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) ->
     return Group(tuple(ranks))
 
 
-def levels_of(groups: Sequence[str]) -> list[list[int]]:
+def levels_of(groups: Sequence[str]) -> list[tuple[int, ...]]:
     """Make levels of places, as ``UCCH_GROUP`` has them.
 
     Args:
@@ -291,11 +288,8 @@ def levels_of(groups: Sequence[str]) -> list[list[int]]:
         The levels of :class:`Topology`: for each depth a number per rank.
     """
     paths = [tuple(filter(None, group.split("/"))) for group in groups]
-    out = []
-    for depth in range(1, max(map(len, paths), default=0) + 1):
-        numbers: dict[tuple[str, ...], int] = {}
-        out.append([numbers.setdefault(path[:depth], len(numbers)) for path in paths])
-    return out
+    depths = range(1, max(map(len, paths), default=0) + 1)
+    return [numbered(path[:depth] for path in paths) for depth in depths]
 
 
 def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
@@ -336,8 +330,8 @@ def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]
     return tuple(round(16 * share / least) for share in shares)
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7."""
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7: numbers in their order, runs drawn together."""
     spans: list[list[int]] = []
     for n in numbers:
         if spans and spans[-1][1] == n - 1:

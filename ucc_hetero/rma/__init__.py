@@ -16,9 +16,10 @@ from .channel import ChannelError
 from .endpoint import Endpoint, Target
 from .memory import Memory
 from .pages import PageTable, PageTarget, Receipt
+from .region import Region
 from .request import Request, Requests
 from .wire_format import FormatError
-from .worker import Counter, Notification, Region, Worker, connect_all
+from .worker import Counter, Notification, Worker, connect_all
 
 __all__ = [
     "Agent",

@@ -24,8 +24,9 @@ from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout, PeerError
 from .channel import PATIENCE, Channel, ChannelError, call, keep_alive, listen
 from .endpoint import Endpoint, Target
+from .region import Region
 from .wire_format import FormatError
-from .worker import Region, Worker
+from .worker import Worker
 
 #: Connections at most that have not proved themselves yet, and messages that were not taken: their sender waits then.
 _STRANGERS = 64

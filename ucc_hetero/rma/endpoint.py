@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +12,9 @@ from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
 from ..native.libraries import ffi, lib
+from .region import Core, Region
 from .request import ENDED, Request, failure, stream_argument
 from .wire_format import Address, Descriptor
-
-if TYPE_CHECKING:
-    from .worker import Region, Worker
 
 #: Counts of a peer, and the engine's numbers of them.
 _COUNTS = {
@@ -79,7 +77,7 @@ class Endpoint:
     Transfers complete in any order; the request of each says when its data is there.
     """
 
-    def __init__(self, worker: Worker, address: Address, near: bool) -> None:
+    def __init__(self, worker: Core, address: Address, near: bool) -> None:
         self.worker, self.uid, self.near = worker, address.uid, near
         status = ffi.new("int *")
         self._address = ffi.from_buffer(address.worker)

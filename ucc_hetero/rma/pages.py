@@ -13,7 +13,7 @@ import os
 from collections.abc import Generator, Iterable, Sequence
 from functools import cached_property
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,12 @@ from ..errors import DeviceError
 from ..machine.vendors import INTERFACES
 from ..native.libraries import lib
 from ..types import DTYPES
+from .endpoint import Endpoint, Target
 from .layout import Plan, array_bytes, unlike
+from .region import Region
 from .request import Requests
 from .wire_format import Descriptor, Form, FormatError, Table, Ticket
-
-if TYPE_CHECKING:
-    from .endpoint import Endpoint, Target
-    from .worker import Counter, Region, Worker
+from .worker import Counter, Worker
 
 
 class PageTable(Handle):

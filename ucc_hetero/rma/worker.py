@@ -12,26 +12,17 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from .. import env
-from ..bindings import ucx
 from ..bindings.handle import Handle
-from ..device import kernels
 from ..errors import CollectiveTimeout
 from ..machine import launchers
 from ..machine.discover import host_identity
-from ..machine.ucx_transports import tcp_connections, without_devices
 from ..native.libraries import ffi, lib
-from ..native.waiting import progress_until
 from ..transport import wires
-from ..types import DTYPES
 from .endpoint import Endpoint
-from .memory import Memory
+from .region import Core, Region
 from .request import Request, stream_argument
-from .wire_format import Address, Descriptor
+from .wire_format import Address
 
-#: Transports between hosts of which the hardware puts: what all names of theirs begin with.
-_HARDWARE = ("rc_", "dc_")
-_BYTE = DTYPES["uint8"].code
 #: Seconds for which peers may go on using a worker's regions when it is closed.
 _PATIENCE = 2.0
 
@@ -41,74 +32,6 @@ class Notification(NamedTuple):
 
     peer: Endpoint | None
     data: bytes
-
-
-class Region(Handle):
-    """Registered memory that peers may write to and read; made by :meth:`Worker.register`.
-
-    Attributes:
-        descriptor: Bytes that tell a peer of it, for :meth:`Endpoint.open`; good until it is closed.
-        nbytes: Its length.
-        memory: Vendor of the memory, or ``host``.
-        worker: The worker that it was registered with.
-    """
-
-    def __init__(self, worker: Worker, memory: Any) -> None:
-        engine = worker.native
-        found = memory if isinstance(memory, Memory) else Memory(memory)
-        self.worker, self.nbytes, self.memory, self._owner = worker, found.nbytes, found.vendor, found
-        self._registered: ucx.Memory | None = None
-        on_device = found.vendor != "host"
-        if on_device:
-            kernels.ready(lib.UCCH_PIECES, 0, _BYTE, _BYTE)  # lists go by it, if there is one
-        else:
-            self._registered = worker.context.register((found.address, found.nbytes))
-        number = int.from_bytes(os.urandom(8), "little")
-        handle = self._registered.handle if self._registered else ffi.NULL
-        base = ffi.cast("void *", found.address)
-        self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
-        lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
-        #: True if it is device memory that devices of peers may reach themselves.
-        self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
-        key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
-        #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
-        self.descriptor = Descriptor(worker.uid, number, found.address, found.nbytes, found.vendor, key).pack()
-
-    def __repr__(self) -> str:
-        return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
-
-    @property
-    def native(self) -> Any:
-        """The engine's side of it; ``ValueError`` once it is closed."""
-        if self._native is None:
-            raise ValueError("this Region is closed")
-        return self._native
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Take it back from all peers and deregister it: afterwards nothing is written to it or read from it.
-
-        Waits for transfers that are under way.
-
-        Args:
-            timeout: Seconds to wait at most.
-
-        Raises:
-            CollectiveTimeout: If a peer that is alive does not let go in time; the region then stays registered.
-        """
-        if self._native is None:
-            return
-        lib.ucch_region_revoke(self.worker.native, self._native)
-        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, self._native), timeout):
-            raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
-        self._release()
-
-    def _release(self) -> None:
-        if self._native is not None:
-            native, self._native = self._native, None
-            self.worker.regions.discard(self)
-            lib.ucch_region_free(self.worker.native, native)
-            if self._registered is not None:
-                self._registered.close()
 
 
 class _Await(Request):
@@ -172,7 +95,7 @@ class Counter(Handle):
             self.worker.end_counter(number)
 
 
-class Worker(Handle):
+class Worker(Core):
     """This process as peers reach it, with its regions, counters and notifications.
 
     Args:
@@ -186,39 +109,15 @@ class Worker(Handle):
     """
 
     def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = float(env.get("TIMEOUT")) if timeout is None else timeout
-        mine = os.getpid() & lib.UCCH_RMA_PROCESS  # for who reads records of transfers
-        self.uid = int.from_bytes(os.urandom(8), "little") & ~(2 * lib.UCCH_RMA_PROCESS) | mine << 1 | 1
-        # No transport of devices: their memory goes through slots of ours, and a second context of libucp's that
-        # opens what peers have allocated would end the process (transport/bounce.py).
-        users = os.environ.get("UCX_TLS", "")
-        with env.meanwhile(tcp_connections()):
-            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
-            self._worker: ucx.Worker | None = self.context.worker()
-        status = ffi.new("int *")
-        #: True if libucp's puts between hosts are the hardware's.
-        self.by_hardware = any(name.startswith(_HARDWARE) for name in self.context.transports())
-        self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, status)
-        ucx.check("ucp_worker_set_am_recv_handler", status[0])
+        super().__init__(timeout)
         self._host = hashlib.blake2b(repr(host_identity().memory).encode(), digest_size=16).digest()
         #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
         self.address = Address(self.uid, self._host, os.getpid(), self._worker.address).pack()
-        self._peers: dict[int, Endpoint] = {}
-        self._gone: list[Any] = []
-        #: Until they are closed: peers write to their memory.
-        self.regions: set[Region] = set()
         self._counters = 0
         self._wires = -1
         self._free: list[int] = []
         #: Native sides of waits for counters.
         self.waits: WeakSet[Any] = WeakSet()
-
-    @property
-    def native(self) -> Any:
-        """The engine's side of it; ``ValueError`` once it is closed."""
-        if self._native is None:
-            raise ValueError("this Worker is closed")
-        return self._native
 
     def register(self, memory: Any) -> Region:
         """Let peers reach memory.
@@ -250,7 +149,7 @@ class Worker(Handle):
             FormatError: If it is no address, or one of another version.
         """
         found = Address.unpack(address)
-        known = self._peers.get(found.uid)
+        known: Endpoint | None = self.peers.get(found.uid)
         if known is not None and known.alive:
             return known
         if known is not None:
@@ -258,7 +157,7 @@ class Worker(Handle):
         near = found.host == self._host
         if not near:
             self._offer_wires()
-        self._peers[found.uid] = endpoint = Endpoint(self, found, near)
+        self.peers[found.uid] = endpoint = Endpoint(self, found, near)
         return endpoint
 
     def _offer_wires(self) -> None:
@@ -275,12 +174,6 @@ class Worker(Handle):
         addresses = b"".join(packed)
         if lib.ucch_rma_reach(self.native, self._wires, addresses, len(addresses)):
             raise MemoryError("no memory for the addresses of network threads")
-
-    def forget(self, peer: Endpoint, native: Any) -> None:
-        """Leave a peer that is being closed out of the list."""
-        if self._peers.get(peer.uid) is peer:
-            del self._peers[peer.uid]
-        self._gone.append(native)
 
     def counter(self) -> Counter:
         """Make a counter; a worker has up to 1,024 at a time.
@@ -340,7 +233,7 @@ class Worker(Handle):
         nbytes = lib.ucch_notice_take(self.native, sender, data)
         if nbytes < 0:
             return None
-        return Notification(self._peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
+        return Notification(self.peers.get(int(sender[0])), bytes(ffi.buffer(data, nbytes)))
 
     def info(self) -> dict[str, Any]:
         """Describe the worker.
@@ -350,27 +243,27 @@ class Worker(Handle):
         """
         return {
             "transports": self.context.transports(),
-            "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in self._peers.items()},
+            "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in self.peers.items()},
         }
 
     def close(self) -> None:
         """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
-        if self._worker is None or self._native is None:
+        if self._native is None:
             return
         for wait in list(self.waits):
             lib.ucch_await_cancel(wait)
         for region in list(self.regions):
             with suppress(CollectiveTimeout):
                 region.close(_PATIENCE)
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             peer.close()
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
-            region._release()
+            region.release()
         self._worker.close()
         for native in self._gone:
             lib.ucch_peer_free(native)
-        native, self._native, self._worker = self._native, None, None
+        native, self._native = self._native, None
         lib.ucch_rma_free(native)
         self.context.close()
 
