@@ -310,10 +310,12 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     return status;
 }
 
-/* Begin one piece, which is known to fit: a transfer, 1 when it has ended well already, or 0 where it cannot begin. */
+/* Begin one piece: a transfer, 1 when it has ended well already, or 0 where it does not fit or cannot begin. */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout) {
-    ucch_transfer *t = ucch_transfer_new(peer, what);
+    int fits = local->at == peer->at && target->peer == peer && ucch_pieces_outside(local->bytes, 1, &mine, &bytes) < 0;
+    fits = fits && ucch_pieces_outside(target->bytes, 1, &theirs, &bytes) < 0;
+    ucch_transfer *t = fits ? ucch_transfer_new(peer, what) : NULL;
     if (!t) return 0;
     t->piece[0] = mine;
     t->piece[1] = theirs;
@@ -323,6 +325,11 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
     if (!status) return (uintptr_t)t;
     ucch_transfer_free(t);
     return status > 0;
+}
+
+/* True if one piece takes but a moment. */
+int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes) {
+    return bytes <= HURRY_BYTES && !local->on_device && !target->on_device;
 }
 
 /* Without the lock: let a stream wait for a gate's end: 1, or 0 where it cannot. */
