@@ -224,8 +224,8 @@ class Endpoint(Sided):
         """
         if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
             seconds = self.worker.timeout if timeout is None else timeout
-            at = local.engine, target.engine
-            found = piece(self.engine, _PUT, *at, local_offsets, remote_offsets, lengths, seconds)
+            here, there = local.engine, target.engine
+            found = piece(self.engine, _PUT, here, there, local_offsets, remote_offsets, lengths, seconds)
             if found:
                 return self._begun(found, "put", (local, target))
         asks = local, target, local_offsets, remote_offsets, lengths
@@ -251,8 +251,8 @@ class Endpoint(Sided):
         """
         if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
             seconds = self.worker.timeout if timeout is None else timeout
-            at = local.engine, target.engine
-            found = piece(self.engine, _GET, *at, local_offsets, remote_offsets, lengths, seconds)
+            here, there = local.engine, target.engine
+            found = piece(self.engine, _GET, here, there, local_offsets, remote_offsets, lengths, seconds)
             if found:
                 return self._begun(found, "get", (local, target))
         asks = local, target, local_offsets, remote_offsets, lengths
@@ -363,9 +363,10 @@ class Endpoint(Sided):
         return self._start(native, "pages", (local, target, lists, told), stream, timeout)
 
     def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> Any:
-        native = lib.ucch_transfer_new(self.native, what)
+        sides = local.native, target.native
         places = [ffi.from_buffer("uint64_t *", each) for each in lists]
-        lib.ucch_transfer_lists(native, local.native, target.native, len(lists[0]), *places)
+        native = lib.ucch_transfer_new(self.native, what)
+        lib.ucch_transfer_lists(native, *sides, len(lists[0]), *places)
         return native
 
     def _tell(self, native: Any, data: bytes | None, counter: int | None) -> object:

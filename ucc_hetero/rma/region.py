@@ -64,7 +64,7 @@ class Core(Handle):
 class Sided:
     """An object that has a side in the engine: ``engine`` is its address, 0 once it is closed."""
 
-    engine = 0
+    engine: int
     kind: str
     raises: type[Exception] = ValueError
 
