@@ -6,7 +6,9 @@ first one's, which is printed as it comes. The exit status is 0 if every lane is
 """
 
 import json
+import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -127,6 +129,9 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in {**SUITE, **CHECKS}] or not names:
         print(f"lanes.py: unknown {unknown}; known: {' '.join((*SUITE, *CHECKS))}", file=sys.stderr)
         return 2
+    os.environ.setdefault(
+        "TESTS_DRAW", str(secrets.randbelow(1 << 30))
+    )  # what fails runs once more with the same draws
     work = ROOT / "build" / "lanes"
     work.mkdir(parents=True, exist_ok=True)
     return run([make_lane(name, work) for name in names])

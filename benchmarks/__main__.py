@@ -20,10 +20,7 @@ _PROGRAMS = {
     "compare": "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)",
     "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
     "report": "result files -> one HTML page and PNGs",
-    "diff": "two result files -> what became slower",
 }
-#: Programs that there were, and what to do instead.
-_GONE = {"trace": "python -m ucc_hetero trace FILE merges what a job left, and ui.perfetto.dev shows it"}
 
 
 def _say(text: str, stream: str = "stderr") -> None:
@@ -45,20 +42,6 @@ def overview() -> str:
     lines += ["", f"Benchmarks (OSU {VERSION}; NAME --help lists the options):"]
     lines += [f"  {bench.name:<36}{bench.plain_title.removeprefix('OSU ')}" for bench in BENCHES.values()]
     return "\n".join(lines)
-
-
-def _find(words: list[str]) -> tuple[str, list[str]]:
-    """(name, its arguments); also OMB-Py's ``--benchmark allreduce`` and names without ``osu_``."""
-    if words and words[0].startswith("--benchmark"):
-        _, equals, name = words[0].partition("=")
-        rest = words[1:]
-        if not equals:
-            if not rest:
-                raise BadUsage("option --benchmark needs a name; python -m ucc_hetero.bench --help lists them")
-            name, rest = rest[0], rest[1:]
-        words = [name, *rest]
-    name = words[0]
-    return (f"osu_{name}" if f"osu_{name}" in BENCHES else name), words[1:]
 
 
 def _guarded(work: Callable[[], int]) -> int:
@@ -85,12 +68,10 @@ def _guarded(work: Callable[[], int]) -> int:
 
 
 def _benchmark(bench: Bench, options: Options, command: list[str]) -> int:
-    from . import runner, startup
+    from . import runner
 
-    if bench.family == "startup":
-        return startup.run(bench, options, command)
     prepare((options.backend, *options.peers, *(("ours",) if options.limit else ())))
-    world = open_world(options.session)
+    world = open_world()
     status = runner.run(bench, options, world, command)
     world.close()
     # As OSU's programs: rank 0 alone reports the failure.
@@ -108,14 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(overview(), "stdout")
         return 0
     try:
-        name, rest = _find(words)
+        name, rest = (f"osu_{words[0]}" if f"osu_{words[0]}" in BENCHES else words[0]), words[1:]
         if name in _PROGRAMS:
             module = importlib.import_module(f".{name}", __package__)
             return _guarded(lambda: int(module.run(rest, command)))
         bench = BENCHES.get(name)
         if bench is None:
-            instead = _GONE.get(name, "python -m ucc_hetero.bench --help lists them")
-            raise BadUsage(f"benchmark {name!r} is not known; {instead}")
+            raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
         try:
             options = parse(bench, rest)
         except HelpWanted:

@@ -45,7 +45,7 @@ class Latency:
         self.checkers: list[Checker] = []
         if options.validate and row.kind != "barrier":
             _, self.warm = bound()
-            self.checkers = [Checker(case, dtype, log=session.log) for case in cases]
+            self.checkers = [Checker(case, dtype) for case in cases]
 
     def run(self, iterations: int, warmup: int) -> Floats:
         """Seconds of each iteration on this rank."""
@@ -79,7 +79,6 @@ class Latency:
         """Mean, least and most of the ranks' means, in µs."""
         session, mine = self.session, samples * 1e6
         mean, least, most = session.world.spread(float(mine.mean()))
-        session.samples[self.size] = mine
         return Row(self.size, mean, least, most, mine.size, percentiles=session.percentiles(mine))
 
     def free(self) -> None:
@@ -169,6 +168,5 @@ class Overlapped(Latency):
         pure, least, most = world.spread(float(mine[:, 0].mean()))
         hidden = overlap(overall, computing, test, pure)
         times = Overlap(overall, computing - test, init, test, wait, pure, least, most, hidden)
-        session.samples[self.size] = mine[:, 1]
         percentiles = session.percentiles(mine[:, 1])
         return Row(self.size, float(overall), iterations=len(mine), percentiles=percentiles, overlap=times)

@@ -27,7 +27,6 @@ from .option_table import PEERS, number
 from .options import BadUsage, ProgramParser
 from .peers import open_peer
 from .result_file import write_job
-from .session import Progress
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
 from .table import COLLECTIVES
 from .validate import proven_call
@@ -232,17 +231,13 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
     title = f"{row.method}, {dtype.name}, {world.size} ranks, {arguments.rounds} rounds, medians"
     world.say(_header(series, pairs, title))
     elements = longest(row, max(arguments.most // dtype.itemsize, 1), world.size)
-    memory = open_memory("host", "numpy", 0)
+    memory = open_memory("host", 0)
     pools = [Pool(memory, dtype, elements) for _ in series]
-    progress = Progress(world.rank == 0)
     rows: list[dict[str, Any]] = []
-    wanted = list(sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step))
-    for size in wanted:
-        progress.show(f"{row.name}, {size} bytes", len(rows), len(wanted))
+    for size in sizes(arguments.least, arguments.most, dtype.itemsize, arguments.step):
         case = Case(row, world.rank, world.size, size // dtype.itemsize, 0, False)
         times = measure(series, case, dtype, pools, arguments.rounds, world)
         ratios = [ratio(times[a], times[b]) for a, b in pairs]
-        progress.clear()
         world.say(_line(size, [float(np.median(t)) for t in times], ratios))
         rows.append(_row(size, series, times, pairs, ratios))
     return rows

@@ -24,11 +24,10 @@ class UnknownFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size of a curve. ``rounds`` are repeated measurements, where the file has them."""
+    """One size of a curve."""
 
     size: int
     value: float
-    rounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,6 @@ class Curve:
     points: tuple[Point, ...]
     facts: Data = field(default_factory=dict, compare=False, hash=False)
 
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """The facts that two comparable curves share."""
-        return self.benchmark, self.label, self.unit, self.dtype
-
-    @property
-    def higher_is_better(self) -> bool:
-        return self.unit != "us"
-
 
 class _Points:
     """Points of one file, collected by the curves that they belong to."""
@@ -60,9 +50,9 @@ class _Points:
         self._source, self._facts = source, facts or {}
         self._found: dict[tuple[str, str, str, str], list[Point]] = {}
 
-    def add(self, key: tuple[str, str, str, str], size: int, value: float, rounds: Sequence[float] = ()) -> None:
+    def add(self, key: tuple[str, str, str, str], size: int, value: float) -> None:
         """Add a point to the curve of this benchmark, label, unit and dtype."""
-        self._found.setdefault(key, []).append(Point(size, value, tuple(rounds)))
+        self._found.setdefault(key, []).append(Point(size, value))
 
     def curves(self) -> list[Curve]:
         """The curves, in the order of their first points."""
@@ -131,6 +121,8 @@ def read_all(paths: Sequence[str | Path]) -> tuple[list[Curve], list[tuple[str, 
 
 
 def _read_json(path: Path, data: Data) -> list[Curve]:
+    if "about" in data and "rows" in data:
+        return _call_curves(path, data)
     if "gpu" in data and "rows" in data:
         return _gpu_curves(path, data)
     if data.get("format") != FORMAT:
@@ -150,7 +142,7 @@ def _compare_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
         for series in row["series"]:
             label = series["peer"] + ("*" if series["form"] == "persistent" else "")
             key = data["collective"], label, "us", data["dtype"]
-            found.add(key, row["size"], series["us"], series["rounds"])
+            found.add(key, row["size"], series["us"])
     return found.curves()
 
 
@@ -183,8 +175,19 @@ def _cluster_curves(path: Path, data: Data, facts: Data) -> list[Curve]:
     return found.curves()
 
 
+def _call_curves(path: Path, data: Data) -> list[Curve]:
+    """Of tools/call_cost.py: times of a call, of each side."""
+    found, about = _Points(path.name, {"date": data["about"].get("date", "")}), data["about"]
+    for row in data["rows"]:
+        benchmark = f"{row.get('call', 'messages')} on {about.get('ranks', '?')} {about.get('gpu', 'hosts')}"
+        for label, cost in row.items():
+            if isinstance(cost, dict) and "time" in cost:
+                found.add((benchmark, label, "us", "float32"), row["bytes"], cost["time"])
+    return found.curves()
+
+
 def _gpu_curves(path: Path, data: Data) -> list[Curve]:
-    """Of tools/gpu_collectives.py: jobs of one size are drawn together, whatever their islands."""
+    """Collectives of archives: jobs of one size are drawn together, whatever their islands."""
     found = _Points(path.name, {"date": data.get("date", "")})
     for row in data["rows"]:
         for name in ("blocking", "stream", "nccl", "gloo"):
@@ -232,7 +235,6 @@ _NCCL_TYPES = {"float": "float32", "double": "float64", "half": "float16"}
 def _nccl_name(text: str, path: Path) -> str:
     """OSU's name of the collective; where nccl-tests' sizes mean something else than OSU's, the name says so."""
     found = re.search(r"^# Collective test starting: \S*?(\w+)_perf", text, re.M)
-    found = found or re.search(r"^# osu_(\w+) over", text, re.M)
     name = (
         (found[1] if found else re.sub(r"_perf.*", "", path.stem)).replace("all_", "all").replace("broadcast", "bcast")
     )

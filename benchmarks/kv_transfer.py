@@ -25,7 +25,6 @@ from .memory import Block, Memory, open_memory
 from .option_table import number
 from .options import BadUsage, ProgramParser
 from .result_file import write_job
-from .session import Progress
 from .world import World, open_world, prepare
 
 #: Way -> layout and type of the sender's cache, and of the receiver's.
@@ -203,21 +202,19 @@ def run(words: Sequence[str], command: list[str]) -> int:
         raise BadUsage("kv_transfer needs two ranks: mpirun -n 2 python -m ucc_hetero.bench kv_transfer")
     local = world.local_rank()
     try:
-        memory = world.agreed(lambda: open_memory(sizes.accelerator, "numpy", local), ValueError)
+        memory = world.agreed(lambda: open_memory(sizes.accelerator, local), ValueError)
     except ValueError as why:
         raise BadUsage(f"kv_transfer: {why}") from None
     cases = [KVCase(*each) for each in product(sizes.way, sizes.block_size, sizes.pages, sizes.concurrency)]
     shape = f"{sizes.layers} layers, {sizes.heads} heads of {sizes.dim}"
     world.say(f"# Pages of a KV cache, {shape}\n")
     world.say("# way     tokens/page   pages  prompts       MiB      GB/s      best  ms to first\n")
-    progress, rows = Progress(world.rank == 0), []
+    rows = []
     with rma.Worker() as worker:
         peer = rma.connect_all(worker, world.comm)[1 - world.rank]
-        for done, case in enumerate(cases):
-            progress.show(str(case), done, len(cases))
+        for case in cases:
             row = _measure(world, worker, peer, memory, case, sizes)
             mib = row["bytes"] / 2**20
-            progress.clear()
             counts = f"{case.block_size:>13}{case.pages:>8}{case.concurrency:>9}{mib:>10.1f}"
             world.say(f"{case.way:<8}{counts}{row['gbs']:>10.2f}{row['best']:>10.2f}{row['ms']:>13.3f}\n")
             rows.append(row)

@@ -1,4 +1,4 @@
-"""Memory of a benchmark's messages: of the host in several wrappings, or of a GPU through torch.
+"""Memory of a benchmark's messages: numpy's, or a GPU's through torch.
 
 A ``Memory`` hands out blocks: ``block.array`` is what the peer gets, ``block.put`` and ``block.get`` move numpy data in
 and out, ``block.overrun`` is true after a write behind the end.
@@ -6,7 +6,6 @@ and out, ``block.overrun`` is true after a write behind the end.
 
 from __future__ import annotations
 
-import array
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,6 @@ _GUARD, _GUARD_BYTE = 64, 0x5A
 
 _OSU_NAMES = {"mpi_char": "int8", "mpi_int": "int32", "mpi_float": "float32"}
 _MPI_NAMES = {"int8": "MPI_CHAR", "int32": "MPI_INT", "float32": "MPI_FLOAT", "float64": "MPI_DOUBLE"}
-_NCCL_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
-_ARRAY_CODES = {"int8": "b", "int32": "i", "float32": "f", "float64": "d", "uint8": "B", "int16": "h", "int64": "q"}
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -42,10 +39,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
         raise ValueError(f"option -T {name!r}: numpy lacks it; install ml_dtypes") from None
 
 
-def label_of(dtype: np.dtype[Any], style: str = "osu") -> str:
-    """The datatype's name as OSU or nccl-tests print it."""
-    if style == "nccl":
-        return _NCCL_NAMES.get(dtype.name, dtype.name)
+def label_of(dtype: np.dtype[Any]) -> str:
+    """The datatype's name as OSU prints it."""
     return _MPI_NAMES.get(dtype.name, f"MPI_{dtype.name.upper()}")
 
 
@@ -73,8 +68,7 @@ class Block:
     def head(self, count: int) -> Block:
         """The first ``count`` elements, with a fresh guard behind them."""
         whole = self.whole[: count + _GUARD]
-        wrapped = isinstance(self.whole, np.ndarray) and not isinstance(self.array, np.ndarray)
-        block = Block(memoryview(self.array)[:count] if wrapped else whole[:count], whole, count, self.dtype)
+        block = Block(whole[:count], whole, count, self.dtype)
         filler = np.full(_GUARD * self.dtype.itemsize, _GUARD_BYTE, np.uint8)
         block._write(count, filler.view(self.dtype))
         return block
@@ -99,38 +93,20 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``accelerator`` is host, cuda or rocm; ``wrapping`` numpy, bytearray, array or torch."""
+    """``accelerator`` is host, cuda or rocm."""
 
     accelerator: str
-    wrapping: str
 
     def block(self, dtype: np.dtype[Any], count: int) -> Block:
         """``count`` elements, their pages touched."""
-        total = count + _GUARD
-        if self.wrapping == "torch":
-            return self._torch_block(dtype, count, total)
-        if self.wrapping == "bytearray":
-            code: Any = _code(dtype)
-            store: Any = memoryview(bytearray(total * dtype.itemsize)).cast(code)
-        elif self.wrapping == "array":
-            store = array.array(_code(dtype), bytes(total * dtype.itemsize))
+        total: int = count + _GUARD
+        store: Any
+        if self.accelerator == "host":
+            store = np.ones(total, dtype)
         else:
-            store = np.zeros(total, dtype)
-        whole = store if isinstance(store, np.ndarray) else np.frombuffer(store, dtype)
-        whole.view(np.uint8).fill(1)
-        return Block(store, whole, total - _GUARD, dtype)
-
-    def _torch_block(self, dtype: np.dtype[Any], count: int, total: int) -> Block:
-        torch = importlib.import_module("torch")
-        device = "cpu" if self.accelerator == "host" else "cuda"
-        whole = torch.ones(total, dtype=getattr(torch, dtype.name), device=device)
-        return Block(whole[:count], whole, count, dtype)
-
-
-def _code(dtype: np.dtype[Any]) -> str:
-    if dtype.name not in _ARRAY_CODES:
-        raise ValueError(f"option --buffer: {dtype.name} needs numpy or torch; Python's own buffers do not have it")
-    return _ARRAY_CODES[dtype.name]
+            torch = importlib.import_module("torch")
+            store = torch.ones(total, dtype=getattr(torch, dtype.name), device="cuda")
+        return Block(store[:count], store, count, dtype)
 
 
 def _accelerator_here() -> tuple[str, str]:
@@ -144,20 +120,20 @@ def _accelerator_here() -> tuple[str, str]:
     return ("rocm" if torch.version.hip else "cuda"), ""
 
 
-def open_memory(accelerator: str, wrapping: str, local_rank: int) -> Memory:
+def open_memory(accelerator: str, local_rank: int) -> Memory:
     """The memory of this rank; binds a GPU to it where one is asked for.
 
     Raises ValueError, naming the way out, where the accelerator asked for is not there.
     """
     if accelerator == "host":
-        return Memory("host", wrapping)
+        return Memory("host")
     here, why = _accelerator_here()
     if here == "host":
         if accelerator == "auto":
-            return Memory("host", wrapping)
+            return Memory("host")
         raise ValueError(f"option -d {accelerator}: {why}; leave -d out to measure host memory")
     if accelerator not in ("auto", here):
         raise ValueError(f"option -d {accelerator}: torch on this rank was built for {here}; use -d {here} or -d auto")
     torch = importlib.import_module("torch")
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    return Memory(here, "torch")
+    return Memory(here)

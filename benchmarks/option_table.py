@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ class Options:
     full: bool = False
     mem_limit: int = 512 << 20
     validate: bool = False
-    validation_log: str | None = None
     validation_warmup: int = 5
     types: tuple[str, ...] = ("mpi_char",)
     in_place: bool = False
@@ -33,25 +31,13 @@ class Options:
     root: int | None = 0  # None: another root in each iteration
     test_calls: int = 0
     window: int = 64
-    vary_window: bool = False
-    print_rate: bool = True
     pairs: int | None = None
-    many_buffers: bool = False
     accelerator: str = "host"
-    win: str = "allocate"
-    sync: str = "flush"
-    graph: tuple[str, ...] = ()
-    session: bool = False
-    places: tuple[str, ...] = ()  # "H" or "D" for the two sides of point-to-point
     backend: str = "ours"
     peers: tuple[str, ...] = ()
     rounds: int = 10
     limit: bool = False
-    format: str = "osu"
     json: str | None = None
-    csv: str | None = None
-    buffer: str = "numpy"
-    progress: bool = True
 
     def loops(self, bench: Bench, size: int) -> tuple[int, int]:
         """(iterations, warm-up calls) for messages of ``size`` bytes."""
@@ -92,18 +78,6 @@ def _sizes(old: Options, text: str) -> Options:
         min_size=number(low, 1) if low else old.min_size,
         max_size=number(high) if high else old.max_size,
     )
-
-
-def _validation(old: Options, text: str) -> Options:
-    if not text:
-        return replace(old, validate=True)
-    word, _, folder = text.partition(":")
-    if word != "log":
-        raise ValueError("'-c' takes nothing or log[:DIR]")
-    folder = folder or "validation_output"
-    if os.path.exists(folder):
-        raise ValueError(f"the directory {folder!r} exists already; name a new one with -clog:DIR")
-    return replace(old, validate=True, validation_log=folder)
 
 
 def _percentiles(old: Options, text: str) -> Options:
@@ -158,33 +132,9 @@ def _flag(**change: Any) -> Apply:
     return lambda old, _: replace(old, **change)
 
 
-def _refuse(why: str) -> Apply:
-    def apply(old: Options, text: str) -> Options:
-        raise ValueError(why)
-
-    return apply
-
-
-def _array_size(old: Options, text: str) -> Options:
-    number(text, 1)
-    return old
-
-
-def _only_cpu(old: Options, text: str) -> Options:
-    if text.lower() != "cpu":
-        raise ValueError("the dummy computation runs on the CPU here; give cpu or leave the option out")
-    return old
-
-
-def _buffer_number(old: Options, text: str) -> Options:
-    if text.lower() not in ("single", "multiple"):
-        raise ValueError("single or multiple is needed")
-    return replace(old, many_buffers=text.lower() == "multiple")
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``letter`` is empty for our own and OMB-Py's, which every benchmark takes."""
+    """One option. ``letter`` is empty for those that OSU does not have, which every benchmark takes."""
 
     letter: str
     name: str
@@ -200,7 +150,6 @@ def _row(letter: str, name: str, help: str, apply: Apply) -> Option:
 
 
 _DTYPES = "all, mpi_char, mpi_int, mpi_float, or dtype names such as float64 (default mpi_char)"
-_SYNCS = "lock", "flush", "flush_local", "lock_all", "pscw", "fence"
 
 #: Every option. ``h`` and ``v`` are answered by the parser itself.
 OPTIONS: tuple[Option, ...] = (
@@ -213,31 +162,16 @@ OPTIONS: tuple[Option, ...] = (
     _row("t:", "num-test-calls", "calls of Test during the computation (default 0)", _int("test_calls")),
     _row("i:", "iterations", "iterations (default depends on the benchmark and the size)", _int("iterations", 1)),
     _row("x:", "warmup", "warm-up iterations (likewise)", _int("warmup")),
-    _row("a:", "array-size", "size of OSU's dummy computation on a GPU; accepted, without effect", _array_size),
-    _row("s:", "sync-option", f"{', '.join(_SYNCS[:-1])} or {_SYNCS[-1]} (default flush)", _choice("sync", *_SYNCS)),
-    _row("w:", "win-options", "create, allocate or dynamic windows (default allocate)",
-         _choice("win", "create", "allocate", "dynamic")),
     _row("M:", "mem-limit", "most memory a buffer may take, in bytes (default 536870912)",
          _field("mem_limit", lambda text: max(number(text), _LEAST_MEMORY))),
     _row("d:", "accelerator", "memory: cuda, rocm, host, or auto for what each rank has (default host)",
          _choice("accelerator", "host", "cuda", "rocm", "auto")),
-    _row("r:", "cuda-target", "where OSU's dummy computation runs; only cpu", _only_cpu),
-    _row("R:", "print-rate", "0|1: print the message rate (default 1)",
-         _field("print_rate", lambda text: bool(number(text, 0, 1)))),
     _row("p:", "num-pairs", "pairs of ranks (default ranks / 2)", _int("pairs", 1)),
-    _row("V", "vary-window", "a table over window sizes 1 to 128", _flag(vary_window=True)),
-    _row("c::", "validation", "[log:DIR] check every element: Pass or Fail; a Fail ends the run with status 1",
-         _validation),
-    _row("b:", "buffer-num", "single or multiple buffers per window (default single)", _buffer_number),
+    _row("c", "validation", "check every element: Pass or Fail; a Fail ends the run with status 1",
+         _flag(validate=True)),
     _row("u:", "validation-warmup", "warm-up calls before each checked iteration, at most 10 (default 5)",
          _int("validation_warmup", 0, _MOST_WARMUPS)),
-    _row("G:", "graph", "png,pdf,tty: plot every iteration (png and pdf need matplotlib)",
-         _choices("graph", "png", "pdf", "tty")),
-    _row("P:", "papi", "PAPI counters; not offered", _refuse("PAPI counters are not offered; use perf stat")),
-    _row("D:", "ddt", "derived datatypes; not offered",
-         _refuse("derived datatypes are not offered: UCC moves contiguous data")),
     _row("T:", "type", _DTYPES, _types),
-    _row("I", "session", "initialise MPI by a session", _flag(session=True)),
     _row("l", "in-place", "in place", _flag(in_place=True)),
     _row("z::", "tail-lat", "[P,P...] percentiles (default 50,90,99)", _percentiles),
     _row("k:", "root-rank", "fixed:RANK, or rotate: another root in each iteration (default fixed:0)", _root),
@@ -247,13 +181,5 @@ OPTIONS: tuple[Option, ...] = (
     _row(":", "rounds", "rounds of the interleaved runs (default 10)", _int("rounds", 2)),
     _row("", "limit", "measure the links first; per size, what they allow at best, and the share reached",
          _flag(limit=True)),
-    _row(":", "format", "osu or nccl (nccl-tests' columns)", _choice("format", "osu", "nccl")),
     _row(":", "json", "also write results, machine and versions to this file", _field("json", str)),
-    _row(":", "csv", "also write the rows to this file", _field("csv", str)),
-    _row(":", "buffer", "numpy, bytearray, array or torch (default numpy; torch with -d cuda or rocm)",
-         _choice("buffer", "numpy", "bytearray", "array", "torch")),
-    _row("", "no-progress", "no progress line on stderr", _flag(progress=False)),
-    _row(":", "min", "smallest message (OMB-Py)", _int("min_size", 1)),
-    _row(":", "max", "largest message (OMB-Py)", _int("max_size")),
-    _row(":", "skip", "same as --warmup (OMB-Py)", _int("warmup")),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Command lines: OSU's options scanned as getopt_long does it, and options of programs under mpirun.
 
-argparse cannot express clusters with optional arguments (``-clog:dir``, ``-z50,99``). Which letters a benchmark takes
+argparse cannot express clusters with optional arguments (``-z50,99``). Which letters a benchmark takes
 is its row's getopt string; what they mean is in ``option_table.py``.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..machine import launchers
@@ -134,32 +133,12 @@ def parse(bench: Bench, arguments: Sequence[str]) -> Options:
     return _whole(bench, options, positional)
 
 
-def _places(bench: Bench, options: Options, words: list[str]) -> tuple[str, ...]:
-    """OSU's ``SRC DST``: memory of the first and of the second rank of each pair."""
-    if bench.family != "pt2pt" or len(words) != 2 or not set(words) <= {"H", "D"}:
-        takes = "H or D, twice," if bench.family == "pt2pt" else "options only"
-        raise BadUsage(f"argument {' '.join(words)!r}: {bench.name} takes {takes}; see --help")
-    if "D" in words and options.accelerator == "host":
-        raise BadUsage(f"argument {' '.join(words)!r}: D is device memory; say which with -d cuda or -d rocm")
-    return tuple(words)
-
-
 def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
     """Check what only the options together can tell."""
     if positional:
-        options = replace(options, places=_places(bench, options, positional))
+        raise BadUsage(f"argument {' '.join(positional)!r}: {bench.name} takes options only; see --help")
     if bench.sized and options.min_size > options.max_size:
         raise BadUsage(f"option -m: the minimum {options.min_size} is above the maximum {options.max_size}")
-    if options.format == "nccl" and bench.family != "blocking":
-        raise BadUsage(
-            f"option --format nccl: nccl-tests has no counterpart of {bench.name}; only blocking collectives"
-        )
-    if (options.peers or options.limit) and (bench.family == "startup" or options.vary_window):
-        raise BadUsage(f"options --peer and --limit: {bench.name} has no times of single calls; use --backend")
-    if options.accelerator != "host" and options.buffer not in ("numpy", "torch"):
-        raise BadUsage(
-            f"option --buffer {options.buffer!r}: that is host memory, but -d {options.accelerator} was given"
-        )
     return options
 
 

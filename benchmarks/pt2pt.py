@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import output
-from .interleave import Open, measure
-from .memory import Block, label_of
-from .output import WINDOWS, Row
+from .interleave import Open
+from .memory import Block
+from .output import Row
 from .session import Session
-from .stats import sizes
 from .validate import complement, differences, draw
 from .world import Peer
 
@@ -45,10 +43,8 @@ class Pairs:
         partner = world.rank + (self.pairs if self.first else -self.pairs)
         #: None for a rank that is left over.
         self.partner = partner if world.rank < 2 * self.pairs else None
-        count, buffers = size // dtype.itemsize, self.window if options.many_buffers else 1
-        self.send, self.recv = (
-            [session.memory.block(dtype, count).head(count) for _ in range(buffers)] for _ in range(2)
-        )
+        count = size // dtype.itemsize
+        self.send, self.recv = (session.memory.block(dtype, count).head(count) for _ in range(2))
         self.reply = session.memory.block(np.dtype(np.int8), 1).head(1)
 
     def run(self, iterations: int, warmup: int) -> Floats:
@@ -76,34 +72,26 @@ class Pairs:
                 self._compare(i)
         return np.asarray(times)
 
-    def _data(self, rank: int, iteration: int, index: int) -> npt.NDArray[Any]:
-        return draw(self.dtype, self.send[0].count, 2 + index, rank, iteration)
+    def _data(self, rank: int, iteration: int) -> npt.NDArray[Any]:
+        return draw(self.dtype, self.send.count, 2, rank, iteration)
 
     def _load(self, iteration: int) -> None:
         """Fresh data to send, and its complement where it is to arrive."""
         if self.partner is None:
             return
-        for k, (send, recv) in enumerate(zip(self.send, self.recv, strict=True)):
-            send.put(self._data(self.session.world.rank, iteration, k))
-            recv.put(complement(self._data(self.partner, iteration, k)))
+        self.send.put(self._data(self.session.world.rank, iteration))
+        self.recv.put(complement(self._data(self.partner, iteration)))
 
     def _compare(self, iteration: int) -> None:
         """Compare every element that has come; in a one-way window the first rank receives none."""
         if self.partner is None or (self.first and self.once is _one_way):
             return
-        for k, block in enumerate(self.recv):
-            want, got = self._data(self.partner, iteration, k), block.get()
-            bad = differences(got, want)
-            if bad.size and self.session.log is not None:
-                what = f"message from rank {self.partner}"
-                self.session.log.write(want.size * want.itemsize, iteration, what, bad, got, want)
-            self.wrong += int(bad.size) + block.overrun()
+        self.wrong += int(differences(self.recv.get(), self._data(self.partner, iteration)).size) + self.recv.overrun()
 
     def row(self, samples: Floats) -> Row:
         """The mean time one way in µs, or what all pairs move in MB/s."""
         session, size = self.session, self.size
         table = session.world.gather(samples)[: self.pairs]
-        session.samples[size] = table.mean(axis=0) * 1e6
         if not self.directions:
             # OSU's osu_multi_lat prints the titles of these columns and nothing under them.
             one_way = table / 2 * 1e6
@@ -125,16 +113,16 @@ def _ping_pong(pair: Pairs) -> None:
     """There and back, blocking."""
     send, recv = pair.peer.comm.Send, pair.peer.comm.Recv
     if pair.first:
-        send(pair.send[0].array, pair.partner, _PING)
-        recv(pair.recv[0].array, pair.partner, _PING)
+        send(pair.send.array, pair.partner, _PING)
+        recv(pair.recv.array, pair.partner, _PING)
     else:
-        recv(pair.recv[0].array, pair.partner, _PING)
-        send(pair.send[0].array, pair.partner, _PING)
+        recv(pair.recv.array, pair.partner, _PING)
+        send(pair.send.array, pair.partner, _PING)
 
 
-def _begun(call: Callable[..., Any], blocks: list[Block], pair: Pairs, tag: int) -> list[Any]:
+def _begun(call: Callable[..., Any], block: Block, pair: Pairs, tag: int) -> list[Any]:
     """Requests of a window of messages."""
-    return [call(blocks[j % len(blocks)].array, pair.partner, tag) for j in range(pair.window)]
+    return [call(block.array, pair.partner, tag) for _ in range(pair.window)]
 
 
 def _one_way(pair: Pairs) -> None:
@@ -161,32 +149,10 @@ def _latency(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> P
     return Pairs(session, peer, dtype, size, _ping_pong, 1)
 
 
-def _windowed(once: Once, directions: int, window: int = 0) -> Open:
+def _windowed(once: Once, directions: int) -> Open:
     return lambda session, peer, dtype, size: Pairs(
-        session, peer, dtype, size, once, window or session.options.window, directions
+        session, peer, dtype, size, once, session.options.window, directions
     )
-
-
-def varied_windows(session: Session, dtypes: list[np.dtype[Any]]) -> int:
-    """``osu_mbw_mr -V``: bandwidth, then message rate, a column per window size."""
-    options = session.options
-    for dtype in dtypes:
-        session.print(output.datatype(label_of(dtype)))
-        session.print(output.window_header())
-        rates: list[tuple[int, list[float]]] = []
-        for size in sizes(options.min_size, options.max_size, dtype.itemsize):
-            rows = [measure(session, _windowed(_one_way, 1, window), dtype, size) for window in WINDOWS]
-            for window, row in zip(WINDOWS, rows, strict=True):
-                session.results.add(dtype.name, row, window=window)
-            session.print(output.window_row(size, [row.value for row in rows]))
-            rates.append((size, [row.rate for row in rows]))
-            if any(row.wrong for row in rows):
-                session.print(f"DATA VALIDATION ERROR: osu_mbw_mr exited with status 1 on message size {size}.\n")
-                return 1
-        if options.print_rate:
-            session.print("\n# Message Rate Profile\n" + output.window_header())
-            session.print("".join(output.window_row(size, values) for size, values in rates))
-    return 0
 
 
 SERIES: dict[str, Open] = {

@@ -1,6 +1,7 @@
 """``python -m ucc_hetero.bench report FILES -o DIR``: result files -> one self-contained HTML page, and PNGs.
 
-Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests.
+Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests;
+archives of them (.tar.xz, each with a README.md) become a page each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import base64
 import importlib
 import io
 import shlex
+import tarfile
+import tempfile
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -35,6 +38,8 @@ pre { background: #f4f6f8; padding: .6em; overflow-x: auto; } summary { cursor: 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _KNOWN = {"ours": 0, "mpi4py": 1, "ucc": 2, "gloo": 3, "nccl": 4, "nccl-tests": 4}
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "ucc_hetero"}
+#: How the names of archives of results end.
+ARCHIVE = ".tar.xz"
 #: Parts of a file that say where its numbers come from.
 _ORIGIN = ("date", "machine", "source", "versions", "gpu", "ranks", "job", "topology", "ucc", "ucx", "nccl", "torch")
 #: Settings that the package makes itself, and paths, which say where and not what.
@@ -266,14 +271,45 @@ def write_page(
     return found
 
 
+def _unpacked(archive: Path, folder: Path) -> list[Path]:
+    """The result files of an archive, written to a folder together with its README."""
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                # Names are looked at, not trusted: an archive holds plain files and no folders.
+                content = tar.extractfile(member) if member.name == Path(member.name).name else None
+                if content is not None:
+                    (folder / member.name).write_bytes(content.read())
+    except (tarfile.TarError, EOFError, OSError) as why:
+        raise UnknownFile(f"{archive}: not an archive of results: {why}") from None
+    return sorted(folder.glob("*.json"))
+
+
+def write_archives(archives: Sequence[str | Path], folder: Path) -> int:
+    """Write a page for each archive, below what its README says; returns how many figures there are."""
+    drawn = 0
+    for archive in map(Path, archives):
+        with tempfile.TemporaryDirectory() as scratch:
+            paths = _unpacked(archive, Path(scratch))
+            heading, _, about = (Path(scratch) / "README.md").read_text(encoding="utf-8").partition("\n")
+            page = folder / f"{archive.name.removesuffix(ARCHIVE)}.html"
+            drawn += len(write_page(paths, page, heading.lstrip("# "), about.strip()))
+    return drawn
+
+
 def run(words: Sequence[str], command: list[str]) -> int:
     """Write what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m ucc_hetero.bench report", description=__doc__)
-    parser.add_argument("files", nargs="+", help="results of --json, or the output of OSU's programs or nccl-tests")
+    parser.add_argument(
+        "files", nargs="+", help="results of --json, output of OSU's programs or nccl-tests, or archives (.tar.xz)"
+    )
     parser.add_argument("-o", "--output", default="report", help="folder to write to (report)")
     arguments = parser.parse_args(list(words))
     folder = Path(arguments.output)
     try:
+        if all(name.endswith(ARCHIVE) for name in arguments.files):
+            print(f"{folder}: {write_archives(arguments.files, folder)} figures from {len(arguments.files)} archives")
+            return 0
         found = write_page(arguments.files, folder / "index.html")
     except UnknownFile as why:
         raise BadUsage(f"report: {why}") from None

@@ -1,8 +1,7 @@
-"""Rows as files: JSON with everything needed to repeat the run, and CSV."""
+"""Rows as files: JSON with everything needed to repeat the run."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections import Counter
@@ -20,7 +19,7 @@ from .stats import verdict
 from .table import BENCHES, Bench
 from .world import Peer, World
 
-#: Version of the JSON layout; ``report`` and ``diff`` refuse others.
+#: Version of the JSON layout; ``report`` refuses others.
 FORMAT = "ucc_hetero.bench/1"
 _PLAIN = ("size", "value", "least", "most", "iterations", "wrong", "rate")
 
@@ -113,21 +112,3 @@ class Results:
                 "links": self.links,
             }
             write_json(options.json, {**self._head, **more, "rows": self.rows})
-        if options.csv:
-            self._write_csv(options.csv)
-
-    def _write_csv(self, path: str) -> None:
-        flat = [
-            {
-                **{name: value for name, value in row.items() if not isinstance(value, dict | list)},
-                **row.get("overlap", {}),
-                **{f"{peer}_us": entry["value"] for peer, entry in row.get("peers", {}).items()},
-            }
-            for row in self.rows
-        ]
-        names = list(dict.fromkeys(name for row in flat for name in row))
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(flat)

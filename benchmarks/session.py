@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
-from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,37 +14,7 @@ from .option_table import Options
 from .result_file import Results
 from .stats import osu_percentile
 from .table import Bench
-from .validate import Log
 from .world import Peer, World
-
-#: Characters of a full bar.
-_BAR = 24
-
-
-class Progress:
-    """A bar on stderr of rank 0 if that is a terminal; otherwise nothing."""
-
-    def __init__(self, wanted: bool, stream: TextIO | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._on = wanted and self._stream.isatty()
-        self._start = monotonic()
-
-    def show(self, text: str, done: int = 0, total: int = 0) -> None:
-        """``done`` of ``total`` steps are behind us and ``text`` is going on."""
-        if self._on:
-            minutes, seconds = divmod(int(monotonic() - self._start), 60)
-            filled = _BAR * done // total if total else 0
-            bar = f"[{'#' * filled}{'.' * (_BAR - filled)}] {done}/{total} " if total else ""
-            self._write(f"{bar}{minutes}:{seconds:02} {text}")
-
-    def clear(self) -> None:
-        """Make room for a line of the table."""
-        if self._on:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        self._stream.write(f"\r\x1b[K{text}")
-        self._stream.flush()
 
 
 @dataclass(slots=True)
@@ -58,10 +26,7 @@ class Session:
     world: World
     memory: Memory
     peers: dict[str, Peer]
-    progress: Progress
     results: Results
-    log: Log | None = None
-    samples: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     #: Size -> limit set by the links, in the unit of the benchmark; None without --limit.
     limit: Callable[[int], float] | None = None
     _plans: dict[str, str] = field(default_factory=dict)
@@ -85,7 +50,6 @@ class Session:
     def print(self, text: str) -> None:
         """Write to the table: rank 0's stdout."""
         if self.world.rank == 0:
-            self.progress.clear()
             sys.stdout.write(text)
             sys.stdout.flush()
 

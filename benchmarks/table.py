@@ -16,7 +16,7 @@ VERSION = "7.4"
 #: Above this message size the loop counts for large messages hold.
 LARGE = 8192
 
-Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided", "startup"]
+Family = Literal["pt2pt", "blocking", "nonblocking", "persistent", "onesided"]
 #: How data moves; two collectives of one kind differ only in counts per rank (``vector``).
 Kind = Literal[
     "reduce_all", "reduce_root", "reduce_scatter", "gather_all", "gather_root", "scatter_root", "exchange", "bcast",
@@ -88,7 +88,7 @@ class Bench:
     @property
     def sized(self) -> bool:
         """True if there is one row per message size."""
-        return self.family != "startup" and not (self.collective and self.collective.kind == "barrier")
+        return self.collective is None or self.collective.kind != "barrier"
 
 
 _LATENCY = Loops(10000, 100, 1000, 10)
@@ -124,12 +124,11 @@ _NONBLOCKING_TITLES = {"alltoall": "Non-blocking All-to-All", "bcast": "Non-Bloc
 def _letters(row: Collective, family: Family) -> str:
     calls = "t:" if family == "nonblocking" else ""
     if row.kind == "barrier":
-        return f"d:hvfm:i:x:M:{calls}a:u:r:G:P:Iz::"
-    derived = "" if row.reduces else "D:"
+        return f"d:hvfi:x:M:{calls}u:z::"
     in_place = "" if row.kind == "bcast" else "l"
     # OSU rotates roots only where the root is an argument of the timed call, and never in bcast.
     root = "k:" if row.rooted and row.kind != "bcast" and family != "persistent" else ""
-    return f"d:hvfm:i:x:M:{calls}a:c::u:r:G:{derived}P:T:I{in_place}z::{root}"
+    return f"d:hvfm:i:x:M:{calls}cu:T:{in_place}z::{root}"
 
 
 def _collective_benches(row: Collective) -> tuple[Bench, ...]:
@@ -145,19 +144,17 @@ def _collective_benches(row: Collective) -> tuple[Bench, ...]:
     )
 
 
-def _onesided(name: str, title: str, letters: str = "", loops: Loops = _LATENCY, one: int = 0) -> Bench:
-    """``one``: the only size there is."""
-    letters, most = f"{letters}w:s:hv{'' if one else 'm:'}x:i:G:P:Iz::d:", one or 1 << 22
-    return Bench(name, "onesided", f"OSU MPI_{title} Test", letters, loops, most, "two", min_size=one or 1)
+def _onesided(name: str, title: str, letters: str = "", loops: Loops = _LATENCY) -> Bench:
+    return Bench(name, "onesided", f"OSU MPI_{title} Test", f"{letters}hvm:x:i:z::d:", loops, 1 << 22, "two")
 
 
 def _pt2pt(name: str, title: str, letters: str, loops: Loops, ranks: Literal["two", "many"] = "two") -> Bench:
     return Bench(name, "pt2pt", f"OSU {title}", letters, loops, 1 << 22, ranks)
 
 
-_LAT_LETTERS = "x:i:m:d:hvb:c::u:G:D:P:T:Iz::"
-_BW_LETTERS = "x:i:t:m:d:W:hvb:c::u:G:D:P:T:Iz::"
-_MBW_LETTERS = "p:W:R:x:i:m:d:Vhvb:c::u:G:D:P:T:Iz::"
+_LAT_LETTERS = "x:i:m:d:hvcu:T:z::"
+_BW_LETTERS = f"W:{_LAT_LETTERS}"
+_MBW_LETTERS = f"p:{_BW_LETTERS}"
 
 _BENCHES = (
     _pt2pt("osu_latency", "MPI%s Latency Test", _LAT_LETTERS, _LATENCY),
@@ -167,14 +164,9 @@ _BENCHES = (
     _pt2pt("osu_multi_lat", "MPI Multi Latency Test", _LAT_LETTERS, _LATENCY, "many"),
     _onesided("osu_put_latency", "Put%s Latency"),
     _onesided("osu_get_latency", "Get%s latency"),
-    _onesided("osu_acc_latency", "Accumulate%s latency"),
-    _onesided("osu_get_acc_latency", "Get_accumulate latency"),
-    _onesided("osu_fop_latency", "Fetch_and_op%s latency", one=8),
-    _onesided("osu_cas_latency", "Compare_and_swap%s latency", one=8),
     _onesided("osu_put_bw", "Put%s Bandwidth", "W:", _BANDWIDTH),
     _onesided("osu_get_bw", "Get%s Bandwidth", "W:", _BANDWIDTH),
     _onesided("osu_put_bibw", "Put%s Bi-directional Bandwidth", "W:", _BANDWIDTH),
-    Bench("osu_init", "startup", "OSU MPI Init Test", "hvI", Loops(1, 0, 1, 0), 0),
     *(bench for row in COLLECTIVES.values() for bench in _collective_benches(row)),
 )
 

@@ -132,27 +132,11 @@ def prepare(names: Iterable[str]) -> None:
             importlib.import_module("ucc_hetero.native.libraries").preload_ucx()
 
 
-def open_world(session: bool = False) -> World:
-    """Initialise MPI: MPI_Init at import of mpi4py.MPI, or with ``session`` an MPI-4 session's world."""
-    import mpi4py
-
-    if not session:
-        from mpi4py import MPI
-
-        if MPI.Is_initialized():
-            return World(MPI.COMM_WORLD)
-        MPI.Init()  # mpi4py's automatic start was switched off, and with it the automatic end
-        return World(MPI.COMM_WORLD, MPI.Finalize)
-    mpi4py.rc.initialize = False
+def open_world() -> World:
+    """Initialise MPI: MPI_Init at import of mpi4py.MPI."""
     from mpi4py import MPI
 
-    handle = MPI.Session.Init()
-    group = handle.Create_group("mpi://WORLD")
-    comm = MPI.Intracomm.Create_from_group(group, "ucc_hetero.bench")
-    group.Free()
-
-    def close() -> None:
-        comm.Free()
-        handle.Finalize()
-
-    return World(comm, close)
+    if MPI.Is_initialized():
+        return World(MPI.COMM_WORLD)
+    MPI.Init()  # mpi4py's automatic start was switched off, and with it the automatic end
+    return World(MPI.COMM_WORLD, MPI.Finalize)

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import generate
-from figures import write_pages
+
+from ucc_hetero.bench.report import write_archives
 
 HERE = Path(__file__).resolve().parent
 
@@ -37,7 +37,7 @@ html_css_files = ["site.css"]
 
 def _made(app: Any, config: Any) -> None:
     generate.write(HERE / "_generated")
-    write_pages(sorted((HERE.parent / "benchmarks" / "results").glob("*.tar.xz")), HERE / "figures")
+    write_archives(sorted((HERE.parent / "benchmarks" / "results").glob("*.tar.xz")), HERE / "figures")
 
 
 def setup(app: Any) -> None:

@@ -164,7 +164,7 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
         found = sources.SOURCES[_one_of(*sources.SOURCES)("source", given["source"])](environ)
     else:
         return _listed(given["hosts"], slots, vendor)
-    known = {"slurm": "this environment's SLURM_ variables", "volcano": "this environment's VC_ variables"}
+    known = {"slurm": "this environment's SLURM_ variables"}
     if not found:
         raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
     count = 1 + max(each.component for each in found)

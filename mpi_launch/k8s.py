@@ -1,4 +1,4 @@
-"""``ucch-run k8s``: the cluster file as a Volcano job, or a kubeflow MPIJob, to be given to ``kubectl apply``."""
+"""``ucch-run k8s``: the cluster file as a Volcano job, to be given to ``kubectl apply``."""
 
 from __future__ import annotations
 
@@ -94,28 +94,15 @@ def _launcher(cluster: Cluster, program: Sequence[str], image: str) -> dict[str,
     }
 
 
-def _documents(
-    cluster: Cluster, inner: dict[str, Any], version: str, kind: str, spec: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The cluster file that the launcher reads, whose hosts are the pods, and the job."""
-    import yaml
+def documents(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
+    """The launcher's cluster file, whose hosts are the pods, and a Volcano job: all pods or none, a task per vendor.
 
-    # The images have their interpreter in the same place, under this name.
-    inner = {**cluster_file.as_document(cluster), "python": cluster.python or "python3", **inner}
-    text = yaml.safe_dump(inner, sort_keys=False)
-    place = {"namespace": cluster.namespace}
-    file, job = {"name": f"{cluster.name}-cluster", **place}, {"name": cluster.name, **place}
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": file, "data": {Path(FILE).name: text}},
-        {"apiVersion": version, "kind": kind, "metadata": job, "spec": spec},
-    ]
-
-
-def volcano(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
-    """The documents of a Volcano job: all pods or none, a task per vendor, done when the master is.
+    The job is done when the master is.
 
     Raises ``ClusterError`` for a file that does not say what Kubernetes has to know.
     """
+    import yaml
+
     tasks = _tasks(cluster)
     # The names that Volcano's svc plugin gives pods.
     hosts = [
@@ -123,14 +110,26 @@ def volcano(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUN
         for task in tasks
         for i in range(task.count)
     ]
+    # The images have their interpreter in the same place, under this name.
+    inner = {**cluster_file.as_document(cluster), "python": cluster.python or "python3", "hosts": hosts}
+    file, job = ({"name": name, "namespace": cluster.namespace} for name in (f"{cluster.name}-cluster", cluster.name))
+    data = {Path(FILE).name: yaml.safe_dump(inner, sort_keys=False)}
+    spec = _spec(cluster, tasks, _launcher(cluster, program, launcher_image))
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": file, "data": data},
+        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": job, "spec": spec},
+    ]
+
+
+def _spec(cluster: Cluster, tasks: Sequence[Task], launcher: dict[str, Any]) -> dict[str, Any]:
     master = {
         "name": "master",
         "replicas": 1,
         "policies": [{"event": "TaskCompleted", "action": "CompleteJob"}],
-        "template": _launcher(cluster, program, launcher_image),
+        "template": launcher,
     }
     workers = [{"name": task.name, "replicas": task.count, "template": _worker(cluster, task)} for task in tasks]
-    spec = {
+    return {
         "schedulerName": "volcano",
         "queue": cluster.queue,
         "minAvailable": 1 + sum(task.count for task in tasks),
@@ -142,30 +141,6 @@ def volcano(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUN
         ],
         "tasks": [master, *workers],
     }
-    return _documents(cluster, {"hosts": hosts}, "batch.volcano.sh/v1alpha1", "Job", spec)
-
-
-def mpijob(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
-    """The documents of a kubeflow MPIJob, which has one kind of worker only: ``ClusterError`` for several vendors."""
-    tasks = _tasks(cluster)
-    if len(tasks) > 1:
-        names = " and ".join(f"{task.count} x {task.vendor} with {task.slots} slots" for task in tasks)
-        raise ClusterError(f"hosts: an MPIJob has workers of one kind, not {names}: use --kind volcano")
-    task = tasks[0]
-    # Services name pods below the job's; the operator writes their names into the hostfile.
-    inner = {"source": "mpijob", "vendor": task.vendor, "slots": task.slots}
-    launcher = _launcher(cluster, program, launcher_image)
-    spec = {
-        "slotsPerWorker": task.slots,
-        "mpiImplementation": "OpenMPI",
-        "sshAuthMountPath": SSH,
-        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
-        "mpiReplicaSpecs": {
-            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
-            "Worker": {"replicas": task.count, "restartPolicy": "Never", "template": _worker(cluster, task)},
-        },
-    }
-    return _documents(cluster, inner, "kubeflow.org/v2beta1", "MPIJob", spec)
 
 
 def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -190,11 +165,9 @@ def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     """The command line: prints the manifest."""
     parser = renderer("k8s", "Print a Kubernetes job for a cluster file; give it to kubectl apply -f -.")
-    parser.add_argument("--kind", choices=("volcano", "mpijob"), default="volcano", help="default %(default)s")
     parser.add_argument("--launcher-image", default=LAUNCHER_IMAGE, metavar="IMAGE", help="default %(default)s")
     options = parser.parse_args(arguments)
     program = program_of(options.program)
     checked(program, "k8s -c cluster.yaml")
-    render = {"volcano": volcano, "mpijob": mpijob}[options.kind]
-    print("".join(lines(render(cluster_file.load(options.cluster), program, options.launcher_image))), end="")
+    print("".join(lines(documents(cluster_file.load(options.cluster), program, options.launcher_image))), end="")
     return 0

@@ -1,4 +1,4 @@
-"""Hosts from where they are already written down: a hostfile, or what Slurm, Volcano or Kubernetes tell a job."""
+"""Hosts from where they are already written down: a hostfile, or what Slurm tells a job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..machine.vendors import VENDORS
-
-#: Where kubeflow's MPI operator puts the hostfile; Open MPI's variable names it too.
-MPIJOB_HOSTFILE = "/etc/mpi/hostfile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,44 +102,11 @@ def _hint(text: str) -> str:
     return next((row.name for row in rows if words.intersection(row.hints)), "")
 
 
-def volcano(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of a Volcano job, from its svc plugin's ``VC_<TASK>_HOSTS``; the task's name may tell the vendor.
-
-    A task called master or launcher runs ``mpirun`` and no ranks.
-    """
-    found = []
-    for name, hosts in sorted(environ.items()):
-        match = re.fullmatch(r"VC_(\w+)_HOSTS", name)
-        if match and match[1].lower() not in ("master", "launcher"):
-            found += [Host(host, 0, _hint(match[1].replace("_", " "))) for host in hosts.split(",") if host]
-    return found
-
-
-def mpijob(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of a kubeflow MPIJob, from the hostfile that its launcher finds."""
-    names = (
-        "OMPI_MCA_orte_default_hostfile",
-        "PRTE_MCA_prte_default_hostfile",
-        "HYDRA_HOST_FILE",
-        "I_MPI_HYDRA_HOST_FILE",
-    )
-    path = next((environ[name] for name in names if environ.get(name)), MPIJOB_HOSTFILE)
-    return hostfile(Path(path))
-
-
-SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {
-    "slurm": slurm,
-    "volcano": volcano,
-    "mpijob": mpijob,
-}
+SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {"slurm": slurm}
 
 
 def found_in(environ: Mapping[str, str]) -> str | None:
     """The source that this process's environment offers, if any."""
     if environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")):
         return "slurm"
-    if any(re.fullmatch(r"VC_\w+_HOSTS", name) for name in environ):
-        return "volcano"
-    if Path(MPIJOB_HOSTFILE).exists() and environ.get("OMPI_MCA_orte_default_hostfile") == MPIJOB_HOSTFILE:
-        return "mpijob"
     return None

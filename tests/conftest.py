@@ -5,7 +5,9 @@ import functools
 import gc
 import importlib.util
 import os
+import random
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -54,6 +56,18 @@ os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 #: How many times longer than it is given a job may take before it counts as hanging: the cores may be busy with other
 #: things, and then ranks that wait for each other wait for their turns, too. Only what fails takes that long.
 ROOM = 4
+
+
+#: What a test draws, it draws again where it runs once more with this in its environment, as `.ci/lanes.py` does.
+DRAWN = os.environ.setdefault("TESTS_DRAW", str(secrets.randbelow(1 << 30)))
+
+
+def pytest_report_header() -> str:
+    return f"TESTS_DRAW={DRAWN}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    random.seed(f"{DRAWN} {item.nodeid}")
 
 
 def pytest_configure() -> None:

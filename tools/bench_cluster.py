@@ -1,7 +1,7 @@
 """``python tools/bench_cluster.py``: collectives on emulated clusters against what their links can carry.
 
-For every case a cluster is built, plain TCP sockets show what its links carry (before and after the job, the best
-counts), and one job times ours, flat UCC and Open MPI call by call in turn. ``limit`` is the least time in which any
+For every case a cluster is built, plain TCP sockets show what its links carry (before and after the jobs, the best
+counts), and ``ucch-bench compare`` times ours, flat UCC and Open MPI in turn. ``limit`` is the least time in which any
 plan can move what has to leave and enter the hosts, at the sockets' rate. Needs root.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -30,8 +30,8 @@ from ucc_hetero.launch.emulate import Cluster, goodput, unavailable
 from ucc_hetero.launch.emulated_net import parse_rates
 
 _MIB = 1 << 20
-#: Starts of a job that hangs before it is given up.
-_ATTEMPTS = 3
+#: Starts of a job that hangs before it is given up, and seconds that one may take.
+_ATTEMPTS, _PATIENCE = 3, 180.0
 #: Most that links are slowed down by: on slower ones a job takes minutes to start.
 _SLOWEST = 100
 
@@ -40,14 +40,12 @@ _SLOWEST = 100
 class Test:
     """A collective of so many bytes: of the vector, of what all ranks have together, or for alltoall of each pair.
 
-    ``target`` is the ratio to the limit that is to be reached; 0 where the peers are the yardstick. ``selection``: ours
-    against the fastest of all its algorithms, which takes the place of the limit.
+    ``target`` is the ratio to the limit that is to be reached; 0 where the peers are the yardstick.
     """
 
     collective: str
     nbytes: int
     target: float = 0.0
-    selection: bool = False
 
     def count(self, ranks: int) -> int:
         """Float32 elements as the table of benchmarks counts them."""
@@ -65,7 +63,6 @@ class ClusterCase:
     rate: str = "4gbit"
     links: int = 1
     interleaved: bool = False
-    env: dict[str, str] = field(default_factory=dict)
 
     def cluster(self) -> Cluster:
         """The cluster, not yet started."""
@@ -102,7 +99,6 @@ _OTHERS = (
     *(Test(name, 64 * _MIB, 1.15) for name in ("allgather", "reduce_scatter", "bcast")),
     Test("alltoall", 16 * _MIB, 1.15),
 )
-_SWEEP = tuple(Test("allreduce", 8 << k, 1.10, selection=True) for k in range(22))
 _SMALL = tuple(Test("allreduce", n) for n in (8, 64, 512, 4096))
 
 #: The shapes of cluster that the hierarchical layer is held to.
@@ -118,8 +114,6 @@ CASES = (
     ClusterCase("2x2 others", (2, 2), _OTHERS),
     ClusterCase("2x2 small", (2, 2), _SMALL),
     ClusterCase("1+1 small", (1, 1), _SMALL),
-    ClusterCase("2x2 selection", (2, 2), _SWEEP),
-    ClusterCase("2+2+1 selection", (2, 2, 1), _SWEEP),
 )
 
 
@@ -156,16 +150,13 @@ def _rates(cluster: Cluster, *found: Mapping[int, float]) -> list[float]:
     return [best.get(rate, rate * share) for rate in nominal]
 
 
-def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the tests of one case; what the job wrote."""
-    ranks = sum(case.slots)
-    tests = [
-        {"collective": t.collective, "nbytes": t.nbytes, "count": t.count(ranks), "seconds": arguments.seconds}
-        | ({"selection": True} if t.selection else {})
-        for t in case.tests
-    ]
-    spec, out = folder / "spec.json", folder / "out.json"
-    spec.write_text(json.dumps({"peers": arguments.peers, "tests": tests}))
+def _job(
+    case: ClusterCase, test: Test, cluster: Cluster, arguments: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Run one test in a job of its own; the seconds of each peer's rounds."""
+    size, out = 4 * test.count(sum(case.slots)), folder / "out.json"
+    words = ["--collective", test.collective, "-m", f"{size}:{size}", "-r", str(arguments.rounds), "--no-start-up"]
+    words += ["--peers", ",".join(arguments.peers), "--json", str(out)]
     # Without Open MPI's own use of UCX, so that both sides of the comparison are what their names say.
     options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
     options += ["--map-by", "node" if case.interleaved else "slot"]  # whatever the environment prefers
@@ -173,37 +164,39 @@ def _job(case: ClusterCase, cluster: Cluster, arguments: argparse.Namespace, fol
     for setting in arguments.x:
         name, _, value = setting.partition("=")
         environment[name] = value or os.environ.get(name, "")
-    command = [sys.executable, str(Path(__file__).with_name("bench_cluster_job.py")), str(spec), str(out)]
-    done = _started(cluster, command, {**case.env, **environment}, options, 60.0 + 6 * arguments.seconds * len(tests))
+    done = _started(cluster, [sys.executable, "-m", "ucc_hetero.bench", "compare", *words], environment, options)
     if done.returncode or not out.exists():
         raise RuntimeError(f"case {case.name!r} ended with status {done.returncode}\n{done.stdout}{done.stderr}")
-    return dict(json.loads(out.read_text()))
+    found = json.loads(out.read_text())
+    out.unlink()
+    series: dict[str, list[float]] = {}
+    for each in found["rows"][0]["series"]:
+        series.setdefault(each["peer"], [us * 1e-6 for us in each["rounds"]])  # blocking calls come first
+    return {"collective": test.collective, "nbytes": test.nbytes, "series": series, "plans": found["plans"]}
 
 
 def _started(
-    cluster: Cluster, command: Sequence[str], env: Mapping[str, str], options: Sequence[str], patience: float
+    cluster: Cluster, command: Sequence[str], env: Mapping[str, str], options: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     """Run a job. On a busy machine Open MPI 5's daemons now and then fail to find each other: then once more."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(subprocess.TimeoutExpired):
-            return cluster.mpirun(command, env=env, options=options, timeout=patience)
-    return cluster.mpirun(command, env=env, options=options, timeout=patience)
+            return cluster.mpirun(command, env=env, options=options, timeout=_PATIENCE)
+    return cluster.mpirun(command, env=env, options=options, timeout=_PATIENCE)
 
 
 def measure(case: ClusterCase, arguments: argparse.Namespace) -> dict[str, Any]:
     """Build the cluster, measure links and collectives, and return the rows of the case."""
     with case.cluster() as cluster, tempfile.TemporaryDirectory(prefix="ucch-cluster-") as folder:
         before = _sockets(cluster)
-        found = _job(case, cluster, arguments, Path(folder))
+        rows = [_job(case, test, cluster, arguments, Path(folder)) for test in case.tests]
         rates = _rates(cluster, before, _sockets(cluster))
-    for test, row in zip(case.tests, found["rows"], strict=True):
-        row["target"] = test.target
-        if not test.selection:
-            row["limit"] = limit(test, case.hosts(), rates)
-        row["median"] = {name: median(series["seconds"]) for name, series in row["series"].items()}
-        row["least"] = {name: min(series["seconds"]) for name, series in row["series"].items()}
+    for test, row in zip(case.tests, rows, strict=True):
+        row |= {"target": test.target, "limit": limit(test, case.hosts(), rates)}
+        row |= {"median": {name: median(each) for name, each in row["series"].items()}}
+        row |= {"least": {name: min(each) for name, each in row["series"].items()}}
     shape = {"slots": case.slots, "rate": case.rate, "links": case.links, "interleaved": case.interleaved}
-    return {"case": case.name, **shape, "goodput": rates, **found, "load": os.getloadavg()[0]}
+    return {"case": case.name, **shape, "goodput": rates, "rows": rows, "load": os.getloadavg()[0]}
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -213,7 +206,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--collective", default="", help="only this one")
     slower = "divide the links' rates, for a machine whose cores cannot keep up with them (1)"
     parser.add_argument("--slower", type=float, default=1.0, metavar="FACTOR", help=slower)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each test, shared by the peers (4)")
+    parser.add_argument("--rounds", type=int, default=7, help="of each test (7)")
     parser.add_argument("--peers", default="ours,ucc,mpi4py", help="who is measured (ours,ucc,mpi4py; also gloo)")
     parser.add_argument("-x", action="append", default=[], metavar="NAME=VALUE", help="environment of the ranks")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")

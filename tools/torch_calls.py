@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ KINDS = {
     "all_reduce": (False, False), "broadcast": (False, False), "all_gather_into_tensor": (False, True),
     "reduce_scatter_tensor": (True, False), "all_to_all_single": (True, True),
 }  # fmt: skip
+#: Those that work in the tensor that they give.
+IN_PLACE = ("all_reduce", "broadcast")
 #: Rounds that are not counted.
 _WARM = 2
 
@@ -22,6 +24,55 @@ class Cost(NamedTuple):
 
     issue: float
     time: float
+
+
+class Data:
+    """Tensors of a collective of one size, or of the kind ``exchange``, and what it is to give."""
+
+    def __init__(self, torch: Any, kind: str, nbytes: int, device: Any) -> None:
+        self.torch, self.kind = torch, kind
+        self.n, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        spread = KINDS.get(kind, (False, False))
+        self.part = max(1, nbytes // 4 // (self.n if any(spread) else 1))
+        self.sent, received = (self.part * (self.n if each else 1) for each in spread)
+        self.x, self.y = torch.zeros(self.sent, device=device), torch.zeros(received, device=device)
+        self._seed = 0
+
+    def data(self, seed: int, rank: int) -> Any:
+        """Data of a rank: whole numbers, whose sums are exact."""
+        draw = self.torch.Generator().manual_seed(1000 * seed + rank)
+        return self.torch.randint(-40, 40, (self.sent,), generator=draw).float()
+
+    def load(self, seed: int) -> None:
+        """Bring new data."""
+        self.x.copy_(self.data(seed, self.rank))
+        self.y.fill_(-77)
+
+    def wanted(self, seed: int, root: int = 0) -> Any:
+        """Data that y is to hold."""
+        if self.kind in ("broadcast", "exchange"):
+            return self.data(seed, root if self.kind == "broadcast" else (self.rank - 1) % self.n)
+        every = [self.data(seed, rank) for rank in range(self.n)]
+        mine = slice(self.rank * self.part, (self.rank + 1) * self.part)
+        if self.kind in ("all_reduce", "reduce_scatter_tensor"):
+            total = self.torch.stack(every).sum(0)
+            return total if self.kind == "all_reduce" else total[mine]
+        return self.torch.cat([each[mine] for each in every] if self.kind == "all_to_all_single" else every)
+
+    def check(self, call: Callable[[], Any], what: str, from_x: bool = False) -> None:
+        """Raise AssertionError where a call on new data gives something else; ``from_x``: also all_reduce reads x."""
+        self._seed += 1
+        self.load(self._seed)
+        if self.kind == "broadcast" or (self.kind == "all_reduce" and not from_x):
+            self.y.copy_(self.x)
+        settle(self.torch)
+        work = call()
+        if work is not None:
+            work.wait()
+        settle(self.torch)
+        wrong = int((self.y.cpu() != self.wanted(self._seed)).sum())
+        if wrong:
+            raise AssertionError(f"{what}, on rank {self.rank}: {wrong} elements are wrong")
 
 
 def call_of(dist: Any, kind: str, x: Any, y: Any, root: int = 0, **how: Any) -> Callable[..., Any]:
@@ -42,13 +93,10 @@ def call_of(dist: Any, kind: str, x: Any, y: Any, root: int = 0, **how: Any) -> 
     return partial(getattr(dist, kind), *tensors, **how)
 
 
-def exchange(dist: Any, group: Any, send: Any, recv: Any, ring: Sequence[int] = ()) -> None:
-    """Send to the next rank of ``ring`` (all ranks if empty), and receive from the one before; others do nothing."""
-    ring, rank = ring or range(dist.get_world_size()), dist.get_rank()
-    if rank not in ring:
-        return
-    at = ring.index(rank)
-    pair = (dist.isend, send, ring[(at + 1) % len(ring)]), (dist.irecv, recv, ring[at - 1])
+def exchange(dist: Any, group: Any, send: Any, recv: Any) -> None:
+    """Send to the next rank, and receive from the one before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pair = (dist.isend, send, (rank + 1) % size), (dist.irecv, recv, (rank - 1) % size)
     for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in pair]):
         work.wait()
 

@@ -14,7 +14,7 @@ import sys
 from itertools import product
 from typing import Any
 
-from torch_calls import KINDS, call_of, turns
+from torch_calls import IN_PLACE, KINDS, Data, call_of, turns
 from torch_job import about, every_backend, join, parser, status, write
 
 #: Calls of a graph that is timed, and of one that is compared.
@@ -29,31 +29,14 @@ def arguments() -> argparse.Namespace:
     return found.parse_args()
 
 
-class Case:
-    """One collective of one size: its tensors, the call, and what it is to give."""
-
-    def __init__(self, torch: Any, kind: str, nbytes: int) -> None:
-        self.torch, self.dist, self.kind = torch, torch.distributed, kind
-        self.n, self.rank = self.dist.get_world_size(), self.dist.get_rank()
-        self.part = max(1, nbytes // 4 // (self.n if any(KINDS[kind]) else 1))
-        self.sent, received = (self.part * (self.n if spread else 1) for spread in KINDS[kind])
-        self.x, self.y = torch.empty(self.sent, device="cuda"), torch.empty(received, device="cuda")
-
-    def data(self, seed: int, rank: int) -> Any:
-        """Data of a rank: whole numbers, whose sums are exact."""
-        draw = self.torch.Generator().manual_seed(1000 * seed + rank)
-        return self.torch.randint(-40, 40, (self.sent,), generator=draw).float()
-
-    def load(self, seed: int) -> None:
-        """Bring new data."""
-        self.x.copy_(self.data(seed, self.rank))
-        self.y.fill_(-77)
+class Case(Data):
+    """One collective of one size, and graphs of it."""
 
     def call(self, asynchronous: bool = False) -> None:
         """The collective, from x to y."""
-        if self.kind in ("all_reduce", "broadcast"):
+        if self.kind in IN_PLACE:
             self.y.copy_(self.x)
-        work = call_of(self.dist, self.kind, self.x, self.y, 1 % self.n, async_op=asynchronous)()
+        work = call_of(self.torch.distributed, self.kind, self.x, self.y, 1 % self.n, async_op=asynchronous)()
         if asynchronous:
             work.wait()
 
@@ -61,17 +44,6 @@ class Case:
         """As many calls as a graph that is timed has."""
         for _ in range(MANY):
             self.call()
-
-    def wanted(self, seed: int) -> Any:
-        """Data that y is to hold."""
-        every = [self.data(seed, rank) for rank in range(self.n)]
-        mine = slice(self.rank * self.part, (self.rank + 1) * self.part)
-        if self.kind in ("all_reduce", "reduce_scatter_tensor"):
-            total = self.torch.stack(every).sum(0)
-            return total if self.kind == "all_reduce" else total[mine]
-        if self.kind == "broadcast":
-            return every[1 % self.n]
-        return self.torch.cat([each[mine] for each in every] if self.kind == "all_to_all_single" else every)
 
     def captured(self, times: int, asynchronous: bool = False) -> Any:
         """A graph of so many calls."""
@@ -81,7 +53,7 @@ class Case:
                 self.call(asynchronous)
         return graph
 
-    def check(self) -> int:
+    def replayed(self) -> int:
         """Elements that are wrong, of replays on new data beside calls that are not captured."""
         self.load(0)
         self.call()
@@ -93,14 +65,14 @@ class Case:
             if seed > 3:
                 self.call()
                 graphs[0].replay()
-            wrong += int((self.y.cpu() != self.wanted(seed)).sum())
+            wrong += int((self.y.cpu() != self.wanted(seed, 1 % self.n)).sum())
         return wrong
 
 
 def measured(torch: Any, kind: str, nbytes: int, rounds: int) -> list[float]:
     """Microseconds of a call: replayed, to its end and to issue; called, likewise. NCCL has graphs end first."""
-    case = Case(torch, kind, nbytes)
-    wrong = case.check()
+    case = Case(torch, kind, nbytes, "cuda")
+    wrong = case.replayed()
     if wrong:
         raise AssertionError(f"rank {case.rank}: {kind} of {nbytes} bytes: {wrong} elements are wrong")
     graph = case.captured(MANY)

@@ -19,7 +19,6 @@ from ._version import __version__
 from .api.comm import Communicator
 from .bootstrap.exit import register as _end_with_the_job
 from .calls.persistent import PersistentRequest
-from .calls.probe import Message
 from .calls.request import Request
 from .errors import (
     AgreementError,
@@ -38,6 +37,7 @@ from .errors import (
     UCCHError,
 )
 from .native.libraries import load_before_mpi as _load_before_mpi
+from .p2p.probe import Message
 from .trace import flight
 from .types import OPS as _OPS
 

@@ -1,8 +1,10 @@
-"""Docstrings of methods that are another method in another form: they get that one's arguments and errors."""
+"""Docstrings of a class's methods, put together: what many of them take and raise is written once, and a method that is
+another one in another form gets that one's."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from inspect import cleandoc
 from types import FunctionType
 from typing import TypeVar
@@ -31,12 +33,54 @@ def forms(kind: _T) -> _T:
     Returns:
         The class.
     """
-    for member in list(vars(kind).values()):
-        function = getattr(member, "__func__", member)
-        if isinstance(function, FunctionType) and function.__doc__ and (found := _FORM.match(function.__doc__)):
+    for function in _documented(kind):
+        if found := _FORM.match(function.__doc__ or ""):
             other = getattr(kind, found[1])
             function.__doc__ = _joined(function, _parts(function), _parts(getattr(other, "__func__", other)))
     return kind
+
+
+def described(*, raises: str, **arguments: str) -> Callable[[_T], _T]:
+    """Class decorator that says once what many of its methods' docstrings would: below :func:`forms`.
+
+    Args:
+        raises: Errors of methods that take arguments and name no errors.
+        arguments: Of arguments that methods take and do not describe.
+
+    Returns:
+        The decorator.
+    """
+
+    def complete(kind: _T) -> _T:
+        for function in _documented(kind):
+            if function not in vars(kind).values() or _FORM.match(function.__doc__ or ""):  # class methods; forms
+                continue
+            own, takes = _parts(function), _takes(function)
+            entries = _entries(own)
+            known = {name for each in entries for name in _names(each)}
+            entries += [
+                f"    {name}: {text}" for name, text in arguments.items() if name in takes and name not in known
+            ]
+            if entries:
+                entries.sort(key=lambda each: next((takes.index(name) for name in _names(each) if name in takes), 99))
+                own = {"Raises": f"    {raises}"} | own | {"Args": "\n".join(entries)}
+            function.__doc__ = _text(own)
+        return kind
+
+    return complete
+
+
+def _documented(kind: type) -> Iterator[FunctionType]:
+    """The functions of a class that have docstrings."""
+    for member in list(vars(kind).values()):
+        function = getattr(member, "__func__", member)
+        if isinstance(function, FunctionType) and function.__doc__:
+            yield function
+
+
+def _takes(function: FunctionType) -> tuple[str, ...]:
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _parts(function: FunctionType) -> dict[str, str]:
@@ -45,14 +89,25 @@ def _parts(function: FunctionType) -> dict[str, str]:
     return {"": text, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
+def _entries(parts: dict[str, str]) -> list[str]:
+    """The entries of the arguments of a docstring."""
+    return re.split(r"\n(?=    \w)", args) if (args := parts.get("Args", "").strip("\n")) else []
+
+
+def _names(entry: str) -> list[str]:
+    """The arguments that an entry describes."""
+    return entry.partition(":")[0].replace(",", " ").split()
+
+
 def _joined(function: FunctionType, own: dict[str, str], other: dict[str, str]) -> str:
     """The docstring of a form: its own text and sections, and in their place those of the method that it is of."""
-    code = function.__code__
-    takes = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    entries = re.split(r"\n(?=    \w)", other.get("Args", "").strip("\n"))
-    kept = [each for each in entries if any(name in takes for name in each.partition(":")[0].replace(",", " ").split())]
+    takes = _takes(function)
+    kept = [each for each in _entries(other) if any(name in takes for name in _names(each))]
     kept += [f"    {text}" for name, text in _ALSO.items() if name in takes]
     returns = next((f"    {text}" for words, text in _RETURNS.items() if words in own[""]), "")
-    sections = {**other, "Args": "\n".join(kept), "Returns": returns, **own}
+    return _text({**other, "Args": "\n".join(kept), "Returns": returns, **own})
+
+
+def _text(sections: dict[str, str]) -> str:
     names = [name for name in ("Args", "Returns", "Raises") if sections.get(name)]
-    return "\n\n".join([own[""].strip(), *(name + ":\n" + sections[name].strip("\n") for name in names)])
+    return "\n\n".join([sections[""].strip(), *(name + ":\n" + sections[name].strip("\n") for name in names)])

@@ -277,8 +277,9 @@ _VARIABLES = (
         _wires,
         "auto",
         "Pairs of network threads (one sends, one receives) that carry what devices of several hosts send each other, "
-        "6 at most but for long calls; auto: 4, or one for each 4 cores of a rank up to 12 (8 where a cloud limits "
-        "connections, 2 by RDMA), if there are cores for them; 0: none, and hosts take part.",
+        "three quarters of them, 6 at most, but for long calls; auto: 4, or of a rank that has a host for itself one "
+        "for each 4 cores up to 12 (8 where a cloud limits connections, 2 by RDMA), if there are cores for them; 0: "
+        "none, and hosts take part.",
         "auto|0..16",
     ),
     Variable(

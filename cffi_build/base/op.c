@@ -99,7 +99,7 @@ int ucch_ops_advance_locked(void) {
 }
 
 /* End what is past its deadline, and what waits for a peer that died or called something else; now and then. */
-void ucch_ops_police_locked(double now) {
+void ucch_ops_check_deadlines_locked(double now) {
     static double last;
     recent = now;
     if (now - last < SUSPICION_S) return;

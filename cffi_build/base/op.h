@@ -39,6 +39,6 @@ void ucch_op_begin_locked(ucch_op *op, double timeout);
 void ucch_op_started_locked(ucch_op *op);
 void ucch_op_end_locked(ucch_op *op, int status, int step, int peer);
 int ucch_ops_advance_locked(void);
-void ucch_ops_police_locked(double now);
+void ucch_ops_check_deadlines_locked(double now);
 
 #endif

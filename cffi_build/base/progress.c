@@ -95,7 +95,7 @@ static void collect_locked(void) {
     /* All that have ended by now: of several requests libucc looks at one in a round of progress. */
     for (int moved = 1; moved && thread_on && !waiters;) {
         moved = ucch_progress_locked();
-        ucch_ops_police_locked(ucch_now());
+        ucch_ops_check_deadlines_locked(ucch_now());
         if (!ucch_lock_wanted()) continue;
         ucch_unlock();
         ucch_let_others();
@@ -125,7 +125,7 @@ static double work_locked(double quiet) {
          i++) /* one: threads that meet here must move on */
         moved += ucch_progress_locked();
     double now = ucch_now();
-    ucch_ops_police_locked(now);
+    ucch_ops_check_deadlines_locked(now);
     if (ucch_has_moved(moved, now - began)) quiet = now;
     double nap = ucch_nap(now - quiet);
     if (nap > 0) {

@@ -53,7 +53,7 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
         for (int i = 0; i < batch && !(done = enough(ops, n, what)) && (i == 0 || !ucch_lock_wanted()); i++)
             moved += ucch_progress_locked();
         now = ucch_now();
-        ucch_ops_police_locked(now);
+        ucch_ops_check_deadlines_locked(now);
         ucch_unlock();
         ucch_let_others();
         if (done) break;
@@ -99,7 +99,7 @@ int ucch_test(ucch_op *op) {
     if (!finished(op)) {
         ucch_lock();
         ucch_progress_locked();
-        if (!finished(op)) ucch_ops_police_locked(ucch_now());
+        if (!finished(op)) ucch_ops_check_deadlines_locked(ucch_now());
         ucch_unlock();
     }
     return op->state == UCCH_FAILED ? 2 : finished(op);

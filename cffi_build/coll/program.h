@@ -77,7 +77,7 @@ struct ucch_program {
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
     size_t element;          /* bytes of what it computes with */
-    int furnished;           /* its messages have rings */
+    int reserved;            /* its messages have rings */
     int in_graph;            /* it is for graphs: kernels in the stream that is captured, and nothing else */
     double timeout;          /* of a persistent program's starts */
     size_t tmp_bytes;
@@ -95,7 +95,7 @@ int ucch_lane_of(const ucch_step *s);
 int ucch_step_goes_first(const ucch_step *s);
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s);
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
-int ucch_step_furnish(ucch_channels *c, const ucch_step *s);
+int ucch_step_reserve(ucch_channels *c, const ucch_step *s);
 
 char *ucch_step_address(const ucch_program *p, const ucch_span *span);
 size_t ucch_step_bytes(ucc_datatype_t dtype, uint64_t count);

@@ -401,9 +401,9 @@ int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
     int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
     int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
-    for (int i = 0; i < p->nsteps && !p->furnished && !status; i++)
-        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV) status = ucch_step_furnish(c, &p->steps[i]);
-    p->furnished |= !status;
+    for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
+        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV) status = ucch_step_reserve(c, &p->steps[i]);
+    p->reserved |= !status;
     return status;
 }
 

@@ -149,7 +149,7 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 }
 
 /* Have what a message needs: 0, or a failure. */
-int ucch_step_furnish(ucch_channels *c, const ucch_step *s) {
+int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!moved_by(s)) return 0;
-    return ucch_channels_furnish(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
+    return ucch_channels_reserve(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
 }

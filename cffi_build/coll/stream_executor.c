@@ -221,7 +221,7 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
     *later = p->channels && !l && (*status == UCCH_LATER || (!*status && !turn));
     if (*later) {
         ucch_progress_locked();
-        ucch_ops_police_locked(ucch_now());
+        ucch_ops_check_deadlines_locked(ucch_now());
     }
     ucch_unlock();
     return l;

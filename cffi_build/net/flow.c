@@ -56,10 +56,10 @@ typedef struct note {
 
 /* Receive of a range: how many have come, how many of these are published, and the last piece of them. Of a sender's
  * range it is the last send's event in the timeline. */
-typedef struct landing {
+typedef struct range_state {
     note posted;
     uint64_t arrived, taken, piece, event;
-} landing;
+} range_state;
 
 /* A wire's part in a flow: pieces whose ranges it has sent. */
 typedef struct share {
@@ -72,7 +72,7 @@ typedef struct share {
 } share;
 
 struct ucch_flow {
-    ucch_tenant tenant; /* first */
+    ucch_poller poller; /* first */
     ucch_slots ring;
     int sends, nwires, first; /* the wire that carries first ranges, and what the ranks tell each other */
     int ranges;               /* of a slot */
@@ -82,12 +82,12 @@ struct ucch_flow {
     int failed;
     uint64_t differs; /* the first call that the ranks have made in different ways; 0: none */
     pthread_mutex_t lock;
-    due *dues;         /* of pieces from `settled` on, by their number */
-    uint64_t room;     /* of them */
-    uint64_t expected; /* pieces called for */
-    uint64_t settled;  /* pieces published here (a receiver's), or consumed there (a sender's) */
-    uint64_t told;     /* pieces consumed, as the receiver has told the sender */
-    landing *landings; /* by range of all slots */
+    due *dues;                 /* of pieces from `settled` on, by their number */
+    uint64_t room;             /* of them */
+    uint64_t expected;         /* pieces called for */
+    uint64_t settled;          /* pieces published here (a receiver's), or consumed there (a sender's) */
+    uint64_t told;             /* pieces consumed, as the receiver has told the sender */
+    range_state *range_states; /* by range of all slots */
     note abort, credit, intent;
     uint64_t meant; /* the last call that the peer has been told of, if it had to be */
     share shares[MOST];
@@ -223,22 +223,22 @@ static void send_note(note *n, int kind) {
 
 /* ---- a sender's turn ---- */
 
-static void ended(landing *l, int status) {
+static void ended(range_state *l, int status) {
     ucch_trace_end(l->event, status);
     l->event = 0;
 }
 
 static void range_sent(void *request, ucs_status_t status, void *data) {
-    landing *l = data;
+    range_state *l = data;
     ucch_flow *f = l->posted.flow;
     ucp_request_free(request);
-    f->shares[carrier_of(f, (int)(l - f->landings) % f->ranges)].under_way--;
+    f->shares[carrier_of(f, (int)(l - f->range_states) % f->ranges)].under_way--;
     ended(l, status);
     if (status && status != UCS_CANCELED) fail_by(f, status);
 }
 
 static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, int range) {
-    landing *l = &f->landings[index_of(f, piece, range)];
+    range_state *l = &f->range_states[index_of(f, piece, range)];
     ucp_request_param_t params = params_of((void *)range_sent, l, f->shares[which].slots);
     ended(l, 0); /* a credit may be here before libucp says so */
     if (UCCH_TRACING)
@@ -343,7 +343,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
 static int complete(const ucch_flow *f, uint64_t piece) {
     int ranges = 1;
     for (int range = 0; range < ranges && range < f->ranges; range++) {
-        const landing *l = &f->landings[index_of(f, piece, range)];
+        const range_state *l = &f->range_states[index_of(f, piece, range)];
         if (__atomic_load_n(&l->arrived, __ATOMIC_ACQUIRE) == l->taken) return 0;
         if (!range) ranges = ranges_of(f, slot_of(f, piece)->bytes);
     }
@@ -352,7 +352,7 @@ static int complete(const ucch_flow *f, uint64_t piece) {
 
 static void take(ucch_flow *f, uint64_t piece, int ranges) {
     for (int range = 0; range < ranges && range < f->ranges; range++) {
-        landing *l = &f->landings[index_of(f, piece, range)];
+        range_state *l = &f->range_states[index_of(f, piece, range)];
         __atomic_store_n(&l->piece, piece, __ATOMIC_RELAXED);
         __atomic_store_n(&l->taken, l->taken + 1, __ATOMIC_RELEASE);
     }
@@ -392,7 +392,7 @@ static void post_range(ucch_flow *f, int which, int index) {
     size_t slot = f->ring.stride - UCCH_FLOW_HEADER;
     uint64_t piece = (uint64_t)(index / f->ranges); /* any that goes there */
     int range = index % f->ranges;
-    receive(which, &f->landings[index].posted, range_of(f, piece, range), length_of(f, slot, range), DATA,
+    receive(which, &f->range_states[index].posted, range_of(f, piece, range), length_of(f, slot, range), DATA,
             (uint64_t)index);
 }
 
@@ -409,7 +409,7 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
     int found = 0, news = f->shares[which].news;
     f->shares[which].news = 0;
     for (int i = 0; news && i < f->ring.depth * f->ranges; i++) {
-        landing *l = &f->landings[i];
+        range_state *l = &f->range_states[i];
         if (carrier_of(f, i % f->ranges) != which || l->posted.request) continue;
         if (l->posted.done) {
             l->posted.done = 0;
@@ -475,8 +475,8 @@ static int turn_of_receiver(ucch_flow *f, int which) {
 }
 
 /* Called by the threads of all of its wires, each with its wire's lock. */
-static int turn(ucch_tenant *tenant, int wire) {
-    ucch_flow *f = (ucch_flow *)tenant;
+static int turn(ucch_poller *poller, int wire) {
+    ucch_flow *f = (ucch_flow *)poller;
     int which = wire / 2, found = 0;
     if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
     if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
@@ -557,7 +557,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     ucp_mem_map_params_t slots = {.field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = HOST_MEMORY};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
-    int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->tenant) : UCCH_FAIL_PEER;
+    int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->poller) : UCCH_FAIL_PEER;
     if (status) return status;
     for (int i = 0; !f->sends && i < f->ring.depth * f->ranges; i++)
         if (carrier_of(f, i % f->ranges) == which) post_range(f, which, i);
@@ -576,7 +576,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
     ucch_flow *f = calloc(1, sizeof(*f));
     if (!f) return NULL;
-    *f = (ucch_flow){.tenant = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
+    *f = (ucch_flow){.poller = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
     f->key = key;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
     f->range = range_for(ring->stride - UCCH_FLOW_HEADER, nwires);
@@ -585,10 +585,10 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     pthread_mutex_init(&f->lock, NULL);
     f->abort.flow = f->credit.flow = f->intent.flow = f;
     f->dues = calloc(f->room, sizeof(*f->dues));
-    f->landings = calloc(all, sizeof(*f->landings));
-    int status = f->dues && f->landings ? 0 : UCCH_FAIL_MEMORY;
+    f->range_states = calloc(all, sizeof(*f->range_states));
+    int status = f->dues && f->range_states ? 0 : UCCH_FAIL_MEMORY;
     for (size_t i = 0; !status && i < all; i++)
-        f->landings[i].posted.flow = f;
+        f->range_states[i].posted.flow = f;
     for (int i = 0; i < nwires && !status; i++) {
         ucch_wire_lock(wire_of(f, i));
         status = join(f, i, key);
@@ -609,9 +609,9 @@ int ucch_flow_quiet(const ucch_flow *f) {
 /* Count the requests that libucp has of a wire's part in a flow. Receives are taken back if so wanted. */
 static int held(ucch_flow *f, int which, int cancel) {
     note *notes[] = {&f->credit, &f->abort, &f->intent};
-    int many = f->shares[which].under_way, all = f->sends || !f->landings ? 0 : f->ring.depth * f->ranges;
+    int many = f->shares[which].under_way, all = f->sends || !f->range_states ? 0 : f->ring.depth * f->ranges;
     for (int i = -3; i < all; i++) {
-        note *n = i < 0 ? notes[i + 3] : &f->landings[i].posted;
+        note *n = i < 0 ? notes[i + 3] : &f->range_states[i].posted;
         if ((i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which || !n->request) continue;
         many++;
         if (cancel && (n == &f->credit) == f->sends)
@@ -632,13 +632,13 @@ int ucch_flow_free(ucch_flow *f) {
         int still = held(f, i, 0);
         left += still;
         if (!still && f->shares[i].slots) ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), f->shares[i].slots);
-        ucch_wire_dismiss(wire_of(f, i), &f->tenant);
+        ucch_wire_dismiss(wire_of(f, i), &f->poller);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (left) return left;
     pthread_mutex_destroy(&f->lock);
     free(f->dues);
-    free(f->landings);
+    free(f->range_states);
     free(f);
     return 0;
 }

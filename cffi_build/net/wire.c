@@ -57,8 +57,8 @@ struct ucch_wire {
     pthread_cond_t wake;
     int wanted, rung, asleep, stop;
     connection *connections;
-    ucch_tenant **tenants;
-    int ntenants, room;
+    ucch_poller **pollers;
+    int npollers, room;
     cpu_set_t cores; /* that it runs on */
 };
 
@@ -126,8 +126,8 @@ static int turn(ucch_wire *w, int number) {
     ucch_take(&w->lock, UCCH_AT_WIRE);
     __atomic_store_n(&w->rung, 0, __ATOMIC_SEQ_CST);
     if (ucp_worker_progress(w->worker)) found |= UCCH_MOVED;
-    for (int i = 0; i < w->ntenants; i++)
-        found |= w->tenants[i]->turn(w->tenants[i], number);
+    for (int i = 0; i < w->npollers; i++)
+        found |= w->pollers[i]->turn(w->pollers[i], number);
     ucch_give(&w->lock, UCCH_AT_WIRE);
     return found;
 }
@@ -253,27 +253,27 @@ ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed) {
     return l ? l->ep : NULL;
 }
 
-/* ---- tenants ---- */
+/* ---- pollers ---- */
 
-/* With the wire's lock: have its thread look after a tenant. 0, or a failure. */
-int ucch_wire_serve(int wire, ucch_tenant *tenant) {
+/* With the wire's lock: have its thread look after a poller. 0, or a failure. */
+int ucch_wire_serve(int wire, ucch_poller *poller) {
     ucch_wire *w = &wires[wire];
-    if (w->ntenants == w->room) {
-        ucch_tenant **more = realloc(w->tenants, (size_t)(2 * w->room + 8) * sizeof(*more));
+    if (w->npollers == w->room) {
+        ucch_poller **more = realloc(w->pollers, (size_t)(2 * w->room + 8) * sizeof(*more));
         if (!more) return UCCH_FAIL_MEMORY;
-        w->tenants = more;
+        w->pollers = more;
         w->room = 2 * w->room + 8;
     }
-    w->tenants[w->ntenants++] = tenant;
+    w->pollers[w->npollers++] = poller;
     return 0;
 }
 
 /* With the wire's lock. */
-void ucch_wire_dismiss(int wire, ucch_tenant *tenant) {
+void ucch_wire_dismiss(int wire, ucch_poller *poller) {
     ucch_wire *w = &wires[wire];
-    for (int i = 0; i < w->ntenants; i++)
-        if (w->tenants[i] == tenant) {
-            w->tenants[i] = w->tenants[--w->ntenants];
+    for (int i = 0; i < w->npollers; i++)
+        if (w->pollers[i] == poller) {
+            w->pollers[i] = w->pollers[--w->npollers];
             return;
         }
 }

@@ -8,8 +8,8 @@
  * compares the header with what was asked for, and passes over a message that does not fit.
  *
  * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
- * what is sent. Where the send needs nothing of its receiver the stream waits for it. A stream that waited for a
- * receiver could wait in a circle, so other sends are of a copy, which the stream makes.
+ * what is sent. Where the send needs nothing of its receiver the stream moves it itself, or waits for it. A stream that
+ * waited for a receiver could wait in a circle, so other sends are of a copy, which the stream makes.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
  * wait for, a part of a long message at a time, by a thread that makes progress: then nothing waits in a circle. What
@@ -54,7 +54,8 @@ struct ucch_letter {
     int slot; /* of the peer, on the board */
     uint32_t number;
     char *data;
-    void *copy; /* of what is sent, from the pool */
+    void *copy;   /* of what is sent, from the pool */
+    void *stream; /* that moves it: the lane's, or the caller's */
     uint64_t bytes, tag, found_bytes, found_tag;
     int sync, ordered, queued, by_host;
     /* Of one that is given to its stream in parts: whether its header has been, pieces so far, and what it is. */
@@ -105,16 +106,24 @@ static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, u
     c.flags |= loses(l) ? LANE_LOSES : 0;
     unsigned blocks = to > from && pieces_of(l, c.bytes) ? MANY : FEW;
     void *arguments[] = {&c};
-    return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, l->stream), "launch");
+    return ucch_device_fail(ucch_bound_ops()->launch(l->kernel, blocks, THREADS, arguments, m->stream), "launch");
 }
 
+/* In the lane's stream a message is behind what the caller's had done when it was posted, and behind the message
+ * before, which the caller's may have moved. */
 static int enter(ucch_lane *l, const ucch_letter *m) {
-    return ucch_device_fail(ucch_bound_ops()->stream_wait(l->stream, l->entered[m->number % DEPTH]), "a stream's wait");
+    const device_ops *ops = ucch_bound_ops();
+    int refused = 0, is_behind = l->moved_by != l->stream;
+    l->moved_by = m->stream;
+    if (m->stream != l->stream) return 0;
+    if (is_behind) refused = ops->stream_wait(l->stream, l->done[(m->number - 1) % DEPTH]);
+    if (!refused) refused = ops->stream_wait(l->stream, l->entered[m->number % DEPTH]);
+    return ucch_device_fail(refused, "a stream's wait");
 }
 
 static int mark(ucch_lane *l, const ucch_letter *m) {
     l->begun = m->number;
-    return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], l->stream), "record");
+    return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
 }
 
 /* Whole: its kernels may wait for what the other side has still to do. */
@@ -396,6 +405,12 @@ static int ends_alone(const ucch_lane *l, const ucch_letter *m, const void *stre
            (!pieces || ucch_reached(l->longs->consumed.at, pieces - UCCH_RING_SLOTS));
 }
 
+/* True if such a send can be the stream's own work: that was the message before, too, or nothing is under way. What
+ * copy engines move is the lane's, as are messages where streams share queues. */
+static int goes_directly(const ucch_lane *l, const ucch_letter *m, const void *stream) {
+    return m->bytes < LONG && ucch_may_hold() && (is_empty(l) || l->moved_by == stream);
+}
+
 /* Let `stream` copy what is to be sent. */
 static int set_aside(ucch_letter *m, void *stream) {
     m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
@@ -437,8 +452,10 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
     if (status) return status;
     m->number = l->posted + 1;
     int ordered = m->ordered && m->bytes, alone = ordered && ends_alone(l, m, stream);
+    int direct = alone && goes_directly(l, m, stream);
+    m->stream = direct ? stream : l->stream;
     if (ordered && !alone) status = set_aside(m, stream);
-    if (!status)
+    if (!status && !direct)
         status = ucch_device_fail(ucch_bound_ops()->event_record(l->entered[m->number % DEPTH], stream), "record");
     if (status) return status;
     l->mixed = !is_empty(l) && (l->mixed || l->from != stream);
@@ -452,7 +469,7 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
         if (l->shorts->flow) ucch_flow_ring(l->shorts->flow);
     }
     status = queue(l, m);
-    if (status || !alone) return status;
+    if (status || !alone || direct) return status;
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
 }
 
@@ -514,6 +531,7 @@ int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, 
     if (m->of) ucch_lane_let_go(m->of);
     *m = (ucch_letter){.op.kind = &by_progress, .of = l, .board = all->board, .data = data, .bytes = bytes};
     m->slot = all->peers[peer].slot;
+    m->stream = l->stream;
     m->number = *number;
     m->found_bytes = bytes;
     m->pieces = pieces_of(l, bytes);
@@ -541,6 +559,7 @@ int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
     if (__atomic_load_n(&m->op.state, __ATOMIC_ACQUIRE) == UCCH_DONE) return 1;
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);
     if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;
+    if (m->stream == (void *)stream) return 1;
     int before = ucch_device_enter();
     void *done = m->of->done[m->number % DEPTH];
     int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");

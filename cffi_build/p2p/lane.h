@@ -23,6 +23,7 @@ typedef struct ucch_lane {
     uint32_t promised;                   /* numbers that a matched lane's receiver has given */
     void *from;                          /* stream of the messages since the lane was last empty */
     int mixed;                           /* these were of several streams */
+    void *moved_by;                      /* stream that has the last message */
     struct ucch_letter *waiting, **last; /* that have not been given to the stream */
     int failed, users, closed;
     unsigned refs; /* letters that have been posted, and the lane itself */

@@ -40,6 +40,7 @@ static int equip(ucch_lane *l) {
     l->kernel = ucch_kernel_of(&(ucch_task){.kind = UCCH_LANE_COPY});
     if (!l->kernel) return UCCH_FAIL_DEVICE;
     int status = ucch_device_fail(ops->stream_new(&l->stream), "stream");
+    l->moved_by = l->stream;
     for (int i = 0; i < UCCH_LANE_DEPTH && !status; i++) {
         status = ucch_device_fail(ops->event_new(&l->entered[i]), "event");
         if (!status) status = ucch_device_fail(ops->event_new(&l->done[i]), "event");

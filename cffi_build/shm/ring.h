@@ -128,7 +128,7 @@ int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, u
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring);
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived);
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring);
-int ucch_channels_furnish(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
+int ucch_channels_reserve(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);

@@ -19,9 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ from . import amd_probes
 
 #: Verdicts that are as good as the library needs.
 GOOD = ("yes", "absent")
-#: Verdict on a question during which the doctor was ended; no report has it.
-STOPPED = "stopped"
 #: Variables that say how HIP and its relatives behave.
 _TELLING = re.compile(r"^(HIP_|HSA_|GPU_|AMD_|ROC|CUDA_VISIBLE_DEVICES$|UCX_|UCC|NCCL_|RCCL_)")
 
@@ -78,35 +75,6 @@ QUESTIONS: tuple[Question, ...] = (
 )  # fmt: skip
 JOB = Question("job", "", "ranks of a job sum, gather and send to each other", seconds=180)
 HOST = Question("host", "host", "what the ordinary doctor says of this host", seconds=90)
-#: Seconds between two looks for a signal that ends the doctor.
-LOOK = 0.05
-
-Stop = Callable[[], bool]
-
-
-class _Signals:
-    """Signals that ask this process to end: they are noted, so that nothing is left half done."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: object) -> None:
-        self.number = self.number or number
-
-    def __call__(self) -> bool:
-        return self.number != 0
-
-    @property
-    def status(self) -> int:
-        """As a shell reports what a signal has ended; 0 where there was none."""
-        return 128 + self.number if self.number else 0
-
-
-def _never() -> bool:
-    return False
 
 
 def _said(question: Question, verdict: str, text: str, **more: Any) -> dict[str, Any]:
@@ -132,42 +100,38 @@ def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> 
     return subprocess.Popen(words, env=dict(env), **streams, start_new_session=True, preexec_fn=before)
 
 
-def _run(words: Sequence[str], env: Mapping[str, str], seconds: float, stop: Stop) -> tuple[int | None, str, str]:
-    """(exit status, or None where time was up or ``stop`` says so; standard output; standard error's end)."""
+def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
+    """(exit status, or None where time was up; standard output; standard error's end)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        until = time.monotonic() + seconds
         child = _start(words, env, out, err)
-        while child.poll() is None and not stop() and time.monotonic() < until:
+        try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK)
-        status = child.poll()
-        gone = _end(child)
+                child.wait(seconds)
+            status = child.poll()
+        finally:
+            gone = _end(child)
         out.seek(0)
         err.seek(0)
         text, said = out.read().decode(errors="replace"), err.read().decode(errors="replace")[-2000:].strip()
         return status, text, said if gone else f"{said}\nprocess {child.pid} cannot be ended"
 
 
-def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9, stop: Stop = _never) -> dict[str, Any]:
+def ask(question: Question, environ: Mapping[str, str], limit: float = 1e9) -> dict[str, Any]:
     """The answer to one question: what its process says, or how that ended."""
     seconds, start = min(question.seconds, limit), time.monotonic()
     words = [sys.executable, *module(amd_probes.MODULE), question.probe]
-    status, out, err = _run(words, {**environ, **question.env}, seconds, stop)
+    status, out, err = _run(words, {**environ, **question.env}, seconds)
     took = round(time.monotonic() - start, 2)
     lines = [line for line in out.splitlines() if line.startswith(amd_probes.MARK)]
     if lines:
         found = json.loads(lines[-1][len(amd_probes.MARK) :])
         return _said(question, found.pop("verdict"), found.pop("text"), env=dict(question.env), took=took, data=found)
-    return _unanswered(question, status, err, seconds, stop, env=dict(question.env), took=took)
+    return _unanswered(question, status, err, seconds, env=dict(question.env), took=took)
 
 
-def _unanswered(
-    question: Question, status: int | None, err: str, seconds: float, stop: Stop, **more: Any
-) -> dict[str, Any]:
+def _unanswered(question: Question, status: int | None, err: str, seconds: float, **more: Any) -> dict[str, Any]:
     """The verdict on a process that said nothing: how it ended, or was ended."""
-    if status is None and stop():
-        verdict, text = STOPPED, "the doctor was ended meanwhile"
-    elif status is None:
+    if status is None:
         verdict, text = "hung", f"no answer in {seconds:g} s"
     else:
         how = f"signal {-status}" if status < 0 else f"status {status}"
@@ -175,17 +139,17 @@ def _unanswered(
     return _said(question, verdict, text, **more, error=err)
 
 
-def _job(command: Sequence[str], environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
+def _job(command: Sequence[str], environ: Mapping[str, str], limit: float) -> dict[str, Any]:
     """Findings of ``ucch-doctor --job`` on ranks that ``command`` starts."""
     words = [*command, sys.executable, *module("ucc_hetero.launch.doctor"), "--job", "--json", "--seconds", "30"]
-    status, out, err = _run(words, environ, min(JOB.seconds, limit), stop)
+    status, out, err = _run(words, environ, min(JOB.seconds, limit))
     with contextlib.suppress(ValueError):
         found = json.loads(out[out.index("{") :])["findings"]
         bad = [each for each in found if each["level"] == "error"]
         speed = "; ".join(each["text"] for each in found if each["code"] in ("pairs", "collectives"))
         text = "; ".join(f"{each['code']}: {each['text']}" for each in bad) or speed
         return _said(JOB, "no" if bad else "yes", text, command=shlex.join(command), data={"findings": found})
-    return _unanswered(JOB, status, err, min(JOB.seconds, limit), stop, command=shlex.join(command))
+    return _unanswered(JOB, status, err, min(JOB.seconds, limit), command=shlex.join(command))
 
 
 def jobs(options: argparse.Namespace, devices: int) -> list[list[str]]:
@@ -197,9 +161,9 @@ def jobs(options: argparse.Namespace, devices: int) -> list[list[str]]:
     return [[program, "-np", str(min(devices, 4))]] if program and devices > 1 else []
 
 
-def _about(environ: Mapping[str, str], limit: float, stop: Stop) -> dict[str, Any]:
+def _about(environ: Mapping[str, str], limit: float) -> dict[str, Any]:
     """The host, without its name; and what the ordinary doctor says of it."""
-    said = ask(HOST, environ, limit, stop)
+    said = ask(HOST, environ, limit)
     failed = {"code": HOST.name, "level": "error", "text": f"{said['verdict']}: {said['text']}", "cure": ""}
     return {
         "ucc_hetero": __version__,
@@ -274,47 +238,42 @@ def _no_device(first: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """The command line; the exit status is 1 where there is no device or the library would rely on what is not so.
 
-    Where a signal ends it, the report has what was answered by then, if anything was.
+    The report is written anew after each answer: where the doctor is ended, it has those that were there by then.
     """
-    stop = _Signals()
     parser = _parser()
     options = parser.parse_args(arguments)
     names = _chosen(parser, options.only)
     if not os.access(Path(options.output).parent, os.W_OK):
         parser.error(f"--output {options.output}: no file can be written there")
     vendors.apply(environ := dict(os.environ))
-    first = ask(QUESTIONS[0], environ, options.limit, stop)
-    if first["verdict"] == STOPPED:
-        print(f"ended by {signal.Signals(stop.number).name} before the first answer: there is no report")
-        return stop.status
+    try:
+        return _examined(options, names, environ)
+    except KeyboardInterrupt:
+        print(f"ended: {options.output}.txt has what was answered by then, if anything was")
+        return 128 + signal.SIGINT
+
+
+def _examined(options: argparse.Namespace, names: Sequence[str], environ: Mapping[str, str]) -> int:
+    first = ask(QUESTIONS[0], environ, options.limit)
     if first["verdict"] != "yes":
         print(_no_device(first))
         return 1
-    report: dict[str, Any] = {"about": _about(environ, options.limit, stop), "answers": []}
-    for answer in _answers(first, names, options, environ, stop):
+    report: dict[str, Any] = {"about": _about(environ, options.limit), "answers": []}
+    for answer in _answers(first, names, options, environ):
         report["answers"].append(answer)
         _keep(report, options.output)
         print(_line(answer), flush=True)
-    ended = stop.status  # from here on nothing takes long
-    if ended:
-        print(f"ended by {signal.Signals(stop.number).name}: the report has what was answered by then")
     print(f"Please send {options.output}.txt and {options.output}.json; they do not name this host.")
-    bad = any(each["needed"] and each["verdict"] not in GOOD for each in report["answers"])
-    return ended or int(bad)
+    return int(any(each["needed"] and each["verdict"] not in GOOD for each in report["answers"]))
 
 
 def _answers(
-    first: dict[str, Any], names: list[str], options: argparse.Namespace, environ: Mapping[str, str], stop: Stop
+    first: dict[str, Any], names: Sequence[str], options: argparse.Namespace, environ: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Ask what was chosen, one after the other, until all is asked or the doctor is to end."""
+    """Ask what was chosen, one after the other."""
     yield first
-    asked: list[Callable[[], dict[str, Any]]] = [
-        partial(ask, question, environ, options.limit, stop) for question in QUESTIONS[1:] if question.name in names
-    ]
-    if JOB.name in names:
-        commands = jobs(options, len(first["data"]["devices"]))
-        asked += [partial(_job, command, environ, options.limit, stop) for command in commands]
-    for one in asked:
-        if stop() or (answer := one())["verdict"] == STOPPED:
-            break
-        yield answer
+    for question in QUESTIONS[1:]:
+        if question.name in names:
+            yield ask(question, environ, options.limit)
+    for command in jobs(options, len(first["data"]["devices"])) if JOB.name in names else ():
+        yield _job(command, environ, options.limit)

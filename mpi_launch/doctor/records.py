@@ -12,7 +12,7 @@ from pathlib import Path
 from ...trace import dumps
 from ...trace.dumps import Dump
 from ...trace.flight import FILES, usual_folder
-from . import findings, hang, torch_records
+from . import findings, hang
 from .findings import Finding, finding
 
 #: Seconds that a process is given to write down its stack.
@@ -110,9 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("where", nargs="*", metavar="FILE|FOLDER|PID", help="records that ranks left, or processes")
     parser.add_argument("--job", metavar="ID", help="of several jobs this one; by default the latest")
-    parser.add_argument(
-        "--torch", metavar="FOLDER", type=Path, help="also write the records as torch's tools read them"
-    )
     parser.add_argument("--json", action="store_true", help="machine-readable")
     return parser
 
@@ -155,8 +152,6 @@ def main(arguments: Sequence[str], *, in_job: bool) -> int:
         kept, note = hang.job_of(found)
         said += [findings.ok("jobs", note)] if note else []
         said += hang.diagnose(kept)
-        if options.torch:
-            said.append(torch_records.write(kept, options.torch))
     else:
         said.append(finding("hang-file", "no records" + (f" of job {options.job}" if options.job else "")))
     print(findings.as_json(said) if options.json else findings.as_text(said))

@@ -74,7 +74,7 @@ import numpy as np
 import ucc_hetero
 with ucc_hetero.Communicator() as comm:
     rng = np.random.default_rng(comm.rank)
-    for count in (3, 1 << 18):
+    for count in (3, 1 << 16):
         mine = rng.integers(0, 1 << 20, count).astype(np.float64)
         total, own = np.full(count, -1.0), np.full(count // 3, -1.0)
         everything = comm.mpi.allgather(mine)

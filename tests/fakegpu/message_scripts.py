@@ -165,7 +165,7 @@ with Communicator() as comm:
 #: A receive that is given up takes nothing of what comes later; a send that is given up goes on until it is received.
 GIVEN_UP = COMMON
 GIVEN_UP += """
-from ucc_hetero.calls import p2p
+from ucc_hetero.p2p import messages as p2p
 from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
@@ -223,7 +223,7 @@ STREAMS += """
 import ctypes
 import threading
 from arrays import runtime
-from ucc_hetero.calls import p2p
+from ucc_hetero.p2p import messages as p2p
 from ucc_hetero.errors import CollectiveTimeout
 
 def write(word, value):
@@ -435,7 +435,7 @@ print("right")
 #: its sender is done, and the next message comes.
 ON_ITS_WAY = COMMON
 ON_ITS_WAY += """
-from ucc_hetero.calls import p2p
+from ucc_hetero.p2p import messages as p2p
 from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank

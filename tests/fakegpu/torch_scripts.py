@@ -11,7 +11,7 @@ import torch_device as gpu
 load()
 import torch
 import ucc_hetero.torch
-from ucc_hetero.calls.p2p import Messages
+from ucc_hetero.p2p.messages import Messages
 
 dist = torch.distributed
 dist.init_process_group("ucch")

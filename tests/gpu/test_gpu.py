@@ -1,7 +1,4 @@
-"""Collectives on real device memory; skipped on machines without a GPU.
-
-The ranks run tools/gpu_collectives.py, which checks every collective, and streams, before it measures.
-"""
+"""Collectives on real device memory; skipped on machines without a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +8,6 @@ import pytest
 from gpu_machine import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ["--no-nccl", "--sizes", "8", "--rounds", "1"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
@@ -20,13 +16,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 @pytest.mark.parametrize("channels", ["y", "n"])
 @pytest.mark.parametrize("amd", ["", "1"], ids=["one vendor", "two vendors"])
 def test_collectives(mpirun: Callable[..., Any], hip_over_cuda: Path, amd: str, channels: str) -> None:
-    """Two ranks, on one GPU or two; in the second layout one takes its GPU through the HIP runtime."""
+    """Every one of them, and streams, on two ranks; in the second layout one takes its GPU through the HIP runtime."""
     if amd == "" and gpus() < 2:
         pytest.skip("NCCL wants a GPU for each rank")
-    args = [*QUICK, "--amd", amd, "--hip", str(hip_over_cuda)]
-    env = {"UCCH_CHANNELS": channels, "PYTHONPATH": str(ROOT)}
-    result = mpirun(ROOT / "tools" / "gpu_collectives.py", 2, args=args, env=env, timeout=150)
-    assert "all right" in result.stdout
+    env = {"UCCH_CHANNELS": channels, "PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}"}
+    result = mpirun(ROOT / "tests" / "gpu" / "collectives.py", 2, args=[amd, str(hip_over_cuda)], env=env, timeout=150)
+    assert result.said("all right") == 2
 
 
 LEFT = """
@@ -51,7 +46,7 @@ with Communicator() as comm:
 
 
 @pytest.mark.skipif(gpus() < 2, reason="needs two NVIDIA GPUs and torch")
-def test_calls_that_nobody_waits_for_are_collected(mpirun: Callable[..., Any], tmp_path: Path) -> None:
+def test_calls_that_are_not_waited_for_are_collected(mpirun: Callable[..., Any], tmp_path: Path) -> None:
     """Libucc looks at one request in a round of progress: one round a millisecond kept thousands for seconds."""
     job = tmp_path / "job.py"
     job.write_text(LEFT)

@@ -4,7 +4,6 @@ The jobs of tests/mpi run again with ``CASES_DEVICE=cuda``, on one vendor and wi
 runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD one.
 """
 
-import json
 import os
 import re
 import sys
@@ -64,18 +63,24 @@ def test_cases(mpirun: Callable[..., Any], sides: dict[str, str], script: Path) 
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == wanted
 
 
-def test_groups_of_one_vendor_are_nccls(program: Callable[..., Any], tmp_path: Path) -> None:
+#: Arguments and environment of a job whose ranks are one vendor's, and what serves its default group.
+GROUPS = {
+    "plain": (["capture"], {}, "ProcessGroupNCCL"),
+    "bound": (["bound"], {}, "ProcessGroupNCCL"),
+    "replaced": (["nccl"], {"UCCH_TORCH_REPLACE": "nccl"}, "ProcessGroupNCCL"),
+    "detail": ([], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "_ProcessGroupWrapper"),
+    "off": ([], {"UCCH_TORCH_VENDOR": "n"}, "ProcessGroupUCCH"),
+}
+
+
+@pytest.mark.parametrize(("words", "env", "backend"), GROUPS.values(), ids=GROUPS)
+def test_groups_of_one_vendor_are_nccls(
+    mpirun: Callable[..., Any], words: list[str], env: dict[str, str], backend: str
+) -> None:
     """With what scripts ask of NCCL: a bound device, its name, torch's own checks, streams of high priority, graphs."""
-    steps, out = "works,works-bound,works-replace,works-detail,works-off,capture", tmp_path / "figures"
-    command = [sys.executable, str(ROOT / "tools" / "torch_vendor.py"), "--steps", steps, "--jsonl", str(out)]
-    job = program(command, 800, dict(os.environ))
-    assert job.returncode == 0, job.stdout + job.stderr
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    backends = {line["step"]: line["backend"] for line in found if line["figure"] == "group"}
-    wrapped = {"works-detail": "_ProcessGroupWrapper", "works-off": "ProcessGroupUCCH"}
-    assert backends == {
-        step: wrapped.get(step, "ProcessGroupNCCL") for step in steps.split(",") if step.startswith("works")
-    }
+    script = ROOT / "tests" / "gpu" / "torch_nccl.py"
+    job = mpirun(script, 2, args=words, env={"PYTHONPATH": str(ROOT), **env}, timeout=150)
+    assert re.findall(r"^group (\w+)", job.stdout, re.M) == [backend] * 2
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "pp"])

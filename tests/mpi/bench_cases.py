@@ -63,7 +63,7 @@ def broken(how: str, words: str) -> None:
 def quickest_put() -> None:
     """Lower limit of the latency of devices' links, between any two ranks of a job."""
     world.prepare(["ours"])
-    session: Any = SimpleNamespace(world=world.open_world(), memory=open_memory("host", "numpy", 0))
+    session: Any = SimpleNamespace(world=world.open_world(), memory=open_memory("host", 0))
     for pair in ((0, 2), (2, 1)):
         seconds = session.world.comm.allgather(_put_seconds(session, *pair))
         assert len(set(seconds)) == 1 and seconds[0] > 0, seconds

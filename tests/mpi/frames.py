@@ -1,9 +1,10 @@
-"""How many of the package's Python functions a call runs."""
+"""Which of the package's Python functions a call runs, and of which files they are."""
 
 import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import ucc_hetero
@@ -14,7 +15,17 @@ PACKAGE = str(Path(ucc_hetero.__file__).parent)
 
 def frames_of(call: Callable[[], object]) -> list[str]:
     """Names of the package's Python functions that run in a call, but for those while it waits for other ranks."""
-    found: list[str] = []
+    return [code.co_qualname for code in codes_of(call)]
+
+
+def files_of(call: Callable[[], object]) -> set[str]:
+    """The package's files that these are of."""
+    return {code.co_filename.removeprefix(PACKAGE + "/") for code in codes_of(call)}
+
+
+def codes_of(call: Callable[[], object]) -> list[CodeType]:
+    """The functions themselves."""
+    found: list[CodeType] = []
     waiting: list[Any] = []
 
     def note(frame: Any, event: str, arg: Any) -> None:
@@ -25,7 +36,7 @@ def frames_of(call: Callable[[], object]) -> list[str]:
             if frame.f_code is wait_op.__code__:
                 waiting.append(frame)
             else:
-                found.append(frame.f_code.co_qualname)
+                found.append(frame.f_code)
 
     gc.collect()
     gc.freeze()  # torch has a million objects, and a look at all of them would take longer than anything else here

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bad_input_cases import drawn
 from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, NotSupported, PersistentRequest, RefusedError, ucc
@@ -269,7 +270,7 @@ def main() -> None:
         kept.good()
         for name in kept.calls:
             kept.refused(name, range(comm.size))
-        for name in kept.calls:
+        for name in (list(kept.calls)[index] for index in drawn(len(kept.calls))):
             culprit = WORLD.bcast(random.choice([0, comm.size - 1]))
             on_its_own(lambda comm, name=name, culprit=culprit: Cases(comm).refused(name, [culprit]))
         kept.good()  # others are not concerned

@@ -6,13 +6,22 @@ import time
 
 import numpy as np
 import pytest
-from frames import frames_of
+from frames import files_of, frames_of
 from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, RefusedError
 
 world = MPI.COMM_WORLD
 MOST = 496
+
+
+def few_files() -> None:
+    """A call that was never made before passes the files of docs/design.md, and no layers beside them."""
+    with Communicator(world) as comm:
+        total = np.empty(4)
+        found = files_of(lambda: comm.Allreduce(np.full(4, 2.0), total))
+    assert (total == 2 * comm.size).all()
+    assert len(found) <= 23, sorted(found)
 
 
 def few_frames() -> None:

@@ -32,8 +32,7 @@ def bench(crew: Run) -> Run:
 
 
 def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
-    files = f"--json {tmp_path}/new/r.json --csv {tmp_path}/r.csv"
-    result = bench(f"osu_allreduce -m 4:8 -i 3 -x 1 -f -c -u 1 -z50,99 -T all {files}")
+    result = bench(f"osu_allreduce -m 4:8 -i 3 -x 1 -f -c -u 1 -z50,99 -T all --json {tmp_path}/new/r.json")
     assert result.stdout.startswith("\n# OSU MPI Allreduce Latency Test v7.4\n# Datatype: MPI_CHAR.\n# Size ")
     assert re.findall(r"# Datatype: (\w+)\.", result.stdout) == ["MPI_CHAR", "MPI_INT", "MPI_FLOAT"]
     table = rows(result.stdout)
@@ -47,7 +46,6 @@ def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
     assert [row["size"] for row in data["rows"]] == [4, 8] * 3
     assert {"machine", "versions", "date", "command", "settings", "plans"} <= set(data)
     assert data["topology"] == "host[0-1]@0"
-    assert len((tmp_path / "r.csv").read_text().splitlines()) == 7
 
 
 @pytest.mark.parametrize("backend", ["mpi4py", "ucc"])
@@ -89,25 +87,17 @@ def test_nonblocking_and_persistent(bench: Run) -> None:
 def test_point_to_point(bench: Run, backend: str) -> None:
     rest = f"--backend {backend} -m 1:8 -i 3 -x 1 -c -u 1"
     names = ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
-    commands = [f"{name} {rest} {'-b multiple -W 4' if 'bw' in name else ''}" for name in names]
+    commands = [f"{name} {rest} {'-W 4' if 'bw' in name else ''}" for name in names]
     result = bench(*commands)
     table = rows(result.stdout)
     assert [row[-1] for row in table] == ["Pass"] * (4 * len(names))
     assert {len(row) for row in table[12:16]} == {4}  # osu_mbw_mr also has the message rate
 
 
-def test_pairs_of_an_odd_job_and_window_table(bench: Run) -> None:
-    result = bench("osu_mbw_mr --backend mpi4py -V -m 1:2 -i 2 -x 1", n=3)
-    assert "# [ pairs: 1 ] [ window size: varied ]" in result.stdout
-    assert [(row[0], len(row)) for row in rows(result.stdout)] == [("1", 9), ("2", 9)] * 2
-
-
-def test_nccl_format(bench: Run) -> None:
-    result = bench("osu_allgather --backend mpi4py --format nccl -m 8:16 -T mpi_float -i 3 -c")
-    table = rows(result.stdout)
-    assert [row[:5] for row in table] == [["8", "1", "float", "none", "-1"], ["16", "2", "float", "none", "-1"]]
-    assert {(len(row), row[8], row[12]) for row in table} == {(13, "0", "0")}
-    assert "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : " in result.stdout
+def test_pairs_of_an_odd_job(bench: Run) -> None:
+    result = bench("osu_mbw_mr --backend mpi4py -m 1:2 -i 2 -x 1", n=3)
+    assert "# [ pairs: 1 ] [ window size: 64 ]" in result.stdout
+    assert [(row[0], len(row)) for row in rows(result.stdout)] == [("1", 3), ("2", 3)]
 
 
 def test_peers_are_interleaved_and_compared(bench: Run) -> None:
@@ -142,33 +132,21 @@ def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
 
 
-#: Benchmarks that MPI's windows alone have, and ways to synchronize them.
-WINDOWS = ("acc_latency", "flush"), ("acc_latency", "pscw"), ("get_acc_latency", "lock"), ("put_bibw", "pscw")
-
-
 def test_one_sided(bench: Run) -> None:
     commands = [
-        f"osu_{name} --backend {backend} -m 256:1K -i 4 -x 1 {more}"
+        f"osu_{name} --backend {backend} -m 256:1K -i 4 -x 1"
         for name in ("put_latency", "get_latency", "put_bw", "get_bw", "put_bibw")
-        for backend, more in (("ours", ""), ("ours", "-s lock_all"), ("mpi4py", ""), ("mpi4py", "-s fence"))
+        for backend in ("ours", "mpi4py")
     ]
-    commands += [f"osu_{name} --backend mpi4py -m 256:1K -i 4 -x 1 -s {sync}" for name, sync in WINDOWS]
     result = bench(*commands)
     table = rows(result.stdout)
     assert [row[0] for row in table] == ["256", "512", "1024"] * len(commands), result.stdout
     assert all(float(row[1]) > 0 for row in table)
-    commands = [
-        f"osu_{name}_latency --backend mpi4py -i 4 -x 1 {more}"
-        for name in ("fop", "cas")
-        for more in ("", "-s pscw", "-w dynamic -s lock")
-    ]
-    result = bench(*commands)
-    assert [int(row[0]) for row in rows(result.stdout)] == [8] * len(commands)
 
 
 def test_what_one_sided_benchmarks_do(crew: Run) -> None:
     """Once, with the other rank's memory as MPI says that it is then."""
-    for what in ("put", "get", "acc", "get_acc", "fop", "cas"):
+    for what in ("put", "get"):
         crew("window_cases:once", args=[what])
 
 
@@ -204,21 +182,11 @@ def test_the_quickest_put(bench: Run) -> None:
     bench(n=3, case="quickest_put")
 
 
-def test_init_and_sessions(mpirun: Run, bench: Run) -> None:
-    result = mpirun(MAIN, n=2, args=["osu_init"])
-    assert re.fullmatch(r"# OSU MPI Init Test v7\.4\nnprocs: 2, min: \d+ ms, max: \d+ ms, avg: \d+ ms\n", result.stdout)
-    result = bench("osu_reduce --backend mpi4py -I -m 4:4 -i 2 -c")
-    assert rows(result.stdout)[0][-1] == "Pass"
-
-
-def test_wrong_data_on_one_rank_fails_the_job(bench: Run, tmp_path: Path) -> None:
-    words = f"osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -clog:{tmp_path}/log"
+def test_wrong_data_on_one_rank_fails_the_job(bench: Run) -> None:
+    words = "osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -c"
     result = bench("wrong", words, case="broken")
     assert [row[-1] for row in rows(result.stdout)[:3]] == ["Pass", "Pass", "Fail"]
     assert "DATA VALIDATION ERROR: osu_allreduce exited with status 1 on message size 16.\n" in result.stdout
-    assert (
-        "size 16 iteration 0 recvbuf: 1 of 4 elements wrong" in (tmp_path / "log/osu_allreduce.rank1.txt").read_text()
-    )
 
 
 def test_wrong_data_is_not_compared(bench: Run) -> None:
@@ -237,9 +205,7 @@ MISTAKES = {
     2: {
         "osu_gather -k fixed:2": "the job has ranks 0 to 1",
         "osu_mbw_mr -p 2": "2 ranks make at most 1 pairs",
-        "osu_put_latency -s fence": "use -s flush or --backend mpi4py",
         "osu_get_bw --backend ucc": "peer 'ucc' has no one-sided communication",
-        "osu_cas_latency": "osu_cas_latency: regions are put to and got from alone; use --backend mpi4py",
         "kv_transfer --way back": "--way back: known are buffer, plain",
         "kv_transfer --block-size 16,x": "kv_transfer: --block-size 16,x: ",
         "osu_nothing": "benchmark 'osu_nothing' is not known",

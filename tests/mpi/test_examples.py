@@ -13,25 +13,18 @@ MIXED = "nvidia:2,amd:2"
 
 
 def test_training(crew) -> None:
-    job = crew("examples/train_digits.py", 4, args=["--check", "--epochs", "8"], layout=MIXED, timeout=150)
-    assert len(re.findall(r"^epoch +\d+ +loss [\d.]+ +test accuracy", job.stdout, re.M)) == 8
+    job = crew("examples/train_digits.py", 4, args=["--check", "--epochs", "4"], layout=MIXED, timeout=150)
+    assert len(re.findall(r"^epoch +\d+ +loss [\d.]+ +test accuracy", job.stdout, re.M)) == 4
     assert "identical on all 4 ranks: yes" in job.stdout
     assert "difference from a single process" in job.stdout
     last = re.findall(r"test accuracy +([\d.]+)%", job.stdout)[-1]
-    assert float(last) > 95
-
-
-def test_training_goes_through_deaths(mpirun, ulfm: list[str]) -> None:
-    """A vendor's whole island dies; weights and losses are those of a single process's run, in which nobody does."""
-    args = ["--kill", "2,3", "--check", "--epochs", "3", "--dtype", "float64"]
-    env = {"UCCH_EMULATE": MIXED}
-    job = mpirun("examples/train_through.py", 4, args=args, env=env, mpi_args=ulfm, timeout=150)
-    assert re.search(r"^2 ranks go on with step 4[01] after", job.stdout, re.M), job.output
-    assert "identical on all 2 ranks: yes" in job.stdout and "difference from a single process" in job.stdout
+    assert float(last) > 90
 
 
 def test_training_grows_back(mpirun, ulfm: list[str], tmp_path: Path) -> None:
-    """Those that are started in the place of the dead are let in, in the middle of it: four ranks end alike."""
+    """A vendor's whole island dies, the others go on, and those that are started in its place are let in: four ranks
+    end alike, with weights and losses of a single process's run, in which nobody dies.
+    """
     secret = tmp_path / "secret"
     secret.write_bytes(os.urandom(32))
     server = StoreServer("tcp://127.0.0.1:0", secret.read_bytes())

@@ -62,9 +62,9 @@ import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 """
-    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "10"}, check=False)
+    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "4"}, check=False)
     assert job.returncode != 0, job.output
-    assert "rank(s) [1] did not come to the backend ucch within 10 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
+    assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
 
 MISTAKES = """
@@ -153,3 +153,24 @@ dist.destroy_process_group()
 def test_a_failed_gradient_and_barriers(crew) -> None:
     """DDP's reducer, in C++, gets the failure of a call and does not crash; a barrier waits for earlier calls."""
     crew(CALLS, 2, env={"UCCH_TIMEOUT": "200"}, timeout=120)
+
+
+BOUND = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.environ.pop("OMP_NUM_THREADS")
+os.environ.update(OTHERS)
+import torch
+import torch.distributed as dist
+import ucc_hetero.torch
+dist.init_process_group("ucch")
+dist.new_group()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize(("others", "count"), [({}, 1), ({"OMP_NUM_THREADS": "1"}, 0)], ids=["warned", "one thread"])
+def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun, others: dict[str, str], count: int) -> None:
+    job = mpirun(f"OTHERS = {others}\n{BOUND}", 1)
+    assert job.stderr.count("bound to one core") == count, job.output

@@ -77,13 +77,15 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def store() -> Iterator[Server]:
+def store(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iterator[Server]:
     """A store of a process of its own."""
-    code = (
+    program = tmp_path / "store.py"
+    program.write_text(
         "import torch.distributed as d, sys; s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False);"
         "print(s.port, flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    words = [*pythons.of(request.path, {}), str(program)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield Server(int(process.stdout.readline()), process.pid)
         process.kill()
@@ -311,12 +313,3 @@ def test_torchfts_manager(tmp_path: Path, room: int) -> None:
             each.kill()
         light.shutdown()
     assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
-
-
-def test_churn() -> None:
-    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
-    words = ["-m", "tests.churn", "--faults", "1", "--ranks", "3"]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, *words], cwd=root, text=True, capture_output=True, check=False)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0 and "right: " in done.stdout

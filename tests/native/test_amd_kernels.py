@@ -1,6 +1,7 @@
 """The kernels' AMD branch, compiled by clang without a GPU or ROCm; registers and waits in the assembly."""
 
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -144,9 +145,10 @@ def looks_empty_no_caches(name: str, text: str) -> None:
         assert re.search(r"_load_(dword|b32)", loop) and not re.search(r"_(inv|wb\w*)\b", loop), (name, loop)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_waiting_kernels(clang: str, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", [("gfx90a", "gfx942"), ("gfx1100", "gfx1201")], ids=["CDNA", "RDNA"])
+def test_waiting_kernels(clang: str, targets: tuple[str, str], tmp_path: Path) -> None:
     """They let as many waves run at a time as there is room for, and use no memory of the device."""
+    target = random.choice(targets)
     text, n = text_of(WAITING)
     kernels = compiled(clang, target, text, tmp_path)
     wave, most = TARGETS[target]

@@ -37,11 +37,6 @@ def _overlap() -> dict[str, Any]:
     return {**_HEAD, "benchmark": "osu_iallreduce", **more, "rows": rows}
 
 
-def _init() -> dict[str, Any]:
-    rows = [{"backend": "ours", "ms": 40.0, "least": 39.0, "most": 41.0}]
-    return {**_HEAD, "benchmark": "osu_init", "family": "startup", "unit": "ms", "rows": rows}
-
-
 def _compare() -> dict[str, Any]:
     series = [
         {"peer": name, "form": form, "us": us, "spread": 0.1, "rounds": [us, us]}
@@ -104,12 +99,12 @@ def _kv_transfer() -> dict[str, Any]:
     return {**_HEAD, "benchmark": "kv_transfer", **more}
 
 
-_COSTS = {"ours": {"issue": 1.5}, "peer": {"issue": 3.0}}
+_COSTS = {"ours": {"issue": 1.5, "time": 2.0}, "mpi4py": {"issue": 3.0, "time": 4.0}}
 #: kind -> data of a file
 SAMPLES: dict[str, dict[str, Any]] = {
-    "osu": _osu(), "overlap": _overlap(), "init": _init(), "compare": _compare(),
+    "osu": _osu(), "overlap": _overlap(), "compare": _compare(),
     "kv_transfer": _kv_transfer(),
     "cluster": _cluster(), "gpu": _gpu(), "parity": _parity(), "train": _train(),
-    "host_cost": {"rows": [{"call": "Bcast", "bytes": 8, "beside": "mpi4py", **_COSTS}]},
+    "call_cost": {"about": {"ranks": 2}, "rows": [{"call": "Bcast", "bytes": 8, "through": "", **_COSTS}]},
     "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Result files: reading ours, OSU's and nccl-tests', and comparing two of them."""
+"""Result files: reading ours, OSU's and nccl-tests'."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.bench.__main__ import main
-from ucc_hetero.bench.curves import Curve, Point, UnknownFile, read
-from ucc_hetero.bench.diff import compare, table
+from ucc_hetero.bench.curves import Point, UnknownFile, read
 from ucc_hetero.bench.result_file import FORMAT, write_json
 
 OSU = """
@@ -69,7 +67,6 @@ def test_osu_text(tmp_path: Path) -> None:
     assert (second.dtype, second.points) == ("float32", (Point(4, 4.0),))
     (curve,) = read(store(tmp_path, "a.txt", OLD_OSU))
     assert (curve.benchmark, curve.label, curve.unit) == ("bibw", "OSU 5.6.3", "MB/s")
-    assert curve.higher_is_better
     assert [point.value for point in curve.points] == [5.0, 10.0]
 
 
@@ -86,11 +83,12 @@ def test_nccl_tests_text(tmp_path: Path) -> None:
 def test_our_files(tmp_path: Path) -> None:
     row = {"dtype": "int8", "size": 8, "value": 2.0, "peers": {"mpi4py": {"value": 2.5, "ratio": {}}}}
     mine, theirs = read(store(tmp_path, "a.json", ours([row], date="today")))
-    assert (mine.key, mine.points) == (("allreduce", "ours", "us", "int8"), (Point(8, 2.0),))
+    assert (mine.benchmark, mine.label, mine.unit, mine.dtype) == ("allreduce", "ours", "us", "int8")
+    assert mine.points == (Point(8, 2.0),)
     assert mine.facts == {"date": "today"}
     assert (theirs.label, theirs.points) == ("mpi4py", (Point(8, 2.5),))
     (series,) = read(store(tmp_path, "c.json", versus({"ours": [1.0, 2.0, 3.0]})))
-    assert series.points == (Point(8, 2.0, (1.0, 2.0, 3.0)),)
+    assert series.points == (Point(8, 2.0),)
 
 
 @pytest.mark.parametrize(("content", "says"), [
@@ -103,45 +101,6 @@ def test_our_files(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, content: str, says: str) -> None:
     with pytest.raises(UnknownFile, match=says):
         read(store(tmp_path, "a.txt", content))
-
-
-def curve(*values: float, unit: str = "us", rounds: tuple[float, ...] = ()) -> Curve:
-    points = tuple(Point(8 << k, value, rounds) for k, value in enumerate(values))
-    return Curve("allreduce", "ours", unit, "int8", "file", points)
-
-
-def test_verdicts_of_diff() -> None:
-    changes = compare([curve(10, 10, 10, 10)], [curve(10.5, 11.5, 8, 9.5)], 0.1)
-    assert [change.verdict for change in changes] == ["same", "worse", "better", "same"]
-    (change,) = compare([curve(10, unit="MB/s")], [curve(8, unit="MB/s")], 0.1)
-    assert (change.verdict, change.cost.value) == ("worse", 1.25)
-    rng = np.random.default_rng(0)
-    calm = tuple(rng.normal(10, 0.1, 30))
-    slow = tuple(rng.normal(12, 0.1, 30))
-    wild = tuple(rng.lognormal(np.log(12), 1.0, 30))
-    assert compare([curve(10, rounds=calm)], [curve(12, rounds=slow)], 0.1)[0].verdict == "worse"
-    assert compare([curve(10, rounds=calm)], [curve(12, rounds=wild)], 0.1)[0].verdict == "same"
-    assert compare([curve(10)], [curve(10, unit="MB/s")], 0.1) == []
-    assert len(compare([curve(10)], [curve(10, 20)], 0.1)) == 1
-
-
-def test_diff_table() -> None:
-    changes = compare([curve(10, 10)], [curve(20, 10)], 0.1)
-    lines = table(changes, everything=False).splitlines()
-    assert len(lines) == 3
-    assert lines[1].split() == ["allreduce", "ours", "8", "10.00", "20.00", "us", "2.00", "[2.00,2.00]", "worse"]
-    assert lines[2] == "# 1 worse, 0 better, 1 the same"
-    assert len(table(changes, everything=True).splitlines()) == 4
-
-
-def test_diff_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = store(tmp_path, "old.json", versus({"ours": [10.0, 10.1, 9.9]}))
-    new = store(tmp_path, "new.json", versus({"ours": [20.0, 20.1, 19.9]}))
-    assert main(["diff", str(old), str(new)]) == 1
-    assert "worse" in capsys.readouterr().out
-    assert main(["diff", str(new), str(old)]) == 0
-    assert main(["diff", str(old), str(store(tmp_path, "x.txt", OSU))]) == 1
-    assert "in common" in capsys.readouterr().err
 
 
 def test_json_is_written_whole(tmp_path: Path) -> None:

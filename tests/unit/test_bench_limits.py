@@ -1,4 +1,4 @@
-"""The roofline against a count of its own, limits as columns, interleaved peers, and the progress bar."""
+"""The roofline against a count of its own, limits as columns, interleaved peers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

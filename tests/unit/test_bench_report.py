@@ -30,7 +30,7 @@ def test_tables_are_whole(kind: str) -> None:
     ("compare", {"series ours persistent us": "1", "ratios mpi4py ours verdict": "too noisy"}),
     ("cluster", {"collective": "allreduce", "nbytes": "67108864", "limit": "0.134", "median mpi4py": "0.3"}),
     ("gpu", {"collective": "bcast", "bytes": "65536", "gloo": "400", "of nccl": "0.5"}),
-    ("host_cost", {"call": "Bcast", "ours issue": "1.5", "peer issue": "3"}),
+    ("call_cost", {"call": "Bcast", "ours issue": "1.5", "mpi4py issue": "3"}),
     ("unknown", {"a": "1", "b c": "2"}),
 ])  # fmt: skip
 def test_last_row_of_the_first_table(kind: str, cells: dict[str, str]) -> None:
@@ -42,7 +42,7 @@ def test_curves_of_every_file(tmp_path: Path) -> None:
     for kind, data in SAMPLES.items():
         write_json(str(tmp_path / f"{kind}.json"), data)
     curves = {(c.source, c.label): c for c in read_all(sorted(tmp_path.iterdir()))[0]}
-    kinds = ("osu", "overlap", "compare", "gpu", "cluster")
+    kinds = ("osu", "overlap", "compare", "gpu", "cluster", "call_cost")
     assert {source for source, _ in curves} == {f"{kind}.json" for kind in kinds}
     assert [p.value for p in curves["osu.json", "limit"].points] == [2.0, 8.0]
     assert curves["overlap.json", "ours overlap"].unit == "%"

@@ -1,6 +1,5 @@
 """The checker finds every kind of wrong result; a simulated job of several ranks shows it right results too."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,10 @@ import pytest
 from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest, shares
 from ucc_hetero.bench.memory import Memory, open_memory
 from ucc_hetero.bench.table import COLLECTIVES
-from ucc_hetero.bench.validate import Checker, Log, draw
+from ucc_hetero.bench.validate import Checker, draw
 
 INT, FLOAT = np.dtype(np.int32), np.dtype(np.float32)
-HOST = Memory("host", "numpy")
+HOST = Memory("host")
 MOVING = sorted(set(COLLECTIVES) - {"barrier"})
 
 
@@ -21,9 +20,9 @@ def job(name: str, ranks: int, count: int, root: int = 0, in_place: bool = False
     return [Case(row, rank, ranks, count, root if row.rooted else 0, in_place) for rank in range(ranks)]
 
 
-def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0, log: Log | None = None) -> tuple[Checker, Buffers]:
+def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0) -> tuple[Checker, Buffers]:
     buffers = Pool(HOST, dtype, longest(case.row, case.count, case.ranks)).take(case)
-    checker = Checker(case, dtype, log=log)
+    checker = Checker(case, dtype)
     checker.load(buffers, iteration)
     return checker, buffers
 
@@ -110,14 +109,6 @@ def test_data_of_another_iteration_is_wrong() -> None:
     assert checker.wrong(buffers, 1) > 0
 
 
-def test_log_names_the_elements(tmp_path: Path) -> None:
-    case = job("allreduce", 2, 4)[0]
-    checker, buffers = loaded(case, INT, log=Log(str(tmp_path / "new"), "osu_allreduce", 3))
-    assert checker.wrong(buffers, 0) == 4
-    text = (tmp_path / "new" / "osu_allreduce.rank3.txt").read_text()
-    assert text.startswith("size 16 iteration 0 recvbuf: 4 of 4 elements wrong\n  [0] got ")
-
-
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "float16", "float32", "float64", "complex64"])
 def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
     kind = np.dtype(dtype)
@@ -141,21 +132,17 @@ def test_more_ranks_than_an_int8_counts() -> None:
     assert np.abs(total).max() <= 127
 
 
-@pytest.mark.parametrize("wrapping", ["numpy", "bytearray", "array"])
-def test_memory_wrappings(wrapping: str) -> None:
-    whole = Memory("host", wrapping).block(INT, 10)
-    part = whole.head(4)
+def test_memory_is_guarded() -> None:
+    part = HOST.block(INT, 10).head(4)
     part.put(np.arange(4, dtype=INT))
-    assert memoryview(part.array).nbytes == 16
-    assert memoryview(part.array).format == "i"
-    assert not memoryview(part.array).readonly
-    assert part.get().tolist() == [0, 1, 2, 3]
+    assert part.array.tolist() == part.get().tolist() == [0, 1, 2, 3]
     assert not part.overrun()
-    assert memoryview(part.array)[3] == 3
+    part.whole[4] += 1
+    assert part.overrun()
 
 
 def test_accelerators_that_are_not_there() -> None:
-    assert open_memory("host", "numpy", 0) == HOST
-    if open_memory("auto", "numpy", 0).accelerator == "host":
+    assert open_memory("host", 0) == HOST
+    if open_memory("auto", 0).accelerator == "host":
         with pytest.raises(ValueError, match="leave -d out"):
-            open_memory("cuda", "numpy", 0)
+            open_memory("cuda", 0)

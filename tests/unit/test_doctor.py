@@ -285,6 +285,10 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
         "job-memory": ([a, cpu_only], 2, still),
         "job-fp8": ([a, amd], 2, still),
         "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
+        "job-wires": (
+            [replace(f, ports=(), host_cores=7, fabrics=(("nvidia", Fabric("", "no active port")),)) for f in (a, b)],
+            2, still,
+        ),
     }  # fmt: skip
 
 

@@ -1,12 +1,9 @@
 """``ucch-doctor hang``: who went apart from the others first, by records as ranks leave them; files that are none."""
 
 import json
-import pickle
 import random
 import re
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.launch.doctor import hang, records, torch_records
+from ucc_hetero.launch.doctor import hang
 from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.launch.doctor.findings import Finding
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.trace.dumps import HEADER, RECORD, Dump, parse
+from ucc_hetero.trace.dumps import HEADER, RECORD, parse
 
 S = 1_000_000_000
 #: The ranks' clocks differ; that of everybody is this much later than a rank's own.
@@ -265,7 +262,6 @@ def test_bytes_that_were_changed() -> None:
         read += 1
         found = hang.diagnose([dump, parse(other)])
         assert all(each.text for each in found), seed
-        torch_records.document(dump, frozenset({0, 1}))
     assert read > 20, seed
 
 
@@ -289,47 +285,3 @@ def test_random_jobs() -> None:
         code = "hang-differs" if how == "another" else "hang-missing"
         assert list(found) == [code], seed
         assert re.match(rf"rank {odd} (called|has not called) .* call {at + 1},", found[code]), (seed, found)
-
-
-# --- torch's format ---------------------------------------------------------------------------------------------------
-
-
-def test_torch_reads_it(tmp_path: Path) -> None:
-    """Its own analyser, on a job in order, and on one in which a rank calls something else."""
-    pytest.importorskip("torch.distributed.flight_recorder", reason="needs torch: pip install '.[torch]'")
-    labels = [SUM, GATHER, "bcast int64[3] root=1", "reduce_scatter_block float32[8] SUM", "alltoall int32[2]",
-              "barrier", "gather float64[3] root=0", "scatter int8[3] root=0", "reduce int8[7] SUM root=2"]  # fmt: skip
-    usual = [call(label, i + 1, 50 - i, 49 - i) for i, label in enumerate(labels)]
-
-    def analysed(name: str, last: Sequence[dict[str, Any]]) -> str:
-        dumps: list[Dump] = [parse(file(rank, [*usual, last[rank]])) for rank in range(4)]
-        torch_records.write(dumps, tmp_path / name)
-        script = f"from torch.distributed.flight_recorder.fr_trace import main; main(['{tmp_path / name}'])"
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
-    fine = analysed("fine", [call(SUM, 10, 3, 2)] * 4)
-    assert "errors" not in fine and "Not all ranks" not in fine, fine
-    unlike = analysed("unlike", [call(SUM, 10, 3)] * 3 + [call(GATHER, 10, 3)])
-    assert "sequence number: 10 has errors" in unlike and "all_gather" in unlike, unlike
-    document = pickle.loads((tmp_path / "fine" / "ucch_rank_2").read_bytes())
-    assert document["pg_config"]["0.1"]["ranks"] == "[0, 1, 2, 3]"
-    assert document["pg_status"]["0.1"]["last_completed_collective"] == 10
-    entry = document["entries"][1]
-    assert (entry["profiling_name"], entry["input_sizes"], entry["output_sizes"]) == ("nccl:all_gather", [[4]], [[16]])
-    assert entry["time_created_ns"] == NOW + 7 * S - 49 * S and entry["state"] == "completed"
-
-
-def test_words_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(4):
-        ops = good(5) if rank == 2 else [*good(5), call(SUM, 6, 41)]
-        (tmp_path / f"j.{rank}.flight").write_bytes(file(rank, ops))
-    assert main(["hang", "--json", str(tmp_path)]) == 1
-    codes = [each["code"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert codes == ["records", "hang-missing"]
-    assert main(["hang", "--job", "other", str(tmp_path)]) == 1
-    assert "no records of job other" in capsys.readouterr().out
-    assert main(["hang", "999999999"]) == 1
-    assert "process 999999999: there is none" in capsys.readouterr().out
-    assert records.from_processes([1 << 22])[0] == []

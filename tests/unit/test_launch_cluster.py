@@ -85,7 +85,7 @@ MISTAKES: list[tuple[Any, str]] = [
         "vendors: images are chosen by vendor .* give the vendor of a",
     ),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
-    ({"source": "pbs"}, "source: must be one of slurm, volcano, mpijob, not 'pbs'"),
+    ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
     ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
 ]
 
@@ -149,24 +149,8 @@ HET = {
 def test_slurm() -> None:
     plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
-    assert sources.found_in(plain) == sources.found_in(HET) == "slurm"
+    assert sources.found_in(plain) == sources.found_in(HET) == "slurm" and sources.found_in({}) is None
     nvidia = [Host(name, 4, "nvidia", 0) for name in ("h1", "h2")]
     assert parse({"source": "slurm"}, Path(), HET).hosts == (*nvidia, Host("m1", 8, "amd", 1))
     with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
         sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})
-
-
-def test_volcano() -> None:
-    env = {"VC_NVIDIA_HOSTS": "job-nvidia-0.job,job-nvidia-1.job", "VC_AMD_HOSTS": "job-amd-0.job"}
-    env |= {"VC_MASTER_HOSTS": "job-master-0.job", "VC_AMD_NUM": "1"}
-    assert sources.found_in(env) == "volcano"
-    nvidia = [Host(f"job-nvidia-{i}.job", 8, "nvidia") for i in range(2)]
-    assert parse({"source": "volcano", "slots": 8}, Path(), env).hosts == (Host("job-amd-0.job", 8, "amd"), *nvidia)
-
-
-def test_mpijob(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("j-worker-0.j.default.svc slots=2\nj-worker-1.j.default.svc slots=2\n")
-    found = parse({"source": "mpijob"}, tmp_path, {"OMPI_MCA_orte_default_hostfile": str(path)})
-    assert [(host.name, host.slots) for host in found.hosts] == [(f"j-worker-{i}.j.default.svc", 2) for i in range(2)]
-    assert sources.found_in({}) is None

@@ -28,8 +28,8 @@ MIXED = Cluster(
 PROGRAM = ["python", "train.py", "--note", "a b"]
 
 
-def test_volcano() -> None:
-    config, job = k8s.volcano(MIXED, PROGRAM)
+def test_kubernetes() -> None:
+    config, job = k8s.documents(MIXED, PROGRAM)
     assert job["spec"]["minAvailable"] == 4, "all pods or none"
     assert set(job["spec"]["plugins"]) == {"env", "svc", "ssh"}
     master, nvidia, amd = job["spec"]["tasks"]
@@ -47,15 +47,6 @@ def test_volcano() -> None:
     )  # fmt: skip
 
 
-def test_mpijob() -> None:
-    config, job = k8s.mpijob(replace(MIXED, hosts=MIXED.hosts[:2]), PROGRAM)
-    assert job["spec"]["slotsPerWorker"] == 8
-    assert job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2
-    assert yaml.safe_load(config["data"]["cluster.yaml"])["source"] == "mpijob"
-    with pytest.raises(ClusterError, match="workers of one kind, not 2 x nvidia .* and 1 x amd .*: use --kind volcano"):
-        k8s.mpijob(MIXED, PROGRAM)
-
-
 @pytest.mark.parametrize(("changes", "message"), [
     ({"hosts": (Host("a", 1, "auto"),)}, "give the vendor of a"),
     ({"vendors": {}}, "vendors.nvidia.image: is missing"),
@@ -63,12 +54,12 @@ def test_mpijob() -> None:
 ])  # fmt: skip
 def test_what_kubernetes_must_know(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
-        k8s.volcano(replace(MIXED, **changes), PROGRAM)
+        k8s.documents(replace(MIXED, **changes), PROGRAM)
 
 
 def test_hosts_with_different_slots_are_different_tasks() -> None:
     hosts = (Host("a", 8, "nvidia"), Host("b", 4, "nvidia"), Host("c", 8, "nvidia"))
-    job = k8s.volcano(replace(MIXED, hosts=hosts), PROGRAM)[1]
+    job = k8s.documents(replace(MIXED, hosts=hosts), PROGRAM)[1]
     assert [(task["name"], task["replicas"]) for task in job["spec"]["tasks"]] == [
         ("master", 1),
         ("nvidia", 2),
@@ -155,11 +146,9 @@ def test_components_need_slurm() -> None:
 def test_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("hosts: [{name: a, vendor: amd}]\nvendors: {amd: {image: i}}\n")
-    assert tool.main(["k8s", "-c", str(path), "python", "x.py"]) == 0
+    assert tool.main(["k8s", "-c", str(path), "--", "python", "x.py"]) == 0
     kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
     assert kinds == ["ConfigMap", "Job"]
-    assert tool.main(["k8s", "--kind", "mpijob", "-c", str(path), "--", "python", "x.py"]) == 0
-    assert "kind: MPIJob" in capsys.readouterr().out
     assert tool.main(["slurm", "-c", str(path), "python", "x.py"]) == 0
     assert "#SBATCH --gpus-per-node=1" in capsys.readouterr().out
     assert tool.main(["slurm", "-c", str(path)]) == 2

@@ -19,6 +19,7 @@ ROWS = (
     {"bootstrap"},
     {"engine"},
     {"calls"},
+    {"p2p"},
     {"api"},
     {""},  # ucc_hetero/__init__.py
     {"torch", "cli", "ucc", "ucx"},
@@ -47,8 +48,6 @@ VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(
 TREES = {"ucc_hetero": "ucc_hetero", "benchmarks": "ucc_hetero.bench", "mpi_launch": "ucc_hetero.launch"}
 #: (file, what it names in annotations although that imports it): the circles that are left. None is to be added.
 FOR_TYPES = {
-    ("ucc_hetero.calls.shutdown", "ucc_hetero.calls.dispatch"),
-    ("ucc_hetero.calls.verification", "ucc_hetero.calls.dispatch"),
     ("ucc_hetero.torch.futures", "ucc_hetero.torch.work"),
     ("ucc_hetero.torch.ranges", "ucc_hetero.torch.dispatch"),
     ("ucc_hetero.torch.sparse", "ucc_hetero.torch.collectives"),

@@ -11,10 +11,10 @@ import pytest
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
-from ucc_hetero.calls import probe
 from ucc_hetero.calls.arguments import CallSpec, root_of
-from ucc_hetero.calls.p2p import Messages
 from ucc_hetero.errors import CollectiveTimeout
+from ucc_hetero.p2p import probe
+from ucc_hetero.p2p.messages import Messages
 
 
 def test_finders_behind_ours_are_asked_for_mpi() -> None:

@@ -3,14 +3,13 @@
 import itertools
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from ucc_hetero.__main__ import main
 from ucc_hetero.cli.finding import Finding
 from ucc_hetero.cli.plan import facts, render
-from ucc_hetero.cli.topo import DrawnHost, draw, svg, tree
+from ucc_hetero.cli.topo import DrawnHost, draw, tree
 from ucc_hetero.cli.tune import rules_of
 from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
@@ -68,8 +67,7 @@ def test_tree_and_drawing() -> None:
     gpu = Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0)
     machine = Machine(nics, (gpu,), ((0, "0-7"), (1, "8-15")), False, ((gpu.pci, nics[0].pci, "switch"),))
     topology = Topology.group(["nvidia", "amd"], [0, 0])
-    lines = tree([DrawnHost("one", machine, [(0, "nvidia", 0), (1, "amd", 1)])], topology)
-    text = draw(lines)
+    text = draw(tree([DrawnHost("one", machine, [(0, "nvidia", 0), (1, "amd", 1)])], topology))
     assert text.splitlines() == [
         "host 0 one",
         "├─ NUMA node 0: cores 0-7",
@@ -83,14 +81,11 @@ def test_tree_and_drawing() -> None:
         "├─ island 0: nvidia, rank 0",
         "└─ island 1: amd, rank 1",
     ]
-    drawing = ElementTree.fromstring(svg([*lines, (0, "<&>")]))
-    assert len(drawing.findall("{http://www.w3.org/2000/svg}text")) == len(lines) + 1
 
 
 def test_topo_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topo", "--facts", str(DATA / "h200x4.json"), "--svg", str(tmp_path / "t.svg")]) == 0
+    assert main(["topo", "--facts", str(DATA / "h200x4.json")]) == 0
     assert capsys.readouterr().out.count("nvidia NVIDIA H200") == 4
-    assert (tmp_path / "t.svg").read_text().count("NVIDIA H200") >= 4
     assert main(["topo", "--record", str(tmp_path / "here.json")]) == 0
     here = capsys.readouterr().out
     assert main(["topo", "--facts", str(tmp_path / "here.json")]) == 0

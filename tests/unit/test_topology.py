@@ -46,7 +46,7 @@ def test_levels_join_islands_and_divide_them() -> None:
     assert topology.tree == Group(tuple(range(8)), (nvidia, amd)) and topology.deep and topology.tree.height == 2
     assert not Topology.group(vendors, hosts).deep
     racks = levels_of(["a/1", "a/1", "a/2", "a/2", "b", "b", "b", "b"])
-    assert racks == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 2]]
+    assert racks == [(0, 0, 0, 0, 1, 1, 1, 1), (0, 0, 1, 1, 2, 2, 2, 2)]
     tree = Topology.group(["host"] * 8, hosts, (), racks).tree
     assert [child.height for child in tree.children] == [1, 1] and tree.children[0].ranks == (0, 1, 2, 3)
     # Groups of one rank inside an island are no level; an island over a border of a level is divided by it.

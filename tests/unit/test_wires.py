@@ -32,8 +32,8 @@ def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> No
 
 
 @pytest.mark.parametrize("carrier, cores, ranks, expected", [
-    ("tcp", 64, 8, 4), ("tcp", 64, 16, 2), ("tcp", 64, 1000, 1), ("tcp", 2, 1, 1), ("tcp", 192, 8, 6),
-    ("tcp", 32, 1, 8), ("tcp", 96, 1, 12), ("tcp", 20, 1, 5), ("tcp", 12, 1, 4),
+    ("tcp", 64, 8, 4), ("tcp", 64, 16, 2), ("tcp", 64, 1000, 1), ("tcp", 2, 1, 1), ("tcp", 192, 8, 4),
+    ("tcp", 32, 1, 8), ("tcp", 96, 1, 12), ("tcp", 20, 1, 5), ("tcp", 12, 1, 4), ("tcp", 64, 2, 4),
     ("limited", 192, 8, 8), ("limited", 64, 8, 4), ("rdma", 192, 8, 2), ("rdma", 2, 2, 1),
 ])  # fmt: skip
 def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, expected: int) -> None:
@@ -43,7 +43,17 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
 @pytest.mark.parametrize("asked", [0, 7])
 def test_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
     monkeypatch.setenv("UCCH_WIRES", str(asked))
-    assert wires.wanted(2) == asked
+    assert wires.wanted() == asked
+
+
+def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    monkeypatch.setattr(wires, "count", lambda _carrier, _cores, ranks: counted.append(ranks) or 1)
+    monkeypatch.setattr(wires, "_sharing", 1)
+    for ranks in (1, 8, 2):
+        wires.share(ranks)
+        wires.wanted()
+    assert counted == [1, 8, 8]
 
 
 @pytest.mark.parametrize("number", range(1, 17))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -14,16 +14,16 @@ from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Runner
-from ..calls.neighbours import Neighbourhood
-from ..calls.p2p import Messages
-from ..calls.partitioned import Partitions
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
-from ..docstrings import forms
+from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound, UCCHError
 from ..native.libraries import load
+from ..p2p.messages import Messages
+from ..p2p.neighbours import Neighbourhood
+from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS
 from .comm_faults import FaultMethods
@@ -56,6 +56,11 @@ class _Freed:
 
 
 @forms
+@described(
+    raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
+    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.",
+    stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
+)
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
@@ -124,10 +129,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise mistake.with_traceback(None) from None
         self._messages = Messages(self._run)
         self._recovery = Recovery(self._run)
-        #: Made when they are used first: messages of the package's own calls, and what those calls are.
-        self._own_messages: Messages | None = None
-        self._known_edges: Neighbourhood | None = None
-        self._known_partitions: Partitions | None = None
         self.rank: int = self._run.rank
         self.size: int = self._run.size
         exit.living.append(self)
@@ -146,32 +147,28 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._recovery.close()
         exit.forget(self)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        self._own_messages = self._known_edges = self._known_partitions = None
+        for name in ("_own", "_edges", "_partitions"):
+            vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
-        if together:  # else it is needed for those that come later (calls/shutdown.py)
+        if together:  # else it is needed for those that come later (calls/dispatch.py)
             mpi.Free()
         if run.unfit is not None:
             raise run.unfit
 
+    @cached_property
     def _own(self) -> Messages:
         """The messages of the package's own calls, which no receive of the caller's matches."""
-        if self._own_messages is None:
-            self._own_messages = Messages(self._run, own=True)
-        return self._own_messages
+        return Messages(self._run, own=True)
 
     Disconnect = Free  # which waits for all that is under way
 
-    @property
+    @cached_property
     def _edges(self) -> Neighbourhood:
-        if self._known_edges is None:
-            self._known_edges = Neighbourhood(self.mpi, self._own())
-        return self._known_edges
+        return Neighbourhood(self.mpi, self._own)
 
-    @property
+    @cached_property
     def _partitions(self) -> Partitions:
-        if self._known_partitions is None:
-            self._known_partitions = Partitions(self._own())
-        return self._known_partitions
+        return Partitions(self._own)
 
     def __bool__(self) -> bool:
         return not isinstance(self._run, _Freed)
@@ -249,7 +246,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Returns:
             ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers).
         """
-        return dict(self._run.stats())
+        return self._run.stats()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
@@ -265,14 +262,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
     def Barrier(self, *, stream: Any = None) -> None:
-        """Wait until all ranks have called.
-
-        Args:
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
-        """
+        """Wait until all ranks have called."""
         self._run.blocking("barrier", None, None, None, -1, None, stream)
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
@@ -281,10 +271,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             buf: The data at the root, where it goes elsewhere; as many elements on every rank.
             root: Rank that has the data.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("bcast", None, buf, None, root, None, stream)
 
@@ -294,12 +280,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` at the root where it is in ``recvbuf``.
             recvbuf: Where the result goes at the root, as many elements; None elsewhere.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
             root: Rank that gets the result.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
@@ -309,11 +290,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -323,11 +299,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where this rank's block of the result goes.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -340,11 +311,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: The blocks of all ranks; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where this rank's block of the result goes.
             recvcounts: Elements of each rank's block; equal blocks if None.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
@@ -355,10 +321,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
             recvbuf: Where the blocks of all ranks go at the root; None elsewhere.
             root: Rank that gets the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
@@ -369,10 +331,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: This rank's block; ``IN_PLACE`` at the root where it is in its place.
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
             root: Rank that gets the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
@@ -383,10 +341,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: The blocks of all ranks at the root; None elsewhere.
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
@@ -397,10 +351,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
@@ -410,10 +360,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: Where the blocks of all ranks go.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -423,10 +369,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -436,10 +378,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where a block of each rank goes.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -449,10 +387,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
@@ -462,9 +396,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: ``[array, (counts, displacements in bytes), datatypes]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
@@ -474,11 +405,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
@@ -488,11 +414,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         Args:
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes; as it was on rank 0.
-            op: ``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.
-            stream: GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.
-
-        Raises:
-            ValueError, CollectiveError: And the others that :class:`Communicator` names.
         """
         self._run.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 

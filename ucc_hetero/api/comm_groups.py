@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely, timely
 from ..calls.dispatch import Runner
-from ..docstrings import forms
+from ..docstrings import described, forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")
 
 
 @forms
+@described(raises="CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.")
 class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 
@@ -54,9 +55,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Dup", *(() if info is None else (info,)))
 
@@ -82,9 +80,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Split", color, key)
 
@@ -98,9 +93,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         more = () if info is None else (info,)
         return self._made("Split_type", split_type, key, *more)
@@ -113,9 +105,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Create", group)
 
@@ -128,9 +117,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         mpi, make = timely(self._mpi, self._run.timeout, "Create_group"), partial(self._mpi.Create_group, group, tag)
         return self._adopt(mpi.apart(make) if isinstance(mpi, Timely) else make())
@@ -145,9 +131,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` on ranks that the grid has no place for.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         more = () if periods is None else (periods,)
         return self._made("Create_cart", dims, *more, reorder=reorder)
@@ -162,9 +145,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator; ``MPI.COMM_NULL`` on ranks that the graph has no node for.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Create_graph", index, edges, reorder)
 
@@ -179,9 +159,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Create_dist_graph", sources, degrees, destinations, *args, **more)
 
@@ -195,9 +172,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Create_dist_graph_adjacent", sources, destinations, *args, **more)
 
@@ -209,9 +183,6 @@ class GroupMethods(ABC):
 
         Returns:
             The communicator.
-
-        Raises:
-            CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.
         """
         return self._made("Sub", remain_dims)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
-from ..calls.neighbours import Neighbourhood
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
-from ..docstrings import forms
+from ..docstrings import described, forms
+from ..p2p.neighbours import Neighbourhood
 
 
 @forms
+@described(raises="MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.")
 class NeighbourMethods(ABC):
     """Calls along the edges of a grid (``Create_cart``) or graph (``Create_graph``, ``Create_dist_graph``).
 
@@ -20,7 +22,7 @@ class NeighbourMethods(ABC):
     neighbours' calls end in an error after ``UCCH_TIMEOUT`` seconds, after which the edges can no longer be used.
     """
 
-    @property
+    @cached_property
     @abstractmethod
     def _edges(self) -> Neighbourhood:
         """The edges of this rank."""
@@ -33,9 +35,6 @@ class NeighbourMethods(ABC):
         Args:
             sendbuf: Array that goes to all neighbours.
             recvbuf: Where a block of each neighbour goes.
-
-        Raises:
-            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
         """
         self._edges.run("neighbor_allgather", sendbuf, recvbuf)
 
@@ -45,9 +44,6 @@ class NeighbourMethods(ABC):
         Args:
             sendbuf: Array that goes to all neighbours.
             recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
-
-        Raises:
-            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
         """
         self._edges.run("neighbor_allgatherv", sendbuf, recvbuf)
 
@@ -57,9 +53,6 @@ class NeighbourMethods(ABC):
         Args:
             sendbuf: A block for each neighbour.
             recvbuf: Where a block of each neighbour goes.
-
-        Raises:
-            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
         """
         self._edges.run("neighbor_alltoall", sendbuf, recvbuf)
 
@@ -69,9 +62,6 @@ class NeighbourMethods(ABC):
         Args:
             sendbuf: A block for each neighbour, ``[array, counts]`` or ``[array, (counts, displacements)]``.
             recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
-
-        Raises:
-            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
         """
         self._edges.run("neighbor_alltoallv", sendbuf, recvbuf)
 
@@ -81,9 +71,6 @@ class NeighbourMethods(ABC):
         Args:
             sendbuf: A block for each neighbour, ``[array, (counts, displacements in bytes), datatypes]``.
             recvbuf: Where a block of each neighbour goes, ``[array, (counts, displacements in bytes), datatypes]``.
-
-        Raises:
-            MismatchError, CollectiveTimeout: And the others that :class:`Communicator` names.
         """
         self._edges.run("neighbor_alltoallw", sendbuf, recvbuf)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any
 
-from ..calls.exchange import Exchange, start_all
-from ..calls.p2p import Messages
-from ..calls.partitioned import PartitionedRequest, Partitions
 from ..calls.persistent import PersistentRequest
-from ..calls.probe import Message, mprobe, probe
 from ..calls.request import Request, finished
 from ..docstrings import forms
+from ..p2p.exchange import Exchange, start_all
+from ..p2p.messages import Messages
+from ..p2p.partitioned import PartitionedRequest, Partitions
+from ..p2p.probe import Message, mprobe, probe
 
 
 @forms
@@ -222,7 +223,7 @@ class MessageMethods(ABC):
 
     # --- partitioned --------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     @abstractmethod
     def _partitions(self) -> Partitions:
         """The partitioned messages of this communicator."""

@@ -169,7 +169,8 @@ def _end() -> None:
     worst = min(found, default=_WHOLE)
     if worst == _LOST:
         for comm in living:
-            comm._run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
+            if not comm._run.broken:
+                comm._run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
     if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return

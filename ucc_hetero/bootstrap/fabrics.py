@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..device import DeviceRuntime
@@ -11,7 +11,7 @@ from ..errors import ranks_text
 from ..machine.fabric import RESULTS
 from ..machine.facts import Facts
 from ..planner.rules import Layout, Table, measured_fabric
-from ..planner.topology import Topology
+from ..planner.topology import Topology, numbered
 from ..transport import rings
 
 #: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
@@ -44,15 +44,15 @@ def split(
     Raises:
         ValueError: the table's entry for these ranks is none.
     """
-    whole = _numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
+    whole = numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
     spread = _spread(everyone)
     decided = any(f.fabric.wanted != "auto" for f in everyone)
     tuned, note = ("", "") if decided else measured_fabric(table, layout_of(everyone))
     if tuned:
-        by_fabric = whole if tuned == "all" else _numbered([(f.vendor, f.host.node) for f in everyone])
+        by_fabric = whole if tuned == "all" else numbered([(f.vendor, f.host.node) for f in everyone])
         why = "; ".join(f"{vendor}: {RESULTS[tuned]} ({note})" for vendor in spread)
     else:
-        by_fabric = _numbered([facts.joined for facts in everyone])
+        by_fabric = numbered([facts.joined for facts in everyone])
         why = "; ".join(
             [*(_describe(vendor, ranks, everyone) for vendor, ranks in spread.items()), *filter(None, [note])]
         )
@@ -78,10 +78,10 @@ def _obstacle(
     library: Callable[[], bool],
 ) -> str:
     """Reason why streams cannot do calls between these islands; empty if nothing is in the way. Collective."""
-    hosts = _numbered([f.host.node for f in everyone])
+    hosts = numbered([f.host.node for f in everyone])
     several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
-    mine = rings.obstacle(everyone[rank], runtime, late=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
+    mine = rings.obstacle(everyone[rank], runtime, lazy=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
     if several and not mine and not library():
         mine = "no library of collectives for a host's devices"
     return rings.by_rank(mpi.allgather(mine))
@@ -93,12 +93,6 @@ def few_files(far: int) -> str:
     if most == resource.RLIM_INFINITY or far * _SOCKETS <= most:
         return ""
     return f"{far * _SOCKETS} sockets for {far} ranks on other hosts, and ulimit -n is {most}"
-
-
-def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Numbers of keys in order of first appearance."""
-    numbers: dict[Hashable, int] = {}
-    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
 
 
 def _spread(everyone: Sequence[Facts]) -> dict[str, list[int]]:

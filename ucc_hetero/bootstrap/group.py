@@ -16,7 +16,7 @@ from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
 from ..planner.select import agreed, choose, make_plan
-from ..planner.topology import Topology, levels_of, link_weights, share_hosts
+from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
 from ..transport import rings
@@ -86,8 +86,7 @@ class Membership:
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         vendors = [f.vendor for f in self.facts]
-        nodes: dict[tuple[str, ...], int] = {}
-        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in self.facts]
+        hosts = numbered(f.host.node for f in self.facts)
         path = path_of(self.facts, wanted := env.get("STAGING"))
         #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
@@ -114,13 +113,15 @@ class Membership:
             self.links = Links(mpi, self.board, self.board.hosts, [f.process for f in self.facts])
         self._watch(self.board.dead_ranks)
         memory = None if self.runtime is None else self.runtime.memory_type
-        able = island.size == 1 or (
+        native_in_stream = island.size == 1 or (
             memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
         )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
         if not self.bare.flat:
-            self.channels, self.lacks = rings.join(mpi, self.bare, self.facts, self.runtime, able, self.tuning.wires)
+            self.channels, self.lacks = rings.join(
+                mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
+            )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)

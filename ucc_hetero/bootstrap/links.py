@@ -7,7 +7,6 @@ secret, which the ranks exchange when they make a communicator; both ends do, an
 
 from __future__ import annotations
 
-import hmac
 import os
 import socket
 import time
@@ -21,9 +20,10 @@ from ..machine import nics
 from ..native.aside import Aside
 from ..native.libraries import ffi, lib
 
-#: Seconds that all connections of a communicator may take, one address, and one proof.
-_PATIENCE, _ATTEMPT, _PROOF = 10.0, 3.0, 3.0
-_KEY, _NONCE, _DIGEST = 8, 16, 32
+#: Seconds that all connections of a communicator may take, and one address.
+_PATIENCE, _ATTEMPT = 10.0, 3.0
+#: Bytes of a communicator's key.
+_KEY = 8
 
 
 def neighbours(count: int, place: int) -> set[int]:
@@ -133,29 +133,18 @@ class Links:
 
     def _reach(self, offer: _Offer) -> socket.socket | None:
         """A connection with a process, by one of its addresses: those in networks of ours first."""
+        from ..rma.channel import Channel  # slow to import, and only jobs of several hosts need it
+
         ours = {network for _, network in self._offers[self._rank].addresses}
         for address, _ in sorted(offer.addresses, key=lambda pair: pair[1] not in ours):
             with suppress(OSError):
                 each = socket.create_connection((address, offer.port), _ATTEMPT)
                 try:
-                    if self._prove(each, offer.secret):
-                        return each
+                    Channel(each, offer.secret, False).send([self._key.hex(), self._rank])
+                    return each
                 except OSError:
-                    pass
-                each.close()
+                    each.close()
         return None
-
-    def _prove(self, each: socket.socket, secret: bytes) -> bool:
-        """Prove to the other end that this is one of its ranks, once it has done so."""
-        each.settimeout(_PROOF)
-        hello = self._key + self._rank.to_bytes(4, "little") + os.urandom(_NONCE)
-        each.sendall(hello)
-        answer = _exactly(each, _NONCE + _DIGEST)
-        said = hello + answer[:_NONCE]
-        if not hmac.compare_digest(answer[_NONCE:], _digest(secret, b"door", said)):
-            return False
-        each.sendall(_digest(secret, b"rank", said))
-        return True
 
     def _await(self, ranks: set[int]) -> dict[int, socket.socket]:
         """Connections that these ranks have made with this process."""
@@ -174,19 +163,13 @@ class Links:
 
     def _believe(self, each: socket.socket, ranks: set[int]) -> int:
         """The rank that has connected, once it has proved to be one of these; -1 for any other process."""
-        secret = _door().secret
-        each.settimeout(_PROOF)
+        from ..rma.channel import Channel
+
         try:
-            hello = _exactly(each, _KEY + 4 + _NONCE)
-            rank = int.from_bytes(hello[_KEY : _KEY + 4], "little")
-            if hello[:_KEY] != self._key or rank not in ranks:
-                return -1
-            said = hello + os.urandom(_NONCE)
-            each.sendall(said[len(hello) :] + _digest(secret, b"door", said))
-            proof = _exactly(each, _DIGEST)
+            said = Channel(each, _door().secret, True).receive()
         except OSError:
             return -1
-        return rank if hmac.compare_digest(proof, _digest(secret, b"rank", said)) else -1
+        return next((rank for rank in ranks if said == [self._key.hex(), rank]), -1)
 
     def note_deaths(self, ranks: Sequence[int]) -> None:
         """Pass on that ranks have died, as another source than these connections tells."""
@@ -198,21 +181,6 @@ class Links:
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.ucch_circle_free(handle)
-
-
-def _digest(secret: bytes, side: bytes, said: bytes) -> bytes:
-    return hmac.digest(secret, side + said, "sha256")
-
-
-def _exactly(each: socket.socket, count: int) -> bytes:
-    """So many bytes from a connection; ``ConnectionError`` where it ends before."""
-    parts = b""
-    while len(parts) < count:
-        more = each.recv(count - len(parts))
-        if not more:
-            raise ConnectionError("closed")
-        parts += more
-    return parts
 
 
 def lost(processes: Iterable[str]) -> bool:

@@ -10,12 +10,13 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
+from ..planner.topology import numbered
 
 #: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
 _SALTS = 1021
@@ -51,7 +52,7 @@ class Board:
     ``pages``: what each rank offers; the ranks of a host take that of their first one.
     """
 
-    def __init__(self, comm: Any, groups: list[object], pages: Sequence[Page]) -> None:
+    def __init__(self, comm: Any, groups: Sequence[Hashable], pages: Sequence[Page]) -> None:
         rank = comm.Get_rank()
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
@@ -65,15 +66,12 @@ class Board:
         mapped = comm.allgather(self._pointer != ffi.NULL)  # also ranks that are alone on their host
         # One rank without the page would look as if it never arrived: then no rank of this host uses it.
         apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
-        hosts: dict[object, int] = {}
         #: The host of each rank, from 0 on: those who share a page are on one.
-        self.hosts = [
-            hosts.setdefault((group, r if group in apart else -1), len(hosts)) for r, group in enumerate(groups)
-        ]
+        self.hosts = list(numbered((group, r if group in apart else -1) for r, group in enumerate(groups)))
         if not all(mapped[r] for r in self.ranks):
             self._pointer = ffi.NULL
         self.shared = self._pointer != ffi.NULL
-        far = len(hosts) > 1
+        far = max(self.hosts) > 0
         if far and not self.shared:  # what it calls is compared all the same
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)

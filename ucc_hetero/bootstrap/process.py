@@ -25,7 +25,7 @@ from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
 from ..planner.rules import Table
-from ..planner.topology import Island, Topology, emulated_vendors
+from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import record
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
@@ -86,7 +86,7 @@ class Process:
             device=place.device,
             address=self.worker.address,
             device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
-            late=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
+            lazy_loading=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
             link_speed=env.get("LINK_SPEED") or self._speed,
             group=env.get("GROUP"),
             algorithms=" ".join(added()),
@@ -154,8 +154,7 @@ class Job:
         self.split = split
         #: Teams of communicators that are gone, for new ones of the same ranks (:class:`.teams.Teams`), by their names.
         self.spare: dict[bytes, tuple[tuple[int, ...], dict[Any, ucc.Team]]] = {}
-        nodes: dict[tuple[str, ...], int] = {}
-        hosts = [nodes.setdefault(f.host.node, len(nodes)) for f in everyone]
+        hosts = numbered(f.host.node for f in everyone)
         self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
         self._comms: list[Any] = []
         island = topology.islands[topology.island_of[self.rank]]
@@ -170,7 +169,7 @@ class Job:
         except BaseException:
             forsake(self)
             raise
-        self._pace()
+        self._share_cores()
         log.log("init").info(
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
@@ -218,9 +217,11 @@ class Job:
             if not users or users.startswith("^"):
                 os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
-    def _pace(self) -> None:
-        """Waiters yield at once where ranks outnumber cores, and spin first where they do not."""
-        lib.ucch_set_spin(spin_rounds(sum(f.host.node == self.process.host.node for f in self.facts)))
+    def _share_cores(self) -> None:
+        """Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer."""
+        here = sum(f.host.node == self.process.host.node for f in self.facts)
+        lib.ucch_set_spin(spin_rounds(here))
+        wires.share(here)
 
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""

@@ -7,9 +7,8 @@ Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError
 """
 
 from ucc_hetero.buffers.dtypes import dtype_of
-from ucc_hetero.buffers.message import as_blocks, as_buffer, as_vbuffer
+from ucc_hetero.buffers.message import as_blocks, as_buffer, as_vbuffer, is_in_place
 from ucc_hetero.buffers.model import Buffer, Layout, PointerVendor, VBuffer
-from ucc_hetero.buffers.mpi import is_in_place
 from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack
 
 __all__ = [

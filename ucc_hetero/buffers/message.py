@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -40,6 +41,12 @@ _PLAIN = {name: Element(dtype, dtype.itemsize, ()) for name, dtype in DTYPES.ite
 _FORMS = "pass buf, [buf, dtype], [buf, count] or [buf, count, dtype]"
 _WFORMS = "pass [buf, types], [buf, (counts, displs), types] or [buf, counts, displs, types]"
 _VFORMS = "pass buf, [buf, counts], [buf, (counts, displs)] or [buf, (counts, displs), dtype]"
+
+
+def is_in_place(buf: object) -> bool:
+    """True for ``None`` and ``MPI.IN_PLACE``, the two ways to say that the receive buffer holds the input."""
+    module = sys.modules.get("mpi4py.MPI")  # a caller that passes one has imported it
+    return buf is None or (module is not None and buf is module.IN_PLACE)
 
 
 def as_buffer(
@@ -272,7 +279,7 @@ def _resolve(
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
         return Memory(0, _ANYWHERE, 1, None, "host", 0, None, False, None), _element(datatype)
-    if mpi.is_in_place(buf):
+    if is_in_place(buf):
         if buf is None and datatype is not None:
             return None, _element(datatype)
         raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")

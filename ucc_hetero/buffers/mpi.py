@@ -74,14 +74,6 @@ def _mpi() -> Any:
     return sys.modules.get("mpi4py.MPI")
 
 
-def is_in_place(buf: object) -> bool:
-    """True for ``None`` and ``MPI.IN_PLACE``, the two ways to say that the receive buffer holds the input."""
-    if buf is None:
-        return True
-    module = _mpi()
-    return module is not None and buf is module.IN_PLACE
-
-
 def is_bottom(buf: object) -> bool:
     """True for ``MPI.BOTTOM``."""
     module = _mpi()

@@ -1,23 +1,25 @@
 """Arguments of a call -> what to run on which memory. Every mistake of the caller's raises here, before a byte is sent.
 
-One binder per shape of argument list; which collective has which shape, and everything else that tells them apart, is
-in ``collectives.py``.
+A call that looks like an earlier one is known by its signature. For others there is one binder per shape of argument
+list; which collective has which shape, and everything else that tells them apart, is in ``collectives.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..buffers import Buffer, VBuffer, as_blocks, as_buffer, as_vbuffer, is_in_place
+from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor
+from ..native.libraries import ffi
 from ..planner.collectives import ROWS, Call, Shape
-from ..types import DTYPES, DType
+from ..types import DTYPES, DType, Op, op_of
 
 
 class CallSpec(NamedTuple):
@@ -73,41 +75,25 @@ class _Args:
     def spec(self, which: str) -> Any:
         return self.send if which == "sendbuf" else self.recv
 
-    def buffer(self, which: str, blocks: int = 1) -> Buffer:
-        spec = self.spec(which)
+    def _about(self, which: str) -> dict[str, Any]:
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
-        found = as_buffer(
-            spec, writable=writable, argument=which, rank=self.rank, blocks=blocks, pointer_vendor=pointer_vendor
-        )
-        self._plain(found, spec, which)
+        return {"writable": writable, "argument": which, "rank": self.rank, "pointer_vendor": pointer_vendor}
+
+    def buffer(self, which: str, blocks: int = 1) -> Buffer:
+        found = as_buffer(self.spec(which), blocks=blocks, **self._about(which))
+        self._plain(found, which)
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
-        spec = self.spec(which)
-        found = as_vbuffer(
-            spec,
-            self.size,
-            writable=which != "sendbuf",
-            argument=which,
-            rank=self.rank,
-            pointer_vendor=pointer_vendor,
-        )
-        self._plain(found.buffer, spec, which)
+        found = as_vbuffer(self.spec(which), self.size, **self._about(which))
+        self._plain(found.buffer, which)
         if found.blocks:
             found = replace(found, buffer=self.staged(found.blocks, found.buffer.dtype, which))
         return found
 
     def blocks(self, which: str) -> Buffer:
         """Blocks of a datatype each, as bytes."""
-        blocks = as_blocks(
-            self.spec(which),
-            self.size,
-            writable=which == "recvbuf",
-            argument=which,
-            rank=self.rank,
-            pointer_vendor=pointer_vendor,
-        )
-        return self.staged(blocks, DTYPES["uint8"], which)
+        return self.staged(as_blocks(self.spec(which), self.size, **self._about(which)), DTYPES["uint8"], which)
 
     def staged(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
         """New memory for blocks that lie anywhere, one after the other; each is a part of it."""
@@ -121,9 +107,9 @@ class _Args:
             at += block.nbytes
         return Buffer(start, nbytes // dtype.itemsize, dtype, "host", 0, memory, False)
 
-    def _plain(self, buffer: Buffer, spec: Any, which: str) -> None:
+    def _plain(self, buffer: Buffer, which: str) -> None:
         """Arrays with gaps are refused, as mpi4py does; a derived MPI datatype asks for packing."""
-        if buffer.layout is not None and not isinstance(spec, (list, tuple)):
+        if buffer.layout is not None and not isinstance(self.spec(which), (list, tuple)):
             raise BufferError(
                 f"{which} on rank {self.rank}: the array is not contiguous; pass numpy.ascontiguousarray(array) "
                 "(and copy the result back), or describe the gaps with an MPI vector datatype"
@@ -399,3 +385,81 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
     if not (0 <= number < size or (number == -1 and not (name in ROWS and ROWS[name].rooted))):
         raise ValueError(f"{name} on rank {rank}: root {root} is not a rank of this communicator of {size}")
     return number
+
+
+# --- calls that look like earlier ones --------------------------------------------------------------------------------
+
+_NULL = ffi.NULL
+_from_buffer = ffi.from_buffer
+_ndarray = np.ndarray
+_Known = TypeVar("_Known")
+
+#: That of a call that takes a proper look.
+_UNKNOWN = None, None, _NULL, _NULL
+
+
+def look(
+    known: Mapping[Hashable, _Known], in_place: Any, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
+) -> tuple[Hashable, _Known | None, Any, Any]:
+    """Signature of a call (all of its arguments but addresses), what is ``known`` by it, and its two addresses.
+
+    What :func:`bind` and all that follows does before a call takes longer than a short call itself. No signature for
+    what is read-only, strided or exotic, and needs a proper look. Addresses of plain arrays are pointers that keep the
+    memory where it is as long as they live, those of torch and CuPy are numbers.
+    """
+    sent: Any = None
+    received: Any = None
+    outof: Any = _NULL
+    into: Any = _NULL
+    try:
+        if op is not None and type(op) is not Op:
+            op = op_of(op)  # MPI's own cannot be hashed
+            if op is None:
+                return _UNKNOWN
+        if type(root) is not int:
+            root = index(root)
+        if type(send) is _ndarray:
+            sent, outof = (send.dtype, send.size), _from_buffer(send)
+        elif send is not None and send is not in_place:
+            sent, outof = describe_fast(send) or _described(send, writable=False)
+        if type(recv) is _ndarray:
+            received, into = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
+        elif recv is not None and recv is not in_place:
+            received, into = describe_fast(recv) or _described(recv, writable=True)
+        key = name, sent, received, op, root, counts if counts is None else _numbers(counts)
+        return key, known.get(key), outof, into
+    except (BufferError, TypeError, ValueError):
+        return _UNKNOWN
+
+
+def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
+    """Description but for the address of an array with counts, and its address; ``TypeError`` if it is not simple."""
+    if type(spec) not in (list, tuple) or not spec:
+        raise TypeError("not an array with counts")
+    array, words = spec[0], map(_word, spec[1:])
+    if type(array) is _ndarray:
+        return (array.dtype, array.size, *words), _from_buffer(array, require_writable=writable)
+    seen = describe_fast(array)
+    if seen is None:
+        raise TypeError("not an array with a fast description")
+    return (seen[0], *words), seen[1]
+
+
+def _word(word: Any) -> Any:
+    """One part of a buffer's description in a form that can be looked up."""
+    if word is None or type(word) in (int, str):
+        return word
+    if type(word) in (list, tuple, _ndarray):
+        return _numbers(word)
+    if isinstance(word, np.dtype):
+        return word
+    if getattr(word, "is_predefined", False):  # MPI's: their names last
+        return "MPI", word.handle
+    raise TypeError("not a simple description")
+
+
+def _numbers(values: Any) -> tuple[Any, ...]:
+    """Counts, or counts and displacements."""
+    if type(values) is _ndarray:
+        return tuple(values.tolist())
+    return tuple(_numbers(v) if type(v) in (list, tuple, _ndarray) else v for v in values)

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bindings import quarantine
-from ..bootstrap.liveness import Board, signature
+from ..bootstrap.liveness import signature
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import lib
 from ..types import Op, op_of
 from .arguments import CallSpec, root_of
-from .failure import Watch
 from .persistent import PersistentRequest, idle, nothing
-from .status import fill_empty
+from .request import fill_empty
+from .state import State, Watch
 
 #: The numbers that a signature may be.
 _ALL = (1 << 64) - 1
@@ -47,13 +47,12 @@ class _Compared:
 
 
 class _Run(NamedTuple):
-    """A call that MPI runs: its request and buffers, the count of requests in flight, and what hears of a failure."""
+    """A call that MPI runs: its request and buffers, and what counts the requests in flight."""
 
     watch: Watch
     request: Any
     buffers: object
     counted: Callable[[int], None]
-    fail: Callable[[Exception, object], None]
 
     def ended(self, *, wait: bool = False) -> bool:
         """True if it has ended, which it has also where this raises why it failed."""
@@ -66,7 +65,7 @@ class _Run(NamedTuple):
             self.watch.finish(0)
         except CollectiveError as error:
             self.watch.give_up()
-            self.fail(error, self)
+            self.watch.state.broke(error, self)
             self.counted(-1)
             raise
         self.counted(-1)
@@ -121,25 +120,16 @@ class _Delegated(PersistentRequest):
 
 
 class Delegate:
-    """The delegated calls of one communicator. ``failed`` is told of one that failed, and its memory."""
+    """The delegated calls of one communicator."""
 
-    def __init__(
-        self,
-        mpi: Any,
-        board: Board,
-        timeout: float,
-        failed: Callable[[Exception, object], None],
-    ) -> None:
-        self.mpi, self.board, self.timeout = mpi, board, timeout
-        self.rank: int = mpi.Get_rank()
-        self.size: int = mpi.Get_size()
-        self.failed = failed
+    def __init__(self, state: State) -> None:
+        self._state = state
         #: Requests in flight.
         self.active = 0
 
     def settle(self) -> int:
         """See to dropped calls of this communicator; how many are under way."""
-        return quarantine.release(self.board)
+        return quarantine.release(self._state.board)
 
     def start(self, call: CallSpec) -> PersistentRequest:
         """Begin a reduction."""
@@ -150,7 +140,8 @@ class Delegate:
     def request(self, call: CallSpec, refuse: Callable[[Exception], None] | None = None) -> PersistentRequest:
         """A reduction as a request that is not started yet; ``refuse`` is told of a start that cannot be made."""
         name, send, recv, op, _, counts = call
-        root = root_of(call, self.size, self.rank)
+        state = self._state
+        root = root_of(call, state.size, state.rank)
         for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
             self._host_memory(name, argument, spec)
         self.settle()
@@ -160,7 +151,7 @@ class Delegate:
         shown = found.name if found else "an operation of the user's"
         label = f"{name} {shown}" + (f" root={root}" if root >= 0 else "")
         theirs = getattr(MPI, op.name) if isinstance(op, Op) else op
-        method = getattr(self.mpi, f"I{name}")
+        method = getattr(state.mpi, f"I{name}")
         args = [MPI.IN_PLACE if send is None else send, recv]
         args += [counts, theirs] if name == "reduce_scatter" else [theirs]
         args += [root] if root >= 0 else []
@@ -169,17 +160,17 @@ class Delegate:
             try:
                 request = method(*args)
             except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
-                raise NotSupported(f"{label} on rank {self.rank}: {error}") from error
+                raise NotSupported(f"{label} on rank {state.rank}: {error}") from error
             self._count(1)
-            if max(self.board.hosts):
-                request = _Compared(self.mpi, request, label)
-            return _Run(Watch(self.board, self.rank, label, self.timeout), request, args, self._count, self.failed)
+            if max(state.board.hosts):
+                request = _Compared(state.mpi, request, label)
+            return _Run(Watch(state, label), request, args, self._count)
 
         return _Delegated(begin, refuse)
 
     def _count(self, change: int) -> None:
         lib.ucch_lock()
-        lib.ucch_board_open(self.board.native, change)
+        lib.ucch_board_open(self._state.board.native, change)
         self.active += change
         lib.ucch_unlock()
 
@@ -191,6 +182,6 @@ class Delegate:
         memory = memory_of(buffer, None)
         if memory.vendor != "host":
             raise TypeError(
-                f"{name} on rank {self.rank}: {argument} is in {memory.vendor} memory; the user's own operations, "
-                "MINLOC and MAXLOC work on host memory only: copy it to the host first"
+                f"{name} on rank {self._state.rank}: {argument} is in {memory.vendor} memory; the user's own "
+                "operations, MINLOC and MAXLOC work on host memory only: copy it to the host first"
             )

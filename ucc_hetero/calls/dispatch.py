@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import math
+from array import array
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from .. import env
+from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.group import Membership
 from ..bootstrap.meeting import Meeting
 from ..device import report, stream_handle
 from ..engine.lowering import Execution, Program
-from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
+from ..errors import CollectiveError, DataError, DeviceError, NotSupported
 from ..native.libraries import ffi, lib, repeater
+from ..native.waiting import progress_until
 from ..planner.select import Tuning
 from ..types import is_delegated
-from .arguments import CallSpec, Completion
+from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
-from .failure import ANEW, failure_of, not_started, refused
 from .persistent import PersistentRequest, free_all, idle, nothing
-from .prepare import Preparation, Prepared
-from .program_cache import Kind, Kinds, ProgramCache
-from .request import SLICE, Captured, Launched, Request, finished, reap, run_poll_hooks, under_way, wait_op
-from .shutdown import await_others, drain
+from .prepare import Cache, Kind, Kinds, Preparation, Prepared
+from .request import (
+    SLICE,
+    Captured,
+    Launched,
+    Request,
+    dropped,
+    finished,
+    run_poll_hooks,
+    under_way,
+    wait_op,
+    withdraw,
+)
+from .state import State
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
@@ -47,13 +56,16 @@ class Short(NamedTuple):
     mean: bool
 
 
-class Runner:
+#: Seconds between looks, at the end of a communicator, while nothing of this rank's is under way.
+_NAP = 2e-4
+
+
+class Runner(State):
     """Everything that the collectives of one communicator need. Collective to create; ``meeting`` as `Membership`."""
 
     def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
         from mpi4py import MPI
 
-        timeout = env.get("TIMEOUT")
         #: Runs a blocking call to its end: in one crossing into C if such a one was made before, else by :meth:`again`.
         #: Takes its arguments, by place alone.
         self.blocking: Callable[..., None] = self.again
@@ -61,29 +73,25 @@ class Runner:
         self._repeater = repeater(self.again, self._await, MPI.IN_PLACE) if repeater and not every else None
         if self._repeater is not None:
             self.blocking = self._repeater.call
-        self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)
-        self.mpi, self.rank, self.size = mpi, members.rank, members.size
-        self.topology, self.board = members.topology, members.board
-        #: Why the communicator can no longer be used; empty while it can. And whether it is that of a parent process.
-        self.broken, self.orphaned = "", False
-        self._cache = ProgramCache(MPI.IN_PLACE)
+        super().__init__(mpi, meeting)
+        self._in_place, self._cache = MPI.IN_PLACE, Cache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
         #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
         #: in non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
-        self.delegate = Delegate(mpi, self.board, self.timeout, self._broke)
-        self._prepared = Preparation(members, self.delegate, self._cache, self._run, self._start)
+        self.delegate = Delegate(self)
+        self._prepared = Preparation(self, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
         #: Short ways of calls, by keys that their callers choose.
         self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
-        self._verification = Verification(self, every) if every and self.size > 1 else None
+        self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
         if self._verification is not None:
-            self.blocking = self._verification.blocking
+            self.blocking = partial(self._verification.blocking, self.again)
+            self.begin = partial(self._verification.begin, self.begin)  # type: ignore[method-assign]
         #: Wrong data that was found when the communicator was closed.
         self.unfit: DataError | None = None
 
@@ -112,7 +120,7 @@ class Runner:
             return
         try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
-            key, kind, outof, into = self._cache.look(name, send, recv, op, root, counts)
+            key, kind, outof, into = look(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
             if kind is not None and not self.broken:
                 if kind.exchange is None:
@@ -131,7 +139,7 @@ class Runner:
 
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
-        self._ready()
+        self.ready()
         if is_delegated(call.op):
             self.delegate.start(call).Wait()
             return
@@ -143,15 +151,6 @@ class Runner:
         key, outof, into = seen
         prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
-
-    def refuse(self, error: Exception) -> None:
-        """Say that this rank cannot make its next call: a mistake that it alone may see.
-
-        Where all ranks make it, each says so to itself, and they go on. Else the communicator ends on all of them.
-        """
-        if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
-            self.board.refuse(f"{type(error).__name__}: {error}")
-            self.ended(self.board.next)
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
         """Run a call of a known kind to its end; False when it could not start like this.
@@ -209,11 +208,6 @@ class Runner:
 
     def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
-        if self._verification is not None:
-            return self._verification.begin(self._begin, call, stream, completion)
-        return self._begin(call, stream, completion)
-
-    def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
             if stream is None:
                 return self._started(call)
@@ -224,8 +218,8 @@ class Runner:
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
-        self._usable()
-        key, kind, outof, into = self._cache.look(*call)
+        self.usable()
+        key, kind, outof, into = look(self._cache, self._in_place, *call)
         if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
             if type(outof) is int:
                 outof = _cast("void *", outof)
@@ -235,7 +229,7 @@ class Runner:
             if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
                 return self._request(program, kind, keep)
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
-        self._ready()
+        self.ready()
         if is_delegated(call.op):
             return self.delegate.start(call)
         prepared = self._prepared.prepare(call)
@@ -249,7 +243,7 @@ class Runner:
         program = prepared.program
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
-            raise not_started(self.board, self.rank, prepared.label, state)
+            raise self.not_started(prepared.label, state)
         return self._request(program, prepared.kind, prepared, prepared)
 
     def _request(self, program: Program, kind: Kind, keep: object, prepared: Prepared | None = None) -> Request:
@@ -273,7 +267,7 @@ class Runner:
         stream is held for a call that the wait for its request completes: a thread that allocates on the device could
         wait for that stream, with the locks that the call needs to end.
         """
-        key, kind, outof, into = self._cache.look(*call)
+        key, kind, outof, into = look(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
         if kind is not None and kind.exchange is not None:
             kind, rows = self._same_counts(kind) if exchange and not self.broken else (None, None)
@@ -284,7 +278,7 @@ class Runner:
                 kind.give_back(program)
             if launched is not None:
                 return launched
-        self._ready()
+        self.ready()
         if is_delegated(call.op):
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
@@ -320,9 +314,9 @@ class Runner:
             addresses = _number(prepared.send), _number(prepared.recv)
             status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
             if status == lib.UCCH_FAIL_BROKEN:
-                self._earlier_failed(prepared.label)
+                self.earlier_failed(prepared.label)
             if status < 0:
-                raise not_started(self.board, self.rank, prepared.label, status)
+                raise self.not_started(prepared.label, status)
             prepared.give_back()
         return Captured()
 
@@ -333,7 +327,7 @@ class Runner:
         """
         if self._verification is not None:
             return  # the checksums must be compared, which the short way does not do
-        kind = self._cache.look(*call)[1]
+        kind = look(self._cache, self._in_place, *call)[1]
         if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
             return
         launched = program.execution >= _LAUNCHED
@@ -382,26 +376,13 @@ class Runner:
         if op != ffi.NULL:
             self.failed_in_stream(op, program, label, self._timeout)
         if lib.ucch_launch_status() == lib.UCCH_FAIL_BROKEN:
-            self._earlier_failed(label)
+            self.earlier_failed(label)
 
     def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
         """Raise why a call that was left to a stream has failed."""
-        failure = failure_of(op, self.board, self.rank, label, timeout)
-        self._broke(failure, program)
+        failure = self.failure_of(op, label, timeout)
+        self.broke(failure, program)
         raise failure
-
-    def _earlier_failed(self, label: str) -> NoReturn:
-        """Raise that an earlier call failed, and why."""
-        first = lib.ucch_board_first_failure(self.board.native)
-        if first == ffi.NULL and (why := refused(self.board, self.board.next)):
-            raise RefusedError(f"rank {self.rank}: {label}: {why}; {ANEW}")
-        if first == ffi.NULL:
-            raise CollectiveError(f"rank {self.rank}: {label} could not be started: an earlier call failed")
-        failure = failure_of(first, self.board, self.rank, "a call in a stream", 0.0)
-        self._broke(failure, first)
-        raise CollectiveError(
-            f"rank {self.rank}: {label} could not be started, because an earlier call failed: {failure}"
-        ) from failure
 
     @property
     def launches(self) -> int:
@@ -421,7 +402,7 @@ class Runner:
             holds = ordered and runtime.holds
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
-            raise not_started(self.board, self.rank, prepared.label, state)
+            raise self.not_started(prepared.label, state)
         request = self._request(program, prepared.kind, prepared, prepared)
         if state and prepared.staged is not None:
             prepared.leave(stream)
@@ -433,7 +414,7 @@ class Runner:
         """Set a collective up once, to be started many times."""
         try:
             if is_delegated(call.op):
-                self._ready(calls=False)
+                self.ready(calls=False)
                 return self.delegate.request(call, refuse=self.refuse)
             prepared = self._set_up(call)
         except Exception as error:
@@ -445,7 +426,7 @@ class Runner:
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
         """A call that is ready to be started again and again."""
-        self._ready(calls=False)
+        self.ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         if prepared is None:
             return None
@@ -461,12 +442,12 @@ class Runner:
         program = prepared.program
 
         def start() -> int:
-            self._ready()
+            self.ready()
             if not prepared.in_place:
                 prepared.refill()
             state = int(lib.ucch_program_again(program.handle))
             if state < 0:
-                raise not_started(self.board, self.rank, prepared.label, state)
+                raise self.not_started(prepared.label, state)
             return state
 
         def finish(state: int, status: Any) -> None:
@@ -488,59 +469,6 @@ class Runner:
 
     # --- books --------------------------------------------------------------------------------------------------------
 
-    def abandon(self, why: str) -> None:
-        """From now on nothing is started, in Python or by the native engine."""
-        self.broken = why
-        lib.ucch_board_break(self.board.native)
-        self.board.leave()  # ranks that come to later calls need not wait for the deadline
-
-    def orphan(self) -> None:
-        """This process is a child that was forked: the communicator is its parent's."""
-        self.orphaned, self.broken = True, "it is the parent process's"
-        lib.ucch_board_break(self.board.native)
-        quarantine.keep(self)
-
-    def _usable(self, *, calls: bool = True) -> None:
-        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
-        until this rank comes to the refused call that has ended it."""
-        if self.orphaned:
-            raise CollectiveError(
-                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
-                "it by spawn (multiprocessing.set_start_method), or before there are any"
-            )
-        if lib.ucch_board_broken(self.board.native):
-            if lib.ucch_board_revoked(self.board.native):
-                self.broken = self.broken or "it was revoked"
-                raise RevokedError(
-                    f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
-                )
-            if calls and self.ended(self.board.next):
-                raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
-        if self.broken:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
-                "free it and make a new one from the MPI communicator"
-            )
-        reap()
-
-    def _ready(self, *, calls: bool = True) -> None:
-        """As :meth:`_usable`, for a collective."""
-        self._usable(calls=calls)
-        run_poll_hooks()
-
-    def ended(self, seq: int = 0) -> bool:
-        """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
-        Without a number, for any: a rank that has not come to the refused call makes those before it."""
-        why = "" if self.broken else refused(self.board, seq)
-        if why:
-            self.abandon(why)
-        return bool(why)
-
-    def _broke(self, failure: Exception, keep: object) -> None:
-        """A call failed: a library or stream may still use its memory, and nothing more is run."""
-        self.abandon(str(failure))
-        quarantine.keep(keep)
-
     def _run(self, prepared: Prepared) -> None:
         """Run a prepared call to its end, in this thread."""
         program = prepared.program
@@ -550,7 +478,7 @@ class Runner:
             self._interrupted(program, prepared, prepared.label)
             raise
         if state < 0:
-            raise not_started(self.board, self.rank, prepared.label, state)
+            raise self.not_started(prepared.label, state)
         self._judge(program, state, prepared, prepared.label)
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -571,12 +499,12 @@ class Runner:
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:
             return
-        failure: Exception = failure_of(program.op, self.board, self.rank, label, self.timeout)
+        failure: Exception = self.failure_of(program.op, label)
         if self._verification is not None:
             failure = self._verification.found() or failure
         if isinstance(keep, Prepared):
             failure = keep.reason(failure)
-        self._broke(failure, (program, keep))
+        self.broke(failure, (program, keep))
         raise failure
 
     def retune(self, tuning: Tuning) -> None:
@@ -601,16 +529,16 @@ class Runner:
         """Requests that were started and not seen to end."""
         return sum(call.owner is self for call in list(under_way)) + self.delegate.active
 
-    def meet(self, seconds: float) -> None:
-        """Wait for the other ranks at the end of the process, where that can be."""
-        if not self.broken:
-            await_others(self, seconds)
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Release teams and board; collective, with no active request in the caller's hands. True if all ranks do
-        so."""
+        """Release teams and board; collective. True if all ranks do so: the MPI communicator is no longer needed then.
+
+        Raises:
+            ValueError: The caller holds active requests; nothing was changed.
+        """
         self.ended()
-        together = drain(self)
+        together = self._drain()
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         free_all(self)
@@ -626,6 +554,77 @@ class Runner:
         self._forget()
         self.members.close()
         return together
+
+    def _drain(self) -> bool:
+        """End the calls whose requests were dropped, on all ranks: True if they have. A broken communicator's rank does
+        not wait.
+
+        A receive whose request was dropped is taken back, as no caller would see its data. Its message may be on its
+        way, and the sender wait until it is taken: such messages are thrown away until no rank has calls under way.
+        """
+        if not self.broken:
+            given_up = len(dropped(self)) + self.delegate.settle()  # before what is busy: this completes what has ended
+            self._refuse_active(self.busy - given_up)
+        withdraw(self)
+        progress_until(self._all_ended, self.timeout, longest=_NAP)
+        if not self.broken:
+            self._refuse_active(self.busy)
+        return self.meet(self.timeout)
+
+    def _refuse_active(self, held: int) -> None:
+        if held > 0:
+            raise ValueError(f"rank {self.rank}: {held} requests of this communicator are still active")
+
+    def _all_ended(self) -> bool:
+        """True if nothing that was dropped, delegated or launched is under way."""
+        left = dropped(self) or (not self.broken and self.delegate.settle()) or self.launches
+        self._discard()
+        run_poll_hooks()
+        return not left
+
+    def meet(self, seconds: float) -> bool:
+        """Wait until all ranks have got here, or ``seconds`` (0: for ever); one that died on this host is not waited
+        for. True if they have.
+
+        A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
+        """
+        from mpi4py import MPI
+
+        mine, least = array("i", [1]), array("i", [0])
+        if lib.ucch_board_revoked(self.board.native):
+            return False
+        try:
+            request = self.mpi.Iallreduce(mine, least, op=MPI.MIN)
+            over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
+        except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
+            log.log("live").debug("the other ranks are not waited for: %s", error)
+            return False
+        if not over:
+            quarantine.keep((request, mine, least), partial(_all_have_left, request, self.mpi), _all_have_left)
+        quarantine.release(_all_have_left)
+        return over
+
+    def _hopeless(self) -> bool:
+        """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
+        self._discard()
+        run_poll_hooks()
+        return self.ended() or bool(self.broken) or self.board.dead() >= 0
+
+    def _discard(self) -> None:
+        """Throw away messages that came for receives that were taken back, but not those of collectives."""
+        if not self.broken:
+            self.members.discard_users()
+
+
+def _all_have_left(request: Any, mpi: Any) -> bool:
+    """True once all ranks have left MPI's communicator, which is given back: there are not many (2048 in MPICH)."""
+    try:
+        if not request.Test():
+            return False
+        mpi.Free()
+    except (RuntimeError, OSError) as error:
+        log.log("live").debug("a communicator is not given back: %s", error)
+    return True
 
 
 def _number(address: Any) -> int:

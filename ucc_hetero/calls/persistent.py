@@ -8,8 +8,7 @@ from weakref import WeakSet
 
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
-from .request import SLICE, Request, under_way, wait_op
-from .status import fill_empty
+from .request import SLICE, Request, fill_empty, under_way, wait_op
 
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again

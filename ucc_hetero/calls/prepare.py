@@ -6,17 +6,16 @@ import time
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from .. import env, log
-from ..bootstrap.group import Membership
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
-from ..engine.lowering import Execution, Program, Route, lower
-from ..engine.placement import Lowering, Placement
+from ..engine.lowering import Execution, Lowering, Program, Route
+from ..engine.placement import Placement, ProgramSpec
 from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported
 from ..native.libraries import ffi, lib
@@ -28,10 +27,14 @@ from ..transport.bounce import Bounce
 from ..transport.rings import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
-from .delegate import Delegate
-from .failure import Watch
-from .program_cache import CountExchange, Kind, Kinds, ProgramCache, pointer
 from .request import Request, run_poll_hooks
+from .state import State, Watch
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+#: Kinds that a table remembers before it forgets the oldest.
+KINDS = 1024
 
 #: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
 _LATE = 1.0
@@ -43,6 +46,60 @@ _NULL = ffi.NULL
 #: Addresses for buffers of no elements, as sent and as received: the native engine wants different ones.
 _NOTHING = ffi.new("char[2]")
 _NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
+
+
+class Kinds(dict[_K, _V]):
+    """A table of bounded size: the oldest entry makes room for a new one."""
+
+    def keep(self, key: _K, value: _V) -> _V:
+        """Remember a value, and return it."""
+        if len(self) >= KINDS and key not in self:
+            self.pop(next(iter(self)), None)
+        self[key] = value
+        return value
+
+
+class CountExchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
+
+    mine: Any
+    rows: Any
+    prepared: Any
+    run: Callable[[Any], None]
+
+    def again(self) -> None:
+        """Exchange them once more."""
+        self.run(self.prepared)
+
+
+class Kind:
+    """Idle programs of one kind of call, and its label on the arrival board.
+
+    ``exchange`` is how its ranks exchange counts before it, and ``counts`` what that then brought.
+    """
+
+    __slots__ = ("counts", "exchange", "idle", "label")
+
+    def __init__(
+        self, label: str, idle: list[Program], exchange: CountExchange | None = None, counts: bytes = b""
+    ) -> None:
+        self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
+
+    def take(self) -> Program | None:
+        """A program for this caller alone until it is given back; None if all are in use."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, program: Program) -> None:
+        """Let the next such call have a program."""
+        if len(self.idle) < program.spare:
+            self.idle.append(program)
+
+
+#: Programs of one communicator, by what they were lowered from and by the signatures of calls.
+Cache: TypeAlias = Kinds[Hashable, Kind]
 
 
 class _About(NamedTuple):
@@ -114,7 +171,7 @@ class Prepared:
             if found.fetched:
                 self.staged.down(buffer, found.copy, self._stream)
         else:
-            found = _Copy(pack(buffer), buffer, True, receives)
+            found = _Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
         if found.copy is not buffer:
             self.copies.append(found)
         return ffi.cast("void *", found.copy.ptr)
@@ -179,13 +236,16 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: ProgramCache, key: Hashable, outof: Any, into: Any) -> None:
+    def keep(self, cache: Cache, key: Hashable, outof: Any, into: Any) -> None:
         """Let the next call of this signature use the programs of this one, if only addresses change between them."""
         if key is None or not self.repeatable:
             return
         # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
         # use for.
-        if any(used and used != pointer(seen) for used, seen in ((self.send, outof), (self.recv, into))):
+        if any(
+            used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
+            for used, seen in ((self.send, outof), (self.recv, into))
+        ):
             return
         kind, asked = self.kind, self.exchange
         if self.counted:
@@ -211,21 +271,20 @@ class Preparation:
 
     def __init__(
         self,
-        members: Membership,
-        delegate: Delegate,
-        cache: ProgramCache,
+        state: State,
+        cache: Cache,
         run: Callable[[Prepared], None],
         start: Callable[[Prepared], Request],
     ) -> None:
-        self.members, self._delegate, self._cache = members, delegate, cache
+        self._state, self.members, self._cache = state, state.members, cache
         #: Runs a prepared call to its end, and begins one.
         self._run, self._start = run, start
-        self.rank, self.size = members.rank, members.size
+        self.rank, self.size = state.rank, state.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = env.get("CHECK") is True
         #: Calls that ran so far: label -> (choice, its origin, who waits).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
-        self._on_host = _of_host(members.tuning)
+        self._on_host = _of_host(state.members.tuning)
         #: Kind of a call -> True if devices do such calls themselves.
         self._ways: Kinds[Hashable, bool] = Kinds()
         self._bounces: list[Bounce] = []
@@ -291,7 +350,7 @@ class Preparation:
         with kernels.beside_a_capture(make=self.members.topology.flat):
             if not queues(channels, whole, Placement(plan, self.rank, what)):
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
-            kind = self._cache.lowered((what, label), label)
+            kind = self._kind((what, label), label)
             program = kind.take() or self._build(what, bound, label, False, (choice, "graph"), (plan, channels))
         prepared = Prepared(bound, kind, program, self.rank)
         prepared.exchange = about.asked
@@ -321,7 +380,7 @@ class Preparation:
             what = self._what(bound, how, False)
             bounce = self._bounce(label, bound.local)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
-        kind = self._cache.lowered((what, label, bound.local), label)
+        kind = self._kind((what, label, bound.local), label)
         program = kind.take()
         if program is None:
             local = bound.local
@@ -331,12 +390,16 @@ class Preparation:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, kind, program, self.rank, bounce, stream)
 
-    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> Lowering:
+    def _kind(self, key: Hashable, label: str) -> Kind:
+        """Kind of the programs that are lowered from ``key``."""
+        return self._cache.get(key) or self._cache.keep(key, Kind(label, []))
+
+    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> ProgramSpec:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
         dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
         if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
             how = Reduction(dtype, how.op, how.divide)
-        return Lowering(
+        return ProgramSpec(
             call=bound.call,
             dtype=dtype if how is None or how.compute.name != "uint8" else how.compute,
             compute=how.compute if how else dtype,
@@ -348,7 +411,7 @@ class Preparation:
             memory=device.memory if on_device else None,
         )
 
-    def _stays(self, what: Lowering, local: bool, op: Op | None) -> bool:
+    def _stays(self, what: ProgramSpec, local: bool, op: Op | None) -> bool:
         """True if the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
 
         Everything else goes by way of host memory whole.
@@ -386,7 +449,7 @@ class Preparation:
             self._bounces.append(Bounce(members.runtime))
         return self._bounces[0]
 
-    def _choice(self, what: Lowering, tuning: Tuning) -> tuple[Choice, str]:
+    def _choice(self, what: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
         """The choice for a call with counts, and what made it."""
         nbytes = elements(what.call) * what.dtype.itemsize
         about = self.members.topology, what.call.collective, nbytes, tuning
@@ -394,7 +457,7 @@ class Preparation:
 
     def _build(
         self,
-        what: Lowering,
+        what: ProgramSpec,
         bound: Bound,
         label: str,
         sets_up: bool,
@@ -409,9 +472,9 @@ class Preparation:
         # Ranks that call different things would wait for each other while they make the teams of each.
         members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
         try:
-            program = lower(plan, self.rank, what, members.teams, members.board, route, label)
+            program = Lowering(plan, self.rank, what, members.teams, members.board, route).program(label)
         except CollectiveError as error:
-            self._delegate.failed(error, plan)
+            self._state.broke(error, plan)
             raise
         finally:
             members.teams.look = None
@@ -424,7 +487,7 @@ class Preparation:
         """What watches a call while it is prepared."""
         board = self.members.board
         announce = board.announce_any if as_any else board.announce
-        return Watch(board, self.rank, label, self._delegate.timeout, lambda text: (announce(text), 0))
+        return Watch(self._state, label, lambda text: (announce(text), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
         """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
@@ -443,7 +506,7 @@ class Preparation:
 
         return look
 
-    def _without_counts(self, what: Lowering) -> Choice:
+    def _without_counts(self, what: ProgramSpec) -> Choice:
         """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.

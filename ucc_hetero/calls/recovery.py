@@ -9,16 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .. import log
 from ..bootstrap import faults, growth
 from ..errors import CollectiveError, CollectiveTimeout, NotSupported, PeerError, RevokedError, UCCHError
 from ..native.libraries import lib
 from .request import poll_hooks
-
-if TYPE_CHECKING:
-    from .dispatch import Runner
+from .state import State
 
 _C = TypeVar("_C")
 
@@ -29,13 +27,13 @@ _LOOK_S = 0.01
 class Recovery:
     """Part of a communicator that sees to ranks which die."""
 
-    def __init__(self, run: Runner) -> None:
-        self._run, self._mpi = run, run.mpi
-        self._native: Any = run.board.native
+    def __init__(self, state: State) -> None:
+        self._state, self._mpi = state, state.mpi
+        self._native: Any = state.board.native
         #: Why its ranks cannot go on; empty where they can.
-        self.lacks = faults.lacking(run.mpi)
-        self._looked, self._pause = 0.0, getattr(run.mpi, "look_s", _LOOK_S)
-        if not self.lacks and run.size > 1:
+        self.lacks = faults.lacking(state.mpi)
+        self._looked, self._pause = 0.0, getattr(state.mpi, "look_s", _LOOK_S)
+        if not self.lacks and state.size > 1:
             poll_hooks.append(self.look)
 
     def look(self) -> None:
@@ -48,7 +46,7 @@ class Recovery:
             with suppress(*faults.EXCHANGE_ERRORS):  # every wait runs this hook: boards and links say who died
                 if faults.revoked(self._mpi):
                     lib.ucch_board_revoke(self._native)
-                if (links := self._run.members.links) is not None:
+                if (links := self._state.members.links) is not None:
                     links.note_deaths(faults.dead_ranks(self._mpi))
 
     def close(self) -> None:
@@ -59,7 +57,7 @@ class Recovery:
 
     def _able(self, what: str) -> None:
         if self.lacks:
-            raise NotSupported(f"{what} on rank {self._run.rank}: {self.lacks}")
+            raise NotSupported(f"{what} on rank {self._state.rank}: {self.lacks}")
 
     def revoked(self) -> bool:
         """True if the communicator has been revoked, as far as this rank has heard."""
@@ -71,8 +69,8 @@ class Recovery:
         """Give the communicator up: calls under way end on all ranks with a ``RevokedError``. Does not wait for other
         ranks."""
         self._able("Revoke")
-        if not self._run.broken:
-            self._run.broken = "it was revoked"
+        if not self._state.broken:
+            self._state.broken = "it was revoked"
         if self._native is not None:
             lib.ucch_board_revoke(self._native)
         self._mpi.Revoke()
@@ -87,7 +85,7 @@ class Recovery:
                 raise
             dead = faults.dead_ranks(self._mpi)
             raise PeerError(
-                f"rank {self._run.rank}: Agree: rank(s) {dead} died; Ack_failed() acknowledges it ({error})"
+                f"rank {self._state.rank}: Agree: rank(s) {dead} died; Ack_failed() acknowledges it ({error})"
             ) from error
 
     def shrink(self, adopt: Callable[[Any], _C]) -> _C:
@@ -96,7 +94,7 @@ class Recovery:
         Ranks that die meanwhile are left behind as well.
         """
         self._able("Shrink")
-        began, known = time.monotonic(), self._run.size
+        began, known = time.monotonic(), self._state.size
         self.revoke()
         self.close()
         mpi = self._mpi
@@ -104,13 +102,13 @@ class Recovery:
             faults.settle(mpi)
             mpi = self._timed("Shrink", mpi.Shrink)
             if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
-                self._run.members.job.spoilt = True
+                self._state.members.job.spoilt = True
             made, failure = self._attempt(adopt, mpi)
             if self._all_well(mpi, failure is None):
                 assert made is not None
                 log.log("live").info(
                     "rank %d goes on as rank %d of %d after %.3f s",
-                    self._run.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
+                    self._state.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
                 )  # fmt: skip
                 return made
             if mpi.Get_size() == known:  # no rank has died since: it would fail again
@@ -122,15 +120,15 @@ class Recovery:
         if least < 1:
             raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
         if self.revoked():
-            raise RevokedError(f"rank {self._run.rank}: Grow: this communicator was revoked: Shrink() first")
-        mpi = self._timed("Grow", lambda: growth.let_in(self._mpi, store, least, self._run.timeout))
+            raise RevokedError(f"rank {self._state.rank}: Grow: this communicator was revoked: Shrink() first")
+        mpi = self._timed("Grow", lambda: growth.let_in(self._mpi, store, least, self._state.timeout))
         if mpi is None:
             return None
         made, failure = self._attempt(adopt, mpi)
         if all(self._timed("Grow", lambda: self._mpi.allgather(failure is None))):
             return made
         mpi.Revoke()
-        raise failure or CollectiveError(f"rank {self._run.rank}: Grow: another rank could not, and says why")
+        raise failure or CollectiveError(f"rank {self._state.rank}: Grow: another rank could not, and says why")
 
     def _attempt(self, adopt: Callable[[Any], _C], mpi: Any) -> tuple[_C | None, Exception | None]:
         """Make it: (what ``adopt`` makes, why it did not); then the other ranks' part of it ends as well."""
@@ -153,4 +151,4 @@ class Recovery:
             return False
 
     def _timed(self, what: str, call: Callable[[], _C]) -> _C:
-        return faults.in_time(f"rank {self._run.rank}: {what}", self._run.timeout, call)
+        return faults.in_time(f"rank {self._state.rank}: {what}", self._state.timeout, call)

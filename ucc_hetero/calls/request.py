@@ -1,20 +1,19 @@
-"""Requests of non-blocking and persistent calls, with mpi4py's names."""
+"""Requests of non-blocking and persistent calls, with mpi4py's names, and the filling of ``MPI.Status``."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import log
 from ..bindings.handle import sweep
-from ..bootstrap.mpi_progress import progress_mpi
 from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
-from .status import fill_empty
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, which it does
 #: so many times between such looks.
@@ -69,6 +68,21 @@ def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
     return int(state)
 
 
+def progress_mpi() -> None:
+    """Let MPI move what it has under way, where there is one that this thread may call.
+
+    A rank may have to send another one something by MPI, as a long message of mpi4py's whose request it has yet to wait
+    for, before that one comes to our call. MPI moves it when it is called, by no means else.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
+        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
+        with suppress(mpi.Exception):
+            mpi.COMM_SELF.Iprobe()
+
+
 def reap() -> None:
     """Do what is left to do for dropped requests whose calls have ended."""
     for each in sweep(_dropped, lambda call: not _peek(call.op)) if _dropped else ():
@@ -90,6 +104,25 @@ def withdraw(owner: object) -> None:
     for each in list(_dropped):
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
+
+
+def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
+    """Fill an ``MPI.Status``, if there is one."""
+    if status is None:
+        return
+    from mpi4py import MPI
+
+    status.source, status.tag, status.error = source, tag, error
+    status.Set_elements(MPI.BYTE, nbytes)
+    status.Set_cancelled(False)
+
+
+def fill_empty(status: Any) -> None:
+    """Fill the status that MPI gives to a request that is not active."""
+    if status is not None:
+        from mpi4py import MPI
+
+        set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
 
 
 @forms

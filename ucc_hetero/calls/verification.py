@@ -11,9 +11,9 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,20 @@ from .. import env, log
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
+from ..engine.lowering import Execution
 from ..errors import DataError
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..planner.collectives import ROWS, Shape
-from ..planner.select import make_plan
+from ..planner.select import Choice, make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
 from ..types import is_delegated
 from .arguments import Bound, CallSpec, Completion, bind
 from .checksums import PIECES, Fault, Moved, Reduced, Span, length
-from .failure import recorded
 from .prepare import label_of, reduction_of
 from .request import Request, poll_hooks
-
-if TYPE_CHECKING:
-    from .dispatch import Runner
+from .state import State, recorded
 
 #: Seconds that the end of a call waits for other ranks' words of it; those that the ranks take to find an element; and
 #: how long ranks are waited for at the end, once one is known to be gone.
@@ -105,11 +103,12 @@ def _no_memory(buffer: Buffer) -> Any:
 
 
 class Verification:
-    """Samples of one communicator's calls, one in ``every``. Collective to create."""
+    """Samples of one communicator's calls, one in ``every``; ``used`` as in :class:`.Preparation`. Collective to
+    create."""
 
-    def __init__(self, run: Runner, every: int) -> None:
-        self._run, self._every = run, every
-        self._mpi = run.mpi.Dup()
+    def __init__(self, state: State, every: int, used: Mapping[str, tuple[Choice, str, Execution]]) -> None:
+        self._state, self._every, self._used = state, every, used
+        self._mpi = state.mpi.Dup()
         self._number = 0
         #: Samples that are not judged, in the order of their calls; the exchange for the first of them, and its words.
         self._queue: deque[_Sample] = deque()
@@ -126,15 +125,16 @@ class Verification:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def blocking(
-        self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
-    ) -> None:
-        """As :meth:`.Runner.again`."""
+        self, run: Callable[..., None], name: str, send: Any, recv: Any, op: Any = None, root: Any = -1,
+        counts: Any = None, stream: Any = None,
+    ) -> None:  # fmt: skip
+        """As ``run``, which runs a call to its end."""
         arguments = name, send, recv, op, root, counts
         sample = self.take(CallSpec(*arguments)) if stream is None else None
         if sample is None:
-            self._run.again(*arguments, stream)
+            run(*arguments, stream)
         else:
-            self.within(sample, self._run.again, *arguments)
+            self.within(sample, run, *arguments)
             self.end(sample)
 
     def begin(self, begin: Callable[..., Request], call: CallSpec, stream: Any, completion: Completion) -> Request:
@@ -183,11 +183,17 @@ class Verification:
     def take(self, call: CallSpec, stream: Any = None) -> _Sample | None:
         """The sample that a call is, from before its start; None for one that is not verified."""
         with self._lock:
-            if not self._run.broken:
+            if not self._state.broken:
                 self._advance()
             self._number += 1
             chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # no rhythm of the caller's
-            if not chosen or self._run.size == 1 or call.name == "barrier" or is_delegated(call.op) or self._run.broken:
+            if (
+                not chosen
+                or self._state.size == 1
+                or call.name == "barrier"
+                or is_delegated(call.op)
+                or self._state.broken
+            ):
                 return None
             sample = _Sample(self._number, call.name)
             self._queue.append(sample)
@@ -199,8 +205,8 @@ class Verification:
         return sample
 
     def _fill(self, sample: _Sample, call: CallSpec, stream: Any) -> None:
-        rank = self._run.rank
-        bound = bind(call, self._run.size, rank)
+        rank = self._state.rank
+        bound = bind(call, self._state.size, rank)
         row, dtype = ROWS[bound.call.collective], bound.dtype
         how, op = reduction_of(call.name, dtype, call.op, rank)
         if dtype is None or (row.reduces and (how is None or bound.local)):
@@ -219,8 +225,8 @@ class Verification:
             packed = pack(buffer)
         else:
             if not self._bounces:
-                assert self._run.members.runtime is not None
-                self._bounces.append(Bounce(self._run.members.runtime))
+                assert self._state.members.runtime is not None
+                self._bounces.append(Bounce(self._state.members.runtime))
             packed = self._bounces[0].memory_for(buffer)
             self._bounces[0].down(buffer, packed, stream)
             if stream is not None:
@@ -232,10 +238,10 @@ class Verification:
     def end(self, sample: _Sample, failed: bool = False) -> None:
         """A call has ended: judge what can be. ``DataError`` if data is wrong, here or of earlier ones."""
         with self._lock:
-            if failed and self._run.broken and sample in self._queue:  # others may have left because of earlier ones
+            if failed and self._state.broken and sample in self._queue:  # others may have left because of earlier ones
                 progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
-            sample.finish(failed, int(lib.ucch_board_next(self._run.board.native)) - 1)
-            if not (failed or self._run.broken):
+            sample.finish(failed, int(lib.ucch_board_next(self._state.board.native)) - 1)
+            if not (failed or self._state.broken):
                 progress_until(lambda: self._over(sample), _MOMENT, longest=1e-4)
 
     # --- judgement ----------------------------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ class Verification:
         while self._failure is None and self._queue and self._queue[0].over:
             try:
                 if self._exchange is None:
-                    self._exchange = self._start(self._queue[0].row(self._run.size))
+                    self._exchange = self._start(self._queue[0].row(self._state.size))
                 if not self._exchange[0].Test():
                     return
             except EXCHANGE_ERRORS as error:
@@ -261,7 +267,7 @@ class Verification:
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:
-            if not self._run.broken:
+            if not self._state.broken:
                 self._advance()
         except DataError as found:
             self._untold = found
@@ -279,7 +285,7 @@ class Verification:
         return sample not in self._queue if sample else not self._queue
 
     def _start(self, mine: Any) -> tuple[Any, Any, Any]:
-        rows = np.zeros((self._run.size, len(mine)), np.int64)
+        rows = np.zeros((self._state.size, len(mine)), np.int64)
         return self._mpi.Iallgather(mine, rows), mine, rows
 
     def _judge(self, sample: _Sample, rows: Any) -> None:
@@ -294,10 +300,10 @@ class Verification:
         fault = sums.vague(span, ranks)
         with suppress(*EXCHANGE_ERRORS):
             fault = self._search(sums, span, ranks) or fault
-        where = f"rank {self._run.rank}: {sample.label} (call {sample.call} of this communicator)"
+        where = f"rank {self._state.rank}: {sample.label} (call {sample.call} of this communicator)"
         flight.failed()
         self._failure = recorded(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
-        self._run.abandon(str(self._failure))
+        self._state.abandon(str(self._failure))
         raise self._failure
 
     def _search(self, sums: Moved | Reduced, span: Span, ranks: Sequence[int]) -> Fault | None:
@@ -323,11 +329,11 @@ class Verification:
 
     def _way(self, sample: _Sample, ranks: Sequence[int]) -> str:
         """How the data went, as far as that is known: the steps of the first rank that has it wrong."""
-        choice = self._run.used.get(sample.label) or self._run.used.get(f"{sample.label} host")
+        choice = self._used.get(sample.label) or self._used.get(f"{sample.label} host")
         if choice is None or sample.sums is None:
             return "it is not known which way it went"
-        rank = ranks[0] if ranks else self._run.rank
-        plan = make_plan(self._run.members.topology, sample.sums.call, choice[0], rank)
+        rank = ranks[0] if ranks else self._state.rank
+        plan = make_plan(self._state.members.topology, sample.sums.call, choice[0], rank)
         steps = [
             f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.program(rank) if step.link != "local"
         ]
@@ -340,8 +346,8 @@ class Verification:
         if not together:
             return failure
         try:
-            if not self._run.broken:
-                progress_until(self._over, self._run.timeout, self._nobody_comes())
+            if not self._state.broken:
+                progress_until(self._over, self._state.timeout, self._nobody_comes())
         except DataError as found:
             failure = found
         if self._exchange is None:
@@ -356,7 +362,7 @@ class Verification:
         since: list[float] = []
 
         def look() -> bool:
-            if not since and self._run.board.dead() >= 0:
+            if not since and self._state.board.dead() >= 0:
                 since.append(time.monotonic())
             return bool(since) and time.monotonic() > since[0] + _GRACE
 

@@ -9,19 +9,16 @@ import sys
 import threading
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import env
 from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
 from ..planner.select import Choice
-from ..planner.topology import Topology, emulated_vendors
+from ..planner.topology import Topology, emulated_vendors, numbered
 from .plan import facts, render
-from .topo import DrawnHost, Lines, draw, png, svg, tree
-
-if TYPE_CHECKING:
-    pass
+from .topo import DrawnHost, draw, tree
 
 #: Collectives that ``tune`` measures unless told otherwise.
 _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "alltoall")
@@ -41,8 +38,6 @@ def add(commands: Any) -> None:
     plan.add_argument("--json", action="store_true", help="as JSON")
     plan.set_defaults(run=_plan)
     topo = commands.add_parser("topo", help="hosts, processors, devices, ports, ranks and islands (under mpirun: all)")
-    topo.add_argument("--svg", metavar="FILE", help="also draw it into this file")
-    topo.add_argument("--png", metavar="FILE", help="the same as pixels (needs matplotlib: the extra plot)")
     topo.add_argument("--record", metavar="FILE", help="write the files that it was found in, without serial numbers")
     topo.add_argument("--facts", metavar="FILE", help="draw the machine of such a record")
     topo.set_defaults(run=_topo)
@@ -76,9 +71,8 @@ def _layout(args: argparse.Namespace) -> Topology:
     weights = [int(word) for word in args.weights.split(",")] if args.weights else []
     # With the RDMA of this host, as there is no other to look at.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
-    numbers: dict[tuple[str, str | int], int] = {}
-    keys = [(vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True)]
-    return Topology.group(vendors, where, weights, (), [numbers.setdefault(key, len(numbers)) for key in keys])
+    fabrics = numbered((vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True))
+    return Topology.group(vendors, where, weights, (), fabrics)
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -115,7 +109,8 @@ def _topo(args: argparse.Namespace) -> int:
         stored = json.loads(Path(args.facts).read_text())
         with tempfile.TemporaryDirectory() as folder:
             host = DrawnHost(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
-        return _drawn(args, tree([host]))
+        print(draw(tree([host])), flush=True)
+        return 0
     if not _in_job():
         import socket
 
@@ -123,7 +118,8 @@ def _topo(args: argparse.Namespace) -> int:
             Path(args.record).write_text(json.dumps({"machine": socket.gethostname(), "files": record()}, indent=0))
         # A record has the machine's files, not its libraries.
         carriers = {} if args.record else _carriers()
-        return _drawn(args, tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)]))
+        print(draw(tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)])), flush=True)
+        return 0
     from ..api.comm import Communicator
 
     with Communicator() as comm:
@@ -137,7 +133,7 @@ def _topo(args: argparse.Namespace) -> int:
                 here = [r for r, host in enumerate(comm.topology.hosts) if host == comm.topology.hosts[rank]]
                 ranks = [(r, members.facts[r].vendor, members.facts[r].device) for r in here]
                 hosts.append(DrawnHost(members.facts[rank].host.hostname, found[rank][0], ranks, found[rank][1]))
-            _drawn(args, tree(hosts, comm.topology, rings, members.fabric()))
+            print(draw(tree(hosts, comm.topology, rings, members.fabric())), flush=True)
     return 0
 
 
@@ -150,15 +146,6 @@ def _carriers() -> dict[str, str]:
         return describe(survey()[1])
     except LibraryNotFound as error:
         return {"unknown": str(error).splitlines()[0]}
-
-
-def _drawn(args: argparse.Namespace, lines: Lines) -> int:
-    if args.svg:
-        Path(args.svg).write_text(svg(lines), encoding="utf-8")
-    if args.png:
-        png(lines, args.png)
-    print(draw(lines), flush=True)
-    return 0
 
 
 def _tune(args: argparse.Namespace) -> int:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from ..errors import ranks_text
-from ..installed import extra
 from ..machine.discover import Accelerator, Machine, Nic
 from ..planner.topology import Topology
 
-#: Background by depth.
-_FILLS = ("#dbe7f3", "#eef3e2", "#f7f2e4")
 #: (depth, text) of each line.
 Lines = list[tuple[int, str]]
 
@@ -117,39 +113,3 @@ def draw(lines: Lines) -> str:
             prefix += ("├─ " if more else "└─ ") if level == depth else ("│  " if more else "   ")
         out.append(prefix + text)
     return "\n".join(out)
-
-
-def svg(lines: Lines) -> str:
-    """The lines as a drawing of nested entries, one row each."""
-    row, indent, width = 22, 24, 900
-    height = row * len(lines) + 16
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="monospace" font-size="13">'
-    ]
-    for i, (depth, text) in enumerate(lines):
-        x, y = 8 + indent * depth, 8 + row * i
-        parts.append(
-            f'<rect x="{x}" y="{y}" width="{width - x - 8}" height="{row - 4}" rx="4" fill="{_FILLS[min(depth, 2)]}"/>'
-        )
-        parts.append(f'<text x="{x + 8}" y="{y + 13}">{escape(text)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def png(lines: Lines, path: str) -> None:
-    """The drawing of ``svg`` as pixels. ``ValueError`` without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError(f"topo --png needs matplotlib: {extra('plot')}") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 0.24 * len(lines) + 0.2))
-    axes.set(xlim=(0, 900), ylim=(len(lines), 0))
-    axes.axis("off")
-    for i, (depth, text) in enumerate(lines):
-        box = {"facecolor": _FILLS[min(depth, 2)], "edgecolor": "none", "boxstyle": "round,pad=0.25"}
-        axes.text(8 + 24 * depth, i + 0.5, text, family="monospace", fontsize=8, va="center", bbox=box)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)

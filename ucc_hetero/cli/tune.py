@@ -225,25 +225,15 @@ def measure_collectives(
     return found
 
 
-def measure(
-    comm: Communicator,
-    collective: str,
-    nbytes: int,
-    tuning: Tuning,
-    rounds: int = _ROUNDS,
-    seconds: float = _SECONDS,
-) -> Finding:
-    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind.
-
-    ``seconds``: what a sample should take, of which there are as many as ``rounds``.
-    """
+def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) -> Finding:
+    """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
     topology, run = comm.topology, comm._run
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
     default = choose(topology, collective, total, tuning)
     example = _Example(comm, collective, nbytes)
     times: dict[Choice, list[float]] = {default: []}
     times |= {choice._replace(queued=default.queued): [] for choice in candidates(topology, collective, total)}
-    trials = {choice: Trial(comm, example.call, seconds) for choice in times}
+    trials = {choice: Trial(comm, example.call) for choice in times}
     for choice in times:
         run.retune(_forced(choice, collective))
         trials[choice].warm()
@@ -251,7 +241,7 @@ def measure(
     # All ranks know the same times, so all measure the same candidates on.
     best = min(min(t) for t in times.values())
     hopeful = [c for c, t in times.items() if c == default or t[0] < _HOPELESS * best]
-    for turn in range(1, rounds):
+    for turn in range(1, _ROUNDS):
         # Each in another place of a round: what comes before it is not always the same.
         for choice in hopeful[turn % len(hopeful) :] + hopeful[: turn % len(hopeful)]:
             run.retune(_forced(choice, collective))
@@ -356,7 +346,7 @@ def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) 
         return None
     here = Counter(hosts)[hosts[comm.rank]]
     with env.meanwhile({"UCCH_WIRES": "auto"}):
-        told = comm.mpi.allgather((wanted(here), len(host_cores()) // here // 2))
+        told = comm.mpi.allgather((wanted(), len(host_cores()) // here // 2))
     usual, most = (min(each) for each in zip(*told, strict=True))
     default = Wires(usual, usual_slot(usual))
     numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})

@@ -23,7 +23,7 @@ from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
 from ..transport.rings import Channels
-from .placement import Local, Lowering, Placement, is_each
+from .placement import Local, Placement, ProgramSpec, is_each
 from .stream_program import may_hold, of_vendors, queue
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
@@ -72,18 +72,10 @@ class Route(NamedTuple):
     in_graph: bool = False
 
 
-def lower(plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route, label: str) -> Program:
-    """Make this rank's program of ``plan``; creates the teams that are new (collective among their members).
+class Lowering:
+    """The lowering of ``plan`` for ``rank``."""
 
-    ``label`` is what the board shows of the call.
-    """
-    return _Lower(plan, rank, what, teams, board, route).program(label)
-
-
-class _Lower:
-    """One lowering in progress."""
-
-    def __init__(self, plan: Plan, rank: int, what: Lowering, teams: Teams, board: Board, route: Route) -> None:
+    def __init__(self, plan: Plan, rank: int, what: ProgramSpec, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.channels, self.in_graph = route
         self.at = Placement(plan, rank, what)
@@ -98,6 +90,8 @@ class _Lower:
         self.bounce = 0
 
     def program(self, label: str) -> Program:
+        """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
+        board shows of the call."""
         steps = list(self.plan.program(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
@@ -126,18 +120,18 @@ class _Lower:
         """The waiter for the program's end, by its steps."""
         if self.channels is not None:
             return Execution.QUEUED
+        if self.what.memory is None:
+            return Execution.HELD
         job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
-        eager = runtime is not None and runtime.holds
-        if not self.what.memory:  # none, or that of a library that stands in for a vendor's and is known as the host's
-            holds = self.what.memory is None or eager
-        else:
+        holds = runtime is not None and runtime.holds
+        if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
             around = self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
             # libucc answers calls that move nothing by itself, and not in a stream.
             if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
                 return Execution.LAUNCHED
-            holds = eager and not self.arithmetic and may_hold(self.at, steps)
+            holds = holds and not self.arithmetic and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:

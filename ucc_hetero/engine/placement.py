@@ -17,7 +17,7 @@ from ..types import DTYPES, DType
 
 
 @dataclass(frozen=True, slots=True)
-class Lowering:
+class ProgramSpec:
     """Everything but addresses that a program depends on.
 
     ``dtype`` is the caller's, ``compute`` the one that steps work in (float32 for float16 reductions on host memory).
@@ -59,7 +59,7 @@ class Local(NamedTuple):
 class Placement:
     """The places of one lowering, and the local steps around the plan (``before``, ``after``)."""
 
-    def __init__(self, plan: Plan, rank: int, what: Lowering) -> None:
+    def __init__(self, plan: Plan, rank: int, what: ProgramSpec) -> None:
         self.plan, self.rank, self.what = plan, rank, what
         self.row = ROWS[what.call.collective]
         self.itemsize = what.compute.itemsize

@@ -53,7 +53,7 @@ def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
     native = [step for step in steps if step.link == "native" and len(step.ranks) > 1]
     # libucc answers calls that move nothing by itself, and not in a stream.
     full = all(r.count for step in native for side in (*step.src, *step.dst) for r in regions(side))
-    if not full or (native and not (channels.able and vendors_know(at, native))):
+    if not full or (native and not (channels.native_in_stream and vendors_know(at, native))):
         return False
     return _computes(steps, at, channels.computes)
 
@@ -83,10 +83,10 @@ def _check(status: int) -> None:
         raise LibraryError("queueing a program", status, status_name(status))
 
 
-def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
+def _computes(steps: Sequence[Step], at: Placement, compiles: bool) -> bool:
     """True if devices do the arithmetic themselves: every rank asks for all steps, also for those of other ranks.
 
-    ``able``: all of them have a compiler.
+    ``compiles``: all of them have a compiler.
     """
     what, wanted = at.what, []
     if any(step.kind == "combine" for step in steps):
@@ -95,4 +95,4 @@ def _computes(steps: Sequence[Step], at: Placement, able: bool) -> bool:
         wanted.append((lib.UCCH_SCALE, 0, at.code, 0))
     if what.compute is not what.dtype:
         wanted += [(lib.UCCH_CAST, 0, what.dtype.code, at.code), (lib.UCCH_CAST, 0, at.code, what.dtype.code)]
-    return not wanted or (able and kernels.all_ready(wanted))
+    return not wanted or (compiles and kernels.all_ready(wanted))

@@ -32,7 +32,7 @@ class Facts:
     device_memory: str = ""
     #: Streams of the rank wait for those of others while its runtime loads kernels at their first launch, which waits
     #: for the device: what others need of the rank meanwhile must not need the driver.
-    late: bool = False
+    lazy_loading: bool = False
     #: Mbit/s that the links of the rank's host carry together; 0 if unknown.
     link_speed: int = 0
     #: Where the rank's host stands (UCCH_GROUP): names joined by ``/``, outermost first.

@@ -16,10 +16,13 @@ from typing import NamedTuple
 class Call(NamedTuple):
     """One collective call as every rank sees it (a tuple, because it is a cache key of the hot path).
 
-    ``counts`` by row: ``(n,)`` elements for bcast, reduce, allreduce, scan and exscan, and ``(n,)`` elements *per
-    block* for gather, scatter, allgather, alltoall and reduce_scatter_block; one count per rank for gatherv, scatterv,
-    allgatherv and reduce_scatter; for alltoallv the P*P matrix, row-major, row = sender; empty for barrier.
-    ``root`` is -1 for collectives without one.
+    Attributes:
+        collective: Name of the collective: a row of ``ROWS``.
+        ranks: Number of ranks.
+        counts: Elements, not bytes. ``(n,)`` for bcast, reduce, allreduce, scan and exscan; ``(n,)`` *per block* for
+            gather, scatter, allgather, alltoall and reduce_scatter_block; one count per rank for gatherv, scatterv,
+            allgatherv and reduce_scatter; for alltoallv the P*P matrix, row-major, row = sender; empty for barrier.
+        root: The root; -1 for collectives without one.
     """
 
     collective: str
@@ -30,7 +33,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``count`` elements from element ``offset`` of a dense buffer."""
+    """A part of a dense buffer.
+
+    Attributes:
+        offset: Its first element, from the buffer's beginning.
+        count: Number of elements.
+    """
 
     offset: int
     count: int

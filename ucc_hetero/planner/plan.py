@@ -19,7 +19,13 @@ LEAST_IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``count`` elements from element ``offset`` of ``buffer``: ``send``, ``recv`` or ``tmp`` (scratch of the rank)."""
+    """A part of one of a rank's buffers.
+
+    Attributes:
+        buffer: ``send``, ``recv``, or ``tmp``, which is scratch of the rank.
+        offset: Its first element, from the buffer's beginning.
+        count: Number of elements.
+    """
 
     buffer: str
     offset: int
@@ -28,10 +34,17 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``n`` regions of ``count`` elements each, block i beginning at element ``offset + i * stride`` of ``buffer``.
+    """Regions of equal length at equal distances; it can be indexed and iterated over as a tuple of :class:`Region`.
 
     Says in constant space what a tuple of n regions would: a flat plan over P ranks stays O(P). ``stride == count``
     means that the blocks touch, so that a library's equal-count form fits.
+
+    Attributes:
+        buffer: ``send``, ``recv`` or ``tmp``.
+        offset: First element of the first block, from the buffer's beginning.
+        count: Elements of each block.
+        stride: Elements from the beginning of a block to that of the next one.
+        n: Number of blocks.
     """
 
     buffer: str
@@ -57,7 +70,14 @@ Operand = Region | Blocks | tuple[Region, ...] | None
 
 
 def regions(operand: Operand) -> tuple[Region, ...]:
-    """The regions of an operand, in team order; empty for nothing."""
+    """List the regions of an operand.
+
+    Args:
+        operand: Source or destination of a member of a step.
+
+    Returns:
+        Its regions, in the order of the team; empty for None.
+    """
     if operand is None:
         return ()
     if isinstance(operand, Region):
@@ -68,10 +88,15 @@ def regions(operand: Operand) -> tuple[Region, ...]:
 class StepKind(NamedTuple):
     """Everything that tells one kind of step from another.
 
-    ``src`` and ``dst`` say what a member brings and gets, at the root (a message's sender) and elsewhere: ``none``,
-    ``one`` region, or ``each``: ``Blocks`` or a tuple with a region per member, in team order, which may be empty.
-    ``ucc`` and ``ucc_v`` are ``ucc_coll_type_t`` for equal blocks that touch and for all others, 0 where libucc does
-    not run it. ``ranks`` is how many take part, 0 for two or more; one rank's are local.
+    Attributes:
+        src: What a member brings, at the root (a message's sender) and elsewhere: ``none``, ``one`` region, or
+            ``each``: ``Blocks`` or a tuple with a region per member, in the order of the team, which may be empty.
+        dst: What a member gets, likewise.
+        ucc: ``ucc_coll_type_t`` for equal blocks that touch; 0 where libucc does not run it.
+        ucc_v: ``ucc_coll_type_t`` for all other blocks.
+        reduces: True if data is combined by an operation.
+        rooted: True if one member is the root.
+        ranks: How many take part; 0 for two or more. Steps of one rank are local.
     """
 
     src: tuple[str, str]
@@ -114,25 +139,35 @@ class Step:
 
     Equal ``src[i]`` and ``dst[i]`` regions mean in place, as does an ``each`` operand whose i-th region is the other
     operand of member i; any other overlap is a mistake that the validator refuses.
+
+    Attributes:
+        kind: A name of ``KINDS``: ``allreduce``, ``message``, ``copy`` and so on.
+        ranks: Ranks of the communicator that take part, in the order of their team.
+        link: ``native`` (inside one island), ``bridge`` (between islands) or ``local`` (in one rank's memory).
+        src: What each member brings.
+        dst: Where each member's result goes.
+        root: Index of the root in ``ranks``; -1 where the kind has none.
     """
 
     kind: str
     ranks: tuple[int, ...]
-    #: ``native`` (inside one island), ``bridge`` (crosses islands) or ``local``.
     link: str
     src: tuple[Operand, ...]
     dst: tuple[Operand, ...]
-    #: Index in ``ranks``; -1 where the kind has no root.
     root: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One pipelined slice of the data. A rank starts a step when it has finished its steps of the earlier stages."""
+    """One pipelined slice of the data. A rank starts a step when it has finished its steps of the earlier stages.
+
+    Attributes:
+        stages: The steps of each stage, which may run side by side.
+        depths: How deep each stage lies, in stages that several ranks take part in: of the whole fragment, where
+            ``stages`` has only one rank's steps. Counted here unless given.
+    """
 
     stages: tuple[tuple[Step, ...], ...]
-    #: How deep each stage lies, in stages that several ranks take part in. Of the whole fragment, where ``stages`` has
-    #: only one rank's steps. Counted here unless given.
     depths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -143,17 +178,23 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A collective as fragments of stages of steps."""
+    """A collective as fragments of stages of steps.
+
+    Attributes:
+        collective: Name of the collective: ``allreduce``, ``bcast`` and so on.
+        algorithm: Name of the algorithm that made the plan.
+        sizes: Elements in each rank's buffers and scratch: ``sizes[rank] = (send, recv, tmp)``.
+        fragments: The slices of the data, in their order.
+    """
 
     collective: str
     algorithm: str
-    #: Elements in each rank's dense buffers and scratch: ``sizes[rank] = (send, recv, tmp)``.
     sizes: tuple[tuple[int, int, int], ...]
     fragments: tuple[Fragment, ...]
 
     @property
     def in_flight(self) -> int:
-        """Fragments that a rank works on at a time: those further on wait for those so many before them.
+        """Number of fragments that a rank works on at a time: those further on wait for those so many before them.
 
         As many as there are stages, so that all of them are busy. More in flight would not end sooner, but all of them
         would be polled (a rank alone in its island could begin everything at once), and what they work on would not
@@ -162,12 +203,18 @@ class Plan:
         return max([LEAST_IN_FLIGHT, *(f.depths[-1] + 1 for f in self.fragments if f.depths)])
 
     def program(self, rank: int) -> Iterator[tuple[int, int, int, Step]]:
-        """Yield (fragment, stage, index in ranks, step) for this rank, in posting order.
+        """List a rank's steps in the order in which it posts them.
 
         The order is that of wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of one
         team in the same order, and fragment k+1 enters the first stage before fragment k has left the last. Stages of
         local steps alone add no depth: no other rank waits for them, and what follows them on a team must not queue
         behind later fragments.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            (number of the fragment, number of the stage, index of the rank in the step's ranks, step) of each.
         """
         waves: list[tuple[int, int, int, int, int, Step]] = []
         for f, fragment in enumerate(self.fragments):

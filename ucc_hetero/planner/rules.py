@@ -14,7 +14,7 @@ from ucc_hetero.env import TABLE, parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.topology import Topology, numbered
 from ucc_hetero.types import Transport
 
 _Choice = TypeVar("_Choice")
@@ -351,8 +351,7 @@ class Layout:
             nodes: of each rank, equal for those of one host.
             kinds: RDMA of each rank's host that its vendor's library uses; empty where there is none.
         """
-        numbers: dict[Hashable, int] = {}
-        hosts = [numbers.setdefault(node, len(numbers)) for node in nodes]
+        hosts = numbered(nodes)
         wide = [name for name in dict.fromkeys(vendors) if name != "host" and len(_of(name, vendors, hosts)) > 1]
         rdma = {name: sorted(_of(name, vendors, kinds)) for name in wide}
         return cls(Topology.group(vendors, hosts, fabrics=hosts), rdma)

@@ -114,8 +114,7 @@ def _kept(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tup
 def _choose(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> tuple[Choice, str]:
     case = algorithms.Case(topology, collective, nbytes, tune.plain, tune.queued)
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
-        rule = match(rules, topology, collective, nbytes)
-        if rule is not None:
+        if rules and (rule := match(rules, topology, collective, nbytes)) is not None:
             return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), tune.queued), by
     name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
     return Choice(name, _fragments(case, name), tune.queued), "default"

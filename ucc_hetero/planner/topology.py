@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -12,37 +12,52 @@ from ucc_hetero.machine.vendors import VENDORS
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host."""
+    """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host.
+
+    Attributes:
+        index: Number of the island in its topology, from 0.
+        vendor: Vendor of the ranks' devices: ``nvidia``, ``amd``, or ``host`` for ranks without one.
+        ranks: Ranks of the communicator, ascending, which is their order in the island's native team.
+    """
 
     index: int
     vendor: str
-    #: Communicator ranks, ascending. Their order is the order of the island's native team.
     ranks: tuple[int, ...]
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return len(self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A node of the tree of a topology: the groups it consists of, or where there are none its ranks themselves."""
+    """A node of the tree of a topology: a group of groups, or of ranks.
 
-    #: Ranks below, those of one child after those of the other.
+    Attributes:
+        ranks: All ranks below, those of one child after those of the other.
+        children: The groups that it consists of; empty for a group of ranks.
+    """
+
     ranks: tuple[int, ...]
     children: tuple[Group, ...] = ()
 
     @property
     def size(self) -> int:
+        """Number of ranks below."""
         return len(self.ranks)
 
     @property
     def height(self) -> int:
-        """0 for a group of ranks, 1 for one of such groups, …"""
+        """0 for a group of ranks, 1 for one of such groups, and so on."""
         return 1 + max(child.height for child in self.children) if self.children else 0
 
     def walk(self) -> Iterator[Group]:
-        """All groups of this one, children before what they belong to."""
+        """Walk over the tree.
+
+        Returns:
+            All groups below and this one itself, children before the group that they belong to.
+        """
         for child in self.children:
             yield from child.walk()
         yield self
@@ -50,19 +65,33 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The islands of one communicator, ordered by their lowest rank, and the levels below and above them."""
+    """The islands of one communicator, ordered by their lowest rank, and the levels below and above them.
+
+    ``comm.topology`` is the one that a communicator's calls are planned by; :meth:`group` makes one from lists. It is
+    data alone: it does not change, can be compared, hashed and pickled, and is equal on all ranks.
+
+    Args:
+        islands: The islands; island i has the index i, and each rank is in one of them.
+        hosts: Host of each rank: 0, 1, ... in order of first appearance.
+        weights: Relative bandwidth of the link by which each rank reaches other islands, as whole numbers from 1;
+            empty if all are equal.
+        levels: Further partitions of the ranks, outermost first, each as a number per rank. One that cuts through an
+            island (hosts, or devices on one fabric) divides islands, one that does not (sites, racks) joins them.
+
+    Attributes:
+        islands: As given, and so are ``hosts``, ``weights`` and ``levels``.
+        island_of: Index of the island of each rank.
+        tree: All levels as one tree, whose root holds all ranks.
+
+    Raises:
+        ValueError: If a rank is in no island or in two, or a list has not one entry for each rank.
+    """
 
     islands: tuple[Island, ...]
-    #: Host index of each rank (0, 1, ... in order of first appearance).
     hosts: tuple[int, ...]
-    #: Relative bandwidth of the link by which each rank reaches other islands; empty when all are equal.
     weights: tuple[int, ...] = ()
-    #: Further partitions of the ranks, outermost first, each as a number per rank. One that cuts through an island
-    #: (hosts, or devices on one fabric) divides islands, one that does not (sites, racks) joins them.
     levels: tuple[tuple[int, ...], ...] = ()
-    #: Island index of each rank.
     island_of: tuple[int, ...] = field(init=False, compare=False, repr=False)
-    #: All levels as one tree: its root holds all ranks.
     tree: Group = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
@@ -94,30 +123,45 @@ class Topology:
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return len(self.hosts)
 
     def apart(self) -> Topology:
-        """Topology of these ranks with each an island of its own."""
+        """Divide the ranks.
+
+        Returns:
+            The topology of the same ranks in which each is an island of its own.
+        """
         islands = tuple(Island(rank, self.vendor(rank), (rank,)) for rank in range(self.size))
         return Topology(islands, self.hosts)
 
     @property
     def flat(self) -> bool:
-        """True when one native team spans everything."""
+        """True if there is one island, whose library serves all ranks in one step."""
         return len(self.islands) == 1
 
     @property
     def one_host(self) -> bool:
-        """True when every rank is on the same host."""
+        """True if all ranks are on one host."""
         return len(set(self.hosts)) == 1
 
     def vendor(self, rank: int) -> str:
-        """Vendor in whose memory the buffers of ``rank`` live."""
+        """Tell in which vendor's memory the buffers of a rank lie.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            ``nvidia``, ``amd`` or ``host``.
+
+        Raises:
+            IndexError: If there is no such rank.
+        """
         return self.islands[self.island_of[rank]].vendor
 
     @property
     def deep(self) -> bool:
-        """True when there are groups inside islands or groups of islands."""
+        """True if there are groups inside islands, or groups of islands."""
         return self.tree.height > (0 if self.flat else 1)
 
     @classmethod
@@ -129,18 +173,26 @@ class Topology:
         levels: Sequence[Sequence[int]] = (),
         fabrics: Sequence[int] = (),
     ) -> Topology:
-        """Group ranks by vendor and fabric.
+        """Group ranks by vendor and fabric. All lists have an entry for each rank.
 
-        ``vendors[r]``, ``hosts[r]``, (if given) ``weights[r]``, the numbers ``level[r]`` of further levels and the
-        number ``fabrics[r]`` of the fabric that joins rank r to other hosts are the facts of rank r; without fabrics,
-        ``host`` ranks are joined by their node and all others. Hosts may be any integers; they are numbered anew.
-        ``ValueError`` for lists of different lengths or an unknown vendor.
+        Args:
+            vendors: Vendors: ``nvidia``, ``amd`` or ``host``.
+            hosts: Hosts, as any numbers; they are numbered anew.
+            weights: Relative bandwidths to other islands, from 1; empty if all are equal.
+            levels: Further partitions of the ranks, outermost first.
+            fabrics: Numbers of the fabric that joins a rank to other hosts. Without them devices of one vendor are one
+                island on whatever hosts, and ranks without a device one on each host.
+
+        Returns:
+            The topology.
+
+        Raises:
+            ValueError: If lists differ in length, or a vendor is not known.
         """
         if len(vendors) != len(hosts):
             raise ValueError(f"{len(vendors)} vendors and {len(hosts)} hosts: both need one entry per rank")
         if fabrics and len(fabrics) != len(hosts):
             raise ValueError(f"{len(fabrics)} fabrics for {len(hosts)} ranks: one for each rank is needed")
-        numbers = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
         members: dict[tuple[str, int], list[int]] = {}
         for rank, (vendor, host) in enumerate(zip(vendors, hosts, strict=True)):
             if vendor not in VENDORS:
@@ -148,13 +200,19 @@ class Topology:
             fabric = fabrics[rank] if fabrics else host if vendor == "host" else -1
             members.setdefault((vendor, fabric), []).append(rank)
         islands = tuple(Island(i, key[0], tuple(ranks)) for i, (key, ranks) in enumerate(members.items()))
-        numbered = tuple(map(_numbered, levels))
-        return cls(islands, tuple(numbers[host] for host in hosts), tuple(weights), numbered)
+        return cls(islands, numbered(hosts), tuple(weights), tuple(map(numbered, levels)))
 
     def sub(self, ranks: Sequence[int]) -> Topology:
-        """The topology of a communicator whose rank i is rank ``ranks[i]`` of this one.
+        """Take some of the ranks, as ``Split`` does.
 
-        Ranks of one island here are of one island there. ``ValueError`` for a rank out of range or named twice.
+        Args:
+            ranks: Ranks of this topology, in the order of their new numbers.
+
+        Returns:
+            The topology in which rank i is rank ``ranks[i]`` of this one. Ranks of one island stay in one.
+
+        Raises:
+            ValueError: If a rank is out of range or named twice.
         """
         if len(set(ranks)) != len(ranks) or not all(0 <= rank < self.size for rank in ranks):
             raise ValueError(f"ranks {list(ranks)} are not distinct ranks of a communicator of {self.size}")
@@ -162,13 +220,16 @@ class Topology:
         for new, old in enumerate(ranks):
             members.setdefault(self.island_of[old], []).append(new)
         islands = tuple(Island(i, self.islands[old].vendor, tuple(new)) for i, (old, new) in enumerate(members.items()))
-        numbers = {host: i for i, host in enumerate(dict.fromkeys(self.hosts[rank] for rank in ranks))}
         weights = tuple(self.weights[rank] for rank in ranks) if self.weights else ()
-        levels = tuple(_numbered([level[rank] for rank in ranks]) for level in self.levels)
-        return Topology(islands, tuple(numbers[self.hosts[rank]] for rank in ranks), weights, levels)
+        hosts, *levels = (numbered(level[rank] for rank in ranks) for level in (self.hosts, *self.levels))
+        return Topology(islands, hosts, weights, tuple(levels))
 
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that are equal for equal topologies, on every machine and in every run."""
+        """Name the topology.
+
+        Returns:
+            16 hexadecimal digits, equal for equal topologies on every machine and in every run.
+        """
         text = repr([(i.vendor, i.ranks) for i in self.islands]) + repr(self.hosts) + repr(self.weights)
         text += repr(self.levels) if self.levels else ""
         import hashlib  # only needed here, and slow to import
@@ -176,18 +237,22 @@ class Topology:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> str:
-        """One line: vendor, ranks and hosts of each island."""
+        """Describe the islands in one line.
+
+        Returns:
+            Vendor, ranks and hosts of each island: ``nvidia[0-3]@0 amd[4-7]@1``.
+        """
         out = []
         for island in self.islands:
             hosts = sorted({self.hosts[rank] for rank in island.ranks})
-            out.append(f"{island.vendor}[{_spans(island.ranks)}]@{_spans(hosts)}")
+            out.append(f"{island.vendor}[{ranges(island.ranks)}]@{ranges(hosts)}")
         return " ".join(out)
 
 
-def _numbered(labels: Sequence[int]) -> tuple[int, ...]:
-    """The same partition, numbered in order of first appearance."""
-    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    return tuple(numbers[label] for label in labels)
+def numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """Numbers of keys, in order of first appearance: equal for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def _tree(islands: Sequence[int], levels: Sequence[Sequence[int]]) -> Group:
@@ -213,30 +278,43 @@ def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) ->
     return Group(tuple(ranks))
 
 
-def levels_of(groups: Sequence[str]) -> list[list[int]]:
-    """Levels from the place of each rank's host, names joined by ``/``: a number per rank and depth."""
+def levels_of(groups: Sequence[str]) -> list[tuple[int, ...]]:
+    """Make levels of places, as ``UCCH_GROUP`` has them.
+
+    Args:
+        groups: Place of each rank's host: names joined by ``/``, such as ``site1/rack3``.
+
+    Returns:
+        The levels of :class:`Topology`: for each depth a number per rank.
+    """
     paths = [tuple(filter(None, group.split("/"))) for group in groups]
-    out = []
-    for depth in range(1, max(map(len, paths), default=0) + 1):
-        numbers: dict[tuple[str, ...], int] = {}
-        out.append([numbers.setdefault(path[:depth], len(numbers)) for path in paths])
-    return out
+    depths = range(1, max(map(len, paths), default=0) + 1)
+    return [numbered(path[:depth] for path in paths) for depth in depths]
 
 
 def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
     """True if islands are parts of several hosts, one of which has more than one: hosts are a level then.
 
-    Both have a number per rank. What islands of one host have to tell other hosts crosses the links once then.
+    What islands of one host have to tell other hosts crosses the links once then.
+
+    Args:
+        islands: Island of each rank.
+        hosts: Host of each rank.
     """
     places = len(set(zip(islands, hosts, strict=True)))
     return places == len(set(islands)) and places > len(set(hosts)) > 1
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:
-    """Relative bandwidth of each rank's way to other hosts; empty where all have the same or some is unknown.
+    """Work out the weights of :class:`Topology`. The ranks of a host share its links.
 
-    ``hosts[r]`` is the host of rank r and ``speeds[r]`` what that host's links carry together, in any unit; 0 if
-    unknown. The ranks of a host share its links.
+    Args:
+        hosts: Host of each rank.
+        speeds: For each rank what its host's links carry together, in any unit; 0 if unknown.
+
+    Returns:
+        Relative bandwidth of each rank's way to other hosts, in sixteenths of the least; empty where all have the same
+        or one is unknown.
     """
     of_host: dict[int, int] = {}
     for host, speed in zip(hosts, speeds, strict=True):
@@ -247,13 +325,13 @@ def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]
     shares = [Fraction(of_host[host], ranks[host]) for host in hosts]
     if len(set(shares)) == 1:
         return ()
-    # In sixteenths of the slowest: speeds come rounded, and unlike weights make unlike rails.
+    # Speeds come rounded, and unlike weights make unlike rails.
     least = min(shares)
     return tuple(round(16 * share / least) for share in shares)
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7."""
+def ranges(numbers: Sequence[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7: numbers in their order, runs drawn together."""
     spans: list[list[int]] = []
     for n in numbers:
         if spans and spans[-1][1] == n - 1:
@@ -264,9 +342,17 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def emulated_vendors(spec: str, size: int) -> list[str]:
-    """Vendor of each of ``size`` ranks from a text such as ``nvidia:2,amd:2``, given to the ranks in order.
+    """Read ``UCCH_EMULATE``: vendors and numbers of ranks, in the order of the ranks.
 
-    A vendor may come again, so ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError`` names the bad part.
+    Args:
+        spec: Such as ``nvidia:2,amd:2``. A vendor may come again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves.
+        size: Number of ranks.
+
+    Returns:
+        The vendor of each rank.
+
+    Raises:
+        ValueError: Names the part that is wrong.
     """
     parts: list[tuple[str, int]] = []
     for part in spec.split(","):

@@ -116,17 +116,18 @@ class Channel:
         return _seal(self._key, b"server" if server else b"client", number.to_bytes(8, "little") + body)
 
     def _exactly(self, count: int) -> bytes:
+        """So many bytes, and none behind them: those may be another reader's (:mod:`.bootstrap.links`)."""
         while len(self._read) < count:
             # One call at a time: no version of OpenSSL reads and writes one connection at once.
             with self._using:
-                found = self._try(self._sock.recv, 1 << 16)
+                found = self._try(self._sock.recv, count - len(self._read))
             if found == b"":
                 raise _EndedError("the other side has ended the connection")
             if found is None:
                 self._wait(False)
             else:
                 self._read += found
-        out, self._read = self._read[:count], self._read[count:]
+        out, self._read = self._read, b""
         return out
 
     def _write(self, data: bytes) -> None:

@@ -164,9 +164,9 @@ class Worker(Core):
         """Let peers of other hosts reach network threads of this process's, which are made at need."""
         if self._wires >= 0:
             return
-        here = launchers.number("LOCAL_WORLD_SIZE", os.environ, 1)
+        wires.share(launchers.number("LOCAL_WORLD_SIZE", os.environ, 1))
         packed: list[bytes] = []
-        for pair in wires.addresses(wires.wanted(here), here):
+        for pair in wires.addresses(wires.wanted()):
             packed.append(b"".join(struct.pack("=I", len(one)) + one for one in pair))
         while sum(map(len, packed)) > lib.UCCH_RMA_REACH:
             packed.pop()

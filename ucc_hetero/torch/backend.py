@@ -19,7 +19,7 @@ from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..device import local_rank
 from ..errors import UCCHError
-from ..machine import vendors
+from ..machine import discover, launchers, vendors
 from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
@@ -79,9 +79,22 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         comm = _next.pop() if _next else _agreed(opts)
     except UCCHError as failure:
         raise torch_error(failure) from failure
+    if opts.group_rank == 0 and not dist.is_initialized():
+        _warn_of_binding()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     fabric = fabric_of(ranks, opts.group_rank, opts.store, opts.timeout)
     return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+
+
+def _warn_of_binding() -> None:
+    """Say that torch's threads have one core where the host has more for each rank, unless one thread is asked for."""
+    share = len(discover.host_cores()) // launchers.number("LOCAL_WORLD_SIZE", os.environ, 1)
+    if discover.cores() == 1 < share and os.environ.get("OMP_NUM_THREADS") != "1":
+        log.log("torch").warning(
+            "rank 0 and all of torch's threads in it are bound to one core, where the host has %d for each rank: start "
+            "with mpirun --bind-to none, or with ucch-run; OMP_NUM_THREADS=1 says that one is enough",
+            share,
+        )
 
 
 def _agreed(opts: Any) -> Communicator:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
 from ..calls.dispatch import Short
-from ..calls.message import TAG_MASK, Letter
 from ..calls.request import Captured
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
+from ..p2p.transfer import TAG_MASK, Letter
 from ..types import OPS
 from . import futures
 from .devices import module

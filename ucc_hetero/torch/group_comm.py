@@ -10,9 +10,9 @@ from typing import Any
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
 from ..calls.dispatch import Runner, Short
-from ..calls.message import Letter
 from ..calls.request import Request, run_poll_hooks, wait_op
 from ..native.libraries import lib
+from ..p2p.transfer import Letter
 
 _COMES = lib.UCCH_LETTER_COMES
 #: Seconds that stand for "no limit" where one is needed.
@@ -90,14 +90,14 @@ class GroupComm:
     def send(
         self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None, *, lasting: bool = False
     ) -> Request:
-        """Start a send; of what is there when ``stream`` gets there. ``lasting`` as in :meth:`.p2p.Messages.start`."""
+        """Start a send; of what is there when ``stream`` gets there. ``lasting`` as in :meth:`.Messages.start`."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream), lasting=lasting)
 
     def by_lane(self, peer: int) -> bool:
-        """As :meth:`.p2p.Messages.by_lane`; ``peer`` -1 is any."""
+        """As :meth:`.Messages.by_lane`; ``peer`` -1 is any."""
         return self.messages.by_lane(self.messages.any_source if peer < 0 else peer)
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
@@ -126,7 +126,7 @@ class GroupComm:
         self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None, *, taken: bool = False
     ) -> Request:
         """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any, ``taken`` as that of
-        :meth:`.p2p.Messages.incoming`: its memory then lasts."""
+        :meth:`.Messages.incoming`: its memory then lasts."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
@@ -134,7 +134,7 @@ class GroupComm:
             return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken), lasting=taken)
 
     def again(self, request: Any, seconds: float, stream: int | None) -> Request | None:
-        """As :meth:`.p2p.Messages.again`."""
+        """As :meth:`.Messages.again`."""
         with self._message_lock:
             self.messages.timeout = seconds
             return self.messages.again(request, stream)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from .. import env, log
-from ..calls.message import Letter
-from ..calls.p2p import Messages
 from ..calls.request import SLICE, Request, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
+from ..p2p.messages import Messages
+from ..p2p.transfer import Letter
 from .futures import Future, complete_later, here
 from .layout import Finish
 from .p2p_buffers import P2pBuffer
@@ -363,7 +363,7 @@ class Sent(Buffered):
 class Received(Buffered):
     """A message to a buffer of ours: its ``wait`` makes the current stream wait, and not the host.
 
-    Where that cannot be before the message has come (:meth:`.p2p.Messages.take`), the host waits for that much.
+    Where that cannot be before the message has come (:meth:`.messages.Messages.take`), the host waits for that much.
     """
 
     _taken = False

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..planner.topology import ranges
+
 #: Layout of the native ring (``cffi_build/base/trace.c``): a header, then events, oldest overwritten first.
 MAGIC, HEADER = b"UCCHTRC1", 4096
 EVENT = np.dtype(
@@ -156,7 +158,7 @@ def _events(part: Recording, last: float) -> Iterator[_Event]:
         seq, step, status = int(event["seq"]), int(event["step"]), int(event["status"])
         members = tuple(comm["ranks"])
         whose = (comm["number"], comm["time"], members, seq)
-        name = f"{comm['number']}.{comm['time']} of ranks {_ranges(members)}"
+        name = f"{comm['number']}.{comm['time']} of ranks {ranges(members)}"
         args: dict[str, Any] = {"comm": name, "call": seq}
         if not event["end"]:
             args["unfinished"], end = True, last
@@ -192,17 +194,6 @@ def _of_wire(part: Recording, event: Any, begin: float, end: float, busy: dict[i
     if event["status"] < 0:
         args["status"] = int(event["status"])
     return _Event(part.rank, kind, f"{towards} rank {peer}", begin, end, args, lane=wire)
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """``0-3,6``: ranks in their order, runs drawn together."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][1] + 1 == rank:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
 
 
 def _late(events: Sequence[_Event]) -> Iterator[_Event]:

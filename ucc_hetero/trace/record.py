@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from .. import env, log
 from ..native.libraries import ffi, lib
 from ..planner.plan import Plan
+from ..planner.topology import numbered
 from . import flight
 from .chrome import clock_offsets, document, parse_part, used
 
@@ -135,8 +136,7 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
     places = {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
     recorder.places |= places
     recorder.line({"places": places})
-    nodes: dict[Any, int] = {}
-    clocks = [nodes.setdefault(fact.host.node, len(nodes)) for fact in facts]
+    clocks = list(numbered(fact.host.node for fact in facts))
     path = _file_of(recorder.trace, len(recorder.jobs), told[0][1])
     recorder.jobs.append((comm, path, clocks))
     if comm.Get_rank() == 0:

@@ -94,9 +94,8 @@ class MessagePaths:
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
         self.forced: Transport | None = None
-        self._late = everyone[rank].late
-        #: True if the answer of :meth:`wanted` may change without a measurement.
-        self.change = self._late
+        #: True if this rank loads kernels at their first launch: the answer of :meth:`wanted` may then change.
+        self.lazy_loading = everyone[rank].lazy_loading
 
     def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
         """True if a message of so many bytes with ``peer`` (negative: any rank) goes by way of the host.
@@ -105,7 +104,7 @@ class MessagePaths:
         do them in a thread which must not wait for a thread that launches kernels. So would it on one host, where that
         thread could not get past a kernel that is loaded while streams wait.
         """
-        if self._late and streams_wait():
+        if self.lazy_loading and streams_wait():
             return True
         here = self._host(self._rank)
         if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):

@@ -21,7 +21,7 @@ from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.rules import Wires
-from ..planner.topology import Topology
+from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
 
@@ -32,12 +32,12 @@ SLOT = 2 << 20
 class Channels:
     """Ring buffers of one communicator; ``handle`` is the native engine's.
 
-    ``able``: on every rank the vendor's library does an island's collectives, and can be told to in a stream.
+    ``native_in_stream``: on every rank the vendor's library does an island's collectives, and does them in a stream.
     ``computes``: every rank's device has a compiler for its arithmetic.
     """
 
-    def __init__(self, handle: Any, able: bool, computes: bool, carriers: Mapping[int, str]) -> None:
-        self.handle, self.able, self.computes = handle, able, computes
+    def __init__(self, handle: Any, native_in_stream: bool, computes: bool, carriers: Mapping[int, str]) -> None:
+        self.handle, self.native_in_stream, self.computes = handle, native_in_stream, computes
         _open[0] += 1
         #: By rank, what carries its ring: ``shared`` memory of the host, or so many wires.
         self.carriers = carriers
@@ -104,21 +104,21 @@ def join(
     topology: Topology,
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
-    able: bool,
+    native_in_stream: bool,
     measured: Wires,
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``able`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else. Raises
-    :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator would be
-    slow without a word.
+    ``native_in_stream`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else.
+    Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
+    would be slow without a word.
     """
-    places = _places(everyone)
+    places = numbered(f.host.memory for f in everyone)  # by rank, the number of its host
     why = _needless(everyone)
     if why is not None:
         return None, why
     rank = int(mpi.Get_rank())
-    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, able, measured))
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream, measured))
     why = _obstacle(rank, offers)
     if why:
         return None, why
@@ -134,7 +134,7 @@ def join(
         return None, _missed(rank, by_rank(failures))
     far = f"{nwires} wire" + "s" * (nwires > 1)
     carriers = {r: "shared" if places[r] == places[rank] else far for r in range(len(places)) if r != rank}
-    return Channels(handle, all(o.able for o in offers), all(o.compiles for o in offers), carriers), ""
+    return Channels(handle, all(o.native_in_stream for o in offers), all(o.compiles for o in offers), carriers), ""
 
 
 def usual_slot(nwires: int) -> int:
@@ -172,13 +172,19 @@ def _unwanted(hosts: bool) -> str:
     return next((text for text, found in settings.items() if found), "")
 
 
-def _unable(runtime: DeviceRuntime | None, *, late: bool) -> str:
-    """Lack of this rank's device that keeps it from channels; empty if none. ``late`` as in :func:`may_wait`."""
+def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
+    """Lack of this rank's device that keeps it from channels; empty if none.
+
+    ``lazy``: its streams may wait for those of other ranks though it loads kernels at their first launch, which waits
+    for the device, and so for calls of other ranks, while nothing else gets to the driver. They may where no progress
+    of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks, two of either
+    vendor, stood still on an H100).
+    """
     if runtime is None:
         return "no GPU runtime"
-    if not (runtime.eager or late):
+    if not (runtime.eager or lazy):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    waits = may_wait(runtime, late=late)
+    waits = runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 
@@ -187,31 +193,17 @@ def alone(topology: Topology) -> bool:
     return all(island.size == 1 for island in topology.islands)
 
 
-def may_wait(runtime: DeviceRuntime | None, *, late: bool = False) -> bool:
-    """True if this rank's streams may wait for those of other ranks; ``late``: though it loads kernels at their first
-    launch, which waits for the device, and so for calls of other ranks, while nothing else gets to the driver. It may
-    where no progress of ours that calls the driver is needed meanwhile (:func:`alone`; PyTorch's calls of four ranks,
-    two of either vendor, stood still on an H100)."""
-    waits = runtime is not None and (runtime.eager or late) and _words(runtime)
-    return bool(env.get("CHANNELS")) and waits
-
-
-def _words(runtime: DeviceRuntime) -> bool:
-    """True if the device's streams can wait for any memory, or have kernels that do it for them."""
-    return runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
-
-
 def key_of(facts: Facts) -> int:
     """Key of a process in the native engine."""
     return int(facts.process, 16)
 
 
-def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, late: bool) -> str:
+def obstacle(mine: Facts, runtime: DeviceRuntime | None, *, lazy: bool) -> str:
     """Reason why this rank's calls with ranks of other hosts cannot be queued, as far as it can tell before it tries.
 
-    ``late`` as in :func:`may_wait`; empty where nothing is in the way.
+    ``lazy`` as in :func:`_unable`; empty where nothing is in the way.
     """
-    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, late=late)
+    return "host memory" if not mine.device_memory else _unwanted(True) or _unable(runtime, lazy=lazy)
 
 
 def by_rank(texts: Sequence[str]) -> str:
@@ -242,11 +234,10 @@ class _Reach(NamedTuple):
     wires: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
-    def of(cls, rank: int, places: Sequence[int], measured: int) -> _Reach:
-        """That of this rank, ``places`` being the hosts of all: without wires where they are on one host."""
-        here = places.count(places[rank])
-        count = wires.wanted(here, measured) if max(places) else 0
-        return cls(_last[0] + 1, wires.addresses(count, here)[:count] if count else ())
+    def of(cls, hosts: bool, measured: int) -> _Reach:
+        """That of this rank, without wires where all ranks are on one host."""
+        count = wires.wanted(measured) if hosts else 0
+        return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
 
 
 class _Offer(NamedTuple):
@@ -257,7 +248,7 @@ class _Offer(NamedTuple):
 
     unwanted: str
     lack: str
-    able: bool
+    native_in_stream: bool
     compiles: bool
     board: tuple[object, str, str]
     reach: _Reach
@@ -270,34 +261,29 @@ def _offer(
     everyone: Sequence[Facts],
     places: Sequence[int],
     runtime: DeviceRuntime | None,
-    able: bool,
+    native_in_stream: bool,
     measured: Wires,
 ) -> _Offer:
     """That of this rank."""
     hosts = max(places) > 0
     mine = everyone[rank]
-    unwanted, lack = _unwanted(hosts), _unable(runtime, late=alone(topology))
+    unwanted = _unwanted(hosts)
+    lack = "" if unwanted else _unable(runtime, lazy=alone(topology))
     board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
     copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
     compiles = ready and kernels.all_ready([sums, *((kind, 0, 0, 0) for kind in copies)])
-    reach = _Reach.of(rank, places, measured.number) if ready else _Reach()
+    reach = _Reach.of(hosts, measured.number) if ready else _Reach()
     if ready and hosts and not reach.wires:
         lack = "no network threads"
     slot = measured.slot if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, able, compiles, board, reach, slot)
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, reach, slot)
 
 
 #: The last number by which this process's flows were told apart.
 _last = [0]
-
-
-def _places(everyone: Sequence[Facts]) -> list[int]:
-    """By rank, the number of its host."""
-    numbers: dict[object, int] = {}
-    return [numbers.setdefault(f.host.memory, len(numbers)) for f in everyone]
 
 
 def _connected(

@@ -21,9 +21,10 @@ from ..native.libraries import ffi, lib
 #: Wires of a process where nothing else is wanted, by what carries the bytes: what one TCP connection carries is a
 #: core's work, not the link's, or what a cloud allows it; RDMA needs a core for the requests alone.
 USUAL = {"tcp": 4, "limited": 8, "rdma": 2}
-#: Wires over TCP at most, where each of their threads can have two cores: between two hosts an allreduce of 128 MiB
-#: took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links one way, 20 ms with 6 and 15 with 12.
-AMPLE = 12
+#: Wires over TCP at most of a rank that has a host for itself, where each of their threads can have two cores: between
+#: two hosts an allreduce of 128 MiB took 19 ms with 4 and 12 with 6, and a bcast of 256 MiB, which uses the links one
+#: way, 20 ms with 6 and 15 with 12. Of two ranks a host an allreduce of 16 MiB took 1.8 ms with 6, 1.4 with 4.
+ALONE = 12
 
 #: A range of a slot goes over TCP in one segment, its headers included: sent from where it lies, and copied once from
 #: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
@@ -35,19 +36,26 @@ _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
 _ports: tuple[str, ...] = ()
 _pid = 0
+_sharing = 1
 
 
-def wanted(ranks_here: int, measured: int = 0) -> int:
-    """Wires that this process should have; ``ranks_here`` share the host's cores. ``measured``: what was fastest."""
+def wanted(measured: int = 0) -> int:
+    """Wires that this process should have. ``measured``: what was fastest."""
     asked = env.get("WIRES")
-    return measured or count(carrier(), len(host_cores()), ranks_here) if asked == "auto" else int(asked)
+    return measured or count(carrier(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
 
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:
     """Wires of each of so many ranks that share a host's cores: two threads each."""
-    each = cores // max(ranks_here, 1)
-    most = max(USUAL[carrier], min(AMPLE, each // 4)) if carrier == "tcp" else USUAL[carrier]
-    return max(1, min(most, each // 2))
+    each = cores // ranks_here
+    ample = min(ALONE, each // 4) if carrier == "tcp" and ranks_here == 1 else 0
+    return max(1, min(max(USUAL[carrier], ample), each // 2))
+
+
+def share(ranks_here: int) -> None:
+    """Count with so many of the job's ranks on this host, whatever the communicators that have them."""
+    global _sharing
+    _sharing = max(_sharing, ranks_here)
 
 
 def carrier() -> str:
@@ -69,10 +77,10 @@ def _devices(number: int) -> str:
     return _ports[number % len(_ports)] if _ports else os.environ.get("UCX_NET_DEVICES", "")
 
 
-def addresses(count: int, ranks_here: int = 1) -> tuple[tuple[bytes, bytes], ...]:
+def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
     """Addresses of this process's wires, (the sender's, the receiver's) of each, at least ``count``; made at need.
 
-    Fewer, or none, where UCX cannot make them. ``ranks_here`` have as many each.
+    Fewer, or none, where UCX cannot make them.
     """
     global _pid
     if _pid != os.getpid():
@@ -83,7 +91,7 @@ def addresses(count: int, ranks_here: int = 1) -> tuple[tuple[bytes, bytes], ...
         # Once one could not be made, none is tried again: each that sends is followed by one that receives.
         while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
             devices = _devices(len(_addresses))
-            cores = nics.cores_for(2 * count, ranks_here, nics.near(devices))
+            cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
             sender, receiver = _open(devices, cores), _open(devices, cores)
             _addresses.append((_address(sender), _address(receiver)))
     except LibraryError as error:

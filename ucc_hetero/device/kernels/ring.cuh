@@ -16,7 +16,7 @@
 /* Looks less often than AWAIT, as wires take longer. */
 __device__ void await_piece(unsigned *word, unsigned n) {
     while ((int)(GET(word) - n) < 0)
-        DOZE();
+        BACKOFF();
     __threadfence_system();
 }
 extern "C" __global__ FEW void ucch(ucch_ring_copies all) {

@@ -15,7 +15,7 @@
 #endif
 #define PUT(p, v) __atomic_store_n(p, v, __ATOMIC_RELAXED)
 #define NAP() __builtin_amdgcn_s_sleep(4)
-#define DOZE() __builtin_amdgcn_s_sleep(40)
+#define BACKOFF() __builtin_amdgcn_s_sleep(40)
 #if defined(__GFX12__)
 #define DONE() asm volatile("s_wait_storecnt 0x0" ::: "memory")
 #elif defined(__GFX10__) || defined(__GFX11__)
@@ -34,7 +34,7 @@
 #define GET(p) (*(volatile unsigned *)(p))
 #define PUT(p, v) (*(volatile unsigned *)(p) = (v))
 #define NAP() __nanosleep(40)
-#define DOZE() __nanosleep(400)
+#define BACKOFF() __nanosleep(400)
 #define DONE()
 #if __CUDA_ARCH__ == 750
 #define RESIDENT __launch_bounds__(512, 2)

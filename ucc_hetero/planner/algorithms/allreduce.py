@@ -9,7 +9,7 @@ from __future__ import annotations
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Nest, Team, levels, up_and_down
+from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
@@ -51,14 +51,14 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     at = piece.vector(call)
     if not at.count:
         return ()
-    nest = Nest(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
     *below, (root,) = levels(topology.tree)
-    up = [[step for group in groups for step in nest.scatter(group)] for groups in below]
-    down = [[step for group in groups for step in nest.gather(group)] for groups in below]
+    up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]
+    down = [[step for group in groups for step in hierarchy.gather(group)] for groups in below]
     if len(root.children) != 2:
-        return stages(*up, nest.scatter(root), nest.gather(root), *reversed(down))
+        return stages(*up, hierarchy.scatter(root), hierarchy.gather(root), *reversed(down))
     across = []
-    for part in nest.segments(root):
+    for part in hierarchy.segments(root):
         at = Block(part.offset, part.count)
         src = tuple([region("send" if child.size == 1 else "recv", at) for child in root.children])
         across.append(Step("allreduce", part.owners, link(topology, part.owners), src, (region("recv", at),) * 2))

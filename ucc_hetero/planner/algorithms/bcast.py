@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, step, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Nest, chain, levels, teams
+from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
@@ -65,7 +65,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     at = piece.vector(call)
     if not at.count:
         return ()
-    nest = Nest(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
     home, *above = chain(topology.tree, call.root)
     first: list[Step] = []
     if home.size > 1 and piece.wants(home.ranks):
@@ -77,7 +77,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     for group in above:
         where = next(i for i, child in enumerate(group.children) if child is known)
         crossing: list[list[Step]] = [[] for _ in range(hops(len(group.children)))]
-        for part in nest.segments(group):
+        for part in hierarchy.segments(group):
             block, owner = Block(part.offset, part.count), part.owners[where]
             held = region("send" if owner == call.root else "recv", block)
             for stage, steps in zip(crossing, cross(part.owners, where, held, region("recv", block)), strict=True):
@@ -86,5 +86,5 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
         known = group
     on_the_way = {id(group) for group in (home, *above)}
     for groups in reversed(levels(topology.tree)):
-        out.append([s for g in groups if id(g) not in on_the_way for s in nest.gather(g)])
+        out.append([s for g in groups if id(g) not in on_the_way for s in hierarchy.gather(g)])
     return stages(*out)

@@ -8,7 +8,7 @@ from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import Place, Windows, each, link, only, region, stages, step
 from ucc_hetero.planner.algorithms.partition import Segment
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Nest, chain, levels, teams
+from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Group, Topology
@@ -52,13 +52,13 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not at.count:
         return ()
     leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
-    held = Windows(piece, lambda rank: nest.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
+    held = Windows(piece, lambda rank: hierarchy.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
 
     def place(rank: int, block: Block) -> Region:
         """Where ranks keep what they have reduced: scratch for what they own in their island, ``recv`` at the root."""
         return region("recv", block) if rank == call.root else held(rank, block)
 
-    nest = Nest(topology, at, piece, place)
+    hierarchy = Hierarchy(topology, at, piece, place)
     home, *above = chain(topology.tree, call.root)
     on_the_way = {id(group): i for i, group in enumerate(above)}
     out: list[list[Step]] = []
@@ -66,9 +66,11 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         out.append([])
         for group in groups:
             i = on_the_way.get(id(group))
-            out[-1] += nest.scatter(group) if i is None else _to_home(nest, place, group, [home, *above][i], home)
+            out[-1] += (
+                hierarchy.scatter(group) if i is None else _to_home(hierarchy, place, group, [home, *above][i], home)
+            )
     if home.size > 1 and piece.wants(home.ranks):
-        blocks = [of[0] if of else Block(0, 0) for of in nest.blocks(home)]
+        blocks = [of[0] if of else Block(0, 0) for of in hierarchy.blocks(home)]
         own = tuple([place(rank, block) for rank, block in zip(home.ranks, blocks, strict=True)])
         i = home.ranks.index(call.root)
         dst = only(i, home.size, each("recv", blocks))
@@ -76,16 +78,16 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     return stages(*out)
 
 
-def _to_home(nest: Nest, place: Place, group: Group, inner: Group, home: Group) -> list[Step]:
+def _to_home(hierarchy: Hierarchy, place: Place, group: Group, inner: Group, home: Group) -> list[Step]:
     """Over the rails of a group that holds the root: to the ranks of the root's island, which own what they owned."""
     where = next(i for i, child in enumerate(group.children) if child is inner)
-    divided = [nest.division(home if child is inner else child) for child in group.children]
+    divided = [hierarchy.division(home if child is inner else child) for child in group.children]
     out = []
-    for part in nest.across(divided):
+    for part in hierarchy.across(divided):
         block, n = Block(part.offset, part.count), len(part.owners)
-        src = nest.piece.members(part.owners, partial(_brought, place, group, part))
+        src = hierarchy.piece.members(part.owners, partial(_brought, place, group, part))
         to = only(where, n, place(part.owners[where], block))
-        out.append(step(nest.topology, "reduce", part.owners, src, to, where))
+        out.append(step(hierarchy.topology, "reduce", part.owners, src, to, where))
     return out
 
 

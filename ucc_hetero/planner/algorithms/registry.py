@@ -58,36 +58,61 @@ class Scratch:
 
 
 class Piece:
-    """Fragment ``index`` of ``total``: the same slice of every block of the call.
+    """Fragment ``index`` of ``total``: the same slice of every block of the call, as algorithms get it.
 
     The first and the last are half as long as the others: nothing overlaps the first stages of the first one, nor the
     last stages of the last one.
+
+    Attributes:
+        index: Number of the fragment, from 0.
+        total: Number of fragments.
+        only: The one rank whose steps are wanted; None for those of all ranks.
+        memo: Divisions and the like that fragments of equal length share, by keys of the algorithm's own.
+        tmp: ``tmp(rank, count)``: so many elements of the rank's scratch that nothing else uses.
+        tmp_everywhere: ``tmp_everywhere(count)``: the same, at one place of every rank's scratch.
     """
 
     def __init__(self, index: int, total: int, scratch: Scratch, only: int | None = None) -> None:
         self.index = index
         self.total = total
-        #: The one rank whose steps are wanted; None for those of all ranks.
         self.only = only
         self.memo = scratch.memo
         self.tmp = scratch.take
         self.tmp_everywhere = scratch.everywhere
 
     def wants(self, ranks: Container[int]) -> bool:
-        """True if a step of these ranks belongs in the plan; algorithms need not make other steps."""
+        """True if a step of these ranks belongs in the plan; algorithms need not make other steps.
+
+        Args:
+            ranks: Ranks of the step.
+        """
         return self.only is None or self.only in ranks
 
     def members(self, ranks: Sequence[int], make: Callable[[int], Operand_]) -> tuple[Operand_, ...]:
-        """Operands of a step's members, which are all of one form; ``make`` takes a place in ``ranks``.
+        """Make the operands of a step's members, which are all of one form.
 
         In the plan of one rank the operands of other ranks do not matter: they are given that rank's own.
+
+        Args:
+            ranks: Ranks of the step.
+            make: Makes the operand of the member with this index in ``ranks``.
+
+        Returns:
+            An operand for each member.
         """
         if self.only is None or self.only not in ranks:
             return tuple([make(i) for i in range(len(ranks))])
         return (make(ranks.index(self.only)),) * len(ranks)
 
     def cut(self, block: Block) -> Block:
-        """The part of ``block`` that belongs to this fragment."""
+        """Cut a block.
+
+        Args:
+            block: A block of the call.
+
+        Returns:
+            The part of it that belongs to this fragment.
+        """
         low, high = self._edge(block.count, self.index), self._edge(block.count, self.index + 1)
         return Block(block.offset + low, high - low)
 
@@ -97,15 +122,26 @@ class Piece:
         return cut_at(count, min(max(2 * index - 1, 0), halves), halves)
 
     def vector(self, call: Call) -> Block:
-        """The part of a whole vector call that belongs to this fragment."""
+        """Cut the vector of a call, such as an allreduce.
+
+        Args:
+            call: The call.
+
+        Returns:
+            The part of the vector that belongs to this fragment.
+        """
         return self.cut(Block(0, call.counts[0]))
 
 
 class Case(NamedTuple):
     """A kind of call as the choice of its algorithm sees it: everything in it is equal on all ranks.
 
-    ``nbytes`` is ``collectives.elements(call)`` times the element's size; ``plain``: all data lies in plain host
-    memory; ``queued``: such calls are queued in streams whole.
+    Attributes:
+        topology: The communicator's.
+        collective: Name of the collective.
+        nbytes: Bytes of the call: ``collectives.elements(call)`` times the element's size.
+        plain: True if all data lies in plain host memory.
+        queued: True if such calls are queued in streams whole.
     """
 
     topology: Topology

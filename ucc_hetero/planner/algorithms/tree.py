@@ -1,9 +1,9 @@
 """Walking the tree of a topology: inward through groups of groups, and outward again.
 
-``Nest`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common refinement
-of what those divided, each segment of which its owners share among them. So every rank ends up with a part of its own,
-every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the same
-backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
+``Hierarchy`` divides a block on the way inward: a group of ranks among its ranks; a group of groups by the common
+refinement of what those divided, each segment of which its owners share among them. So every rank ends up with a part
+of its own, every level is crossed by what has to cross it, on rails that work side by side, and the way outward is the
+same backwards. Islands on hosts are a tree of two levels; deeper ones are nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ucc_hetero.planner.plan import Operand, Step
 from ucc_hetero.planner.topology import Group, Topology
 
 
-class Nest:
+class Hierarchy:
     """Division of ``block`` by the groups of a topology on the way inward, and their steps there and back.
 
     ``place`` says where a rank keeps what it owns. Groups of one rank reduce nothing: theirs lies in ``send``.
@@ -34,7 +34,7 @@ class Nest:
 
     def __init__(self, topology: Topology, block: Block, piece: Piece, place: Place) -> None:
         self.topology, self.block, self.piece, self.place = topology, block, piece, place
-        key = "nest", block.count
+        key = "hierarchy", block.count
         if key not in piece.memo:
             piece.memo[key] = _divided(topology, block.count)
         #: By group: who owns what of it in the end, and for a group of groups the segments that it begins with.

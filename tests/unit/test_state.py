@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ucc_hetero.calls.failure import explain
+from ucc_hetero.calls.state import explain
 from ucc_hetero.errors import CollectiveError, MismatchError
 from ucc_hetero.native.libraries import lib
 

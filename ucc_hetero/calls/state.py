@@ -1,14 +1,22 @@
-"""Reasons of failed calls, from what the engine noted and the arrival board knows of other ranks, as exceptions."""
+"""State of one communicator for its calls: can it be used, and if not, or if a call has failed, why.
+
+Reasons come from what the engine noted and what the arrival board knows of other ranks, as exceptions.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from .. import env
+from ..bindings import quarantine
 from ..bindings.ucc import status_name
+from ..bootstrap.group import Membership
 from ..bootstrap.liveness import Board
+from ..bootstrap.meeting import Meeting
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -24,7 +32,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..trace import flight
-from .request import run_poll_hooks
+from .request import reap, run_poll_hooks
 
 _E = TypeVar("_E", bound=UCCHError)
 
@@ -33,32 +41,128 @@ _E = TypeVar("_E", bound=UCCHError)
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
-def failure_of(op: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
-    """The exception for a native operation that failed on ``rank``; ``label`` says what was called."""
-    error = ffi.new("ucch_error *")
-    lib.ucch_op_error(op, error)
-    return explain(error, board, rank, label, timeout)
+class State:
+    """One communicator as its calls see it: ranks, time limit, and whether it can be used.
 
+    Collective to create; ``meeting`` as in :class:`.group.Membership`.
+    """
 
-def not_started(board: Board, rank: int, label: str, status: int) -> Exception:
-    """The exception for a call that the engine did not begin."""
-    if status == lib.UCCH_FAIL_BROKEN and (ended := refused(board, board.next)):  # since it was looked at
-        return RefusedError(f"rank {rank}: {label}: {ended}; {ANEW}")
-    if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
-        return DeviceError(
-            f"rank {rank}: {label} needs rings, and no pinned memory is left "
-            f"({ffi.string(lib.ucch_device_error()).decode(errors='replace')}; {lib.ucch_channels_pinned() >> 20} MiB "
-            "are pinned for rings): free communicators that are not needed, or set UCCH_WIRE_SLOT lower, or "
-            "UCCH_CHANNELS=n, so that hosts take part in calls"
-        )
-    if status == lib.UCCH_FAIL_COLD:
-        return NotSupported(
-            f"rank {rank}: {label}: make such a call once before capturing, so that its kernel is there"
-        )
-    why = status_name(status)
-    if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
-        why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
-    return CollectiveError(f"rank {rank}: {label} could not be started ({why})")
+    def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
+        timeout = env.get("TIMEOUT")
+        #: Seconds after which a call fails; 0 = never.
+        self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)
+        self.mpi, self.rank, self.size = mpi, members.rank, members.size
+        self.topology, self.board = members.topology, members.board
+        #: Why the communicator can no longer be used; empty while it can.
+        self.broken = ""
+        #: True if it is that of a parent process.
+        self.orphaned = False
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def abandon(self, why: str) -> None:
+        """From now on nothing is started, in Python or by the native engine."""
+        self.broken = why
+        lib.ucch_board_break(self.board.native)
+        self.board.leave()  # ranks that come to later calls need not wait for the deadline
+
+    def broke(self, failure: Exception, keep: object) -> None:
+        """A call failed: a library or stream may still use its memory, and nothing more is run."""
+        self.abandon(str(failure))
+        quarantine.keep(keep)
+
+    def orphan(self) -> None:
+        """This process is a child that was forked: the communicator is its parent's."""
+        self.orphaned, self.broken = True, "it is the parent process's"
+        lib.ucch_board_break(self.board.native)
+        quarantine.keep(self)
+
+    def refuse(self, error: Exception) -> None:
+        """Say that this rank cannot make its next call: a mistake that it alone may see.
+
+        Where all ranks make it, each says so to itself, and they go on. Else the communicator ends on all of them.
+        """
+        if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
+            self.board.refuse(f"{type(error).__name__}: {error}")
+            self.ended(self.board.next)
+
+    def ended(self, seq: int = 0) -> bool:
+        """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
+        Without a number, for any: a rank that has not come to the refused call makes those before it."""
+        why = "" if self.broken else refused(self.board, seq)
+        if why:
+            self.abandon(why)
+        return bool(why)
+
+    # --- before a call ------------------------------------------------------------------------------------------------
+
+    def usable(self, *, calls: bool = True) -> None:
+        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
+        until this rank comes to the refused call that has ended it."""
+        if self.orphaned:
+            raise CollectiveError(
+                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
+                "it by spawn (multiprocessing.set_start_method), or before there are any"
+            )
+        if lib.ucch_board_broken(self.board.native):
+            if lib.ucch_board_revoked(self.board.native):
+                self.broken = self.broken or "it was revoked"
+                raise RevokedError(
+                    f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
+                )
+            if calls and self.ended(self.board.next):
+                raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
+        if self.broken:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
+                "free it and make a new one from the MPI communicator"
+            )
+        reap()
+
+    def ready(self, *, calls: bool = True) -> None:
+        """As :meth:`usable`, for a collective."""
+        self.usable(calls=calls)
+        run_poll_hooks()
+
+    # --- reasons ------------------------------------------------------------------------------------------------------
+
+    def failure_of(self, op: Any, label: str, timeout: float | None = None) -> CollectiveError:
+        """The exception for a native operation that failed; ``label`` says what was called."""
+        error = ffi.new("ucch_error *")
+        lib.ucch_op_error(op, error)
+        return explain(error, self.board, self.rank, label, self.timeout if timeout is None else timeout)
+
+    def not_started(self, label: str, status: int) -> Exception:
+        """The exception for a call that the engine did not begin."""
+        where = f"rank {self.rank}: {label}"
+        if status == lib.UCCH_FAIL_BROKEN and (ended := refused(self.board, self.board.next)):  # since it was looked at
+            return RefusedError(f"{where}: {ended}; {ANEW}")
+        if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
+            return DeviceError(
+                f"{where} needs rings, and no pinned memory is left "
+                f"({ffi.string(lib.ucch_device_error()).decode(errors='replace')}; {lib.ucch_channels_pinned() >> 20} "
+                "MiB are pinned for rings): free communicators that are not needed, or set UCCH_WIRE_SLOT lower, or "
+                "UCCH_CHANNELS=n, so that hosts take part in calls"
+            )
+        if status == lib.UCCH_FAIL_COLD:
+            return NotSupported(f"{where}: make such a call once before capturing, so that its kernel is there")
+        why = status_name(status)
+        if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_MEMORY):
+            why = ffi.string(lib.ucch_device_error()).decode(errors="replace") or "out of memory"
+        return CollectiveError(f"{where} could not be started ({why})")
+
+    def earlier_failed(self, label: str) -> NoReturn:
+        """Raise that an earlier call failed, and why."""
+        where = f"rank {self.rank}: {label}"
+        first = lib.ucch_board_first_failure(self.board.native)
+        if first == ffi.NULL and (why := refused(self.board, self.board.next)):
+            raise RefusedError(f"{where}: {why}; {ANEW}")
+        if first == ffi.NULL:
+            raise CollectiveError(f"{where} could not be started: an earlier call failed")
+        failure = self.failure_of(first, "a call in a stream", 0.0)
+        self.broke(failure, first)
+        raise CollectiveError(f"{where} could not be started, because an earlier call failed: {failure}") from failure
 
 
 def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
@@ -197,33 +301,31 @@ class Watch:
     ``show`` does the first, and returns the call's number and that of its record.
     """
 
-    def __init__(
-        self, board: Board, rank: int, label: str, timeout: float, show: Callable[[str], tuple[int, int]] | None = None
-    ) -> None:
-        self.board, self.rank, self.label, self.timeout = board, rank, label, timeout
+    def __init__(self, state: State, label: str, show: Callable[[str], tuple[int, int]] | None = None) -> None:
+        self.state, self.board, self.label = state, state.board, label
         self.began = time.monotonic()
-        self.seq, self.record = (show or board.publish)(label)
+        self.seq, self.record = (show or self.board.publish)(label)
 
     def look(self) -> None:
         """Raise what makes the call hopeless: a peer that refused it, called another or is gone; the deadline."""
         run_poll_hooks()
-        elapsed = time.monotonic() - self.began
+        elapsed, timeout = time.monotonic() - self.began, self.state.timeout
         status, peer = self.board.verdict(self.seq)
         if not status:
             peer = lib.ucch_board_gone(self.board.native, self.seq)
             status = lib.UCCH_FAIL_PEER if peer != -1 else lib.UCCH_FAIL_TIMEOUT
-        if status == lib.UCCH_FAIL_TIMEOUT and not 0 < self.timeout < elapsed:
+        if status == lib.UCCH_FAIL_TIMEOUT and not 0 < timeout < elapsed:
             return
         lib.ucch_record_end(self.record, status)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
-        raise explain(error, self.board, self.rank, self.label, self.timeout)
+        raise explain(error, self.board, self.state.rank, self.label, timeout)
 
     def poll(self, request: Any) -> bool:
         """True if an MPI request has finished; its errors come out as ``CollectiveError``."""
         try:
             return bool(request.Test())
         except RuntimeError as error:  # MPI.Exception
-            raise CollectiveError(f"rank {self.rank}: {self.label}: {error}") from error
+            raise CollectiveError(f"rank {self.state.rank}: {self.label}: {error}") from error
 
     def wait(self, request: Any) -> None:
         """Wait for an MPI request."""

@@ -17,6 +17,11 @@ from ..bindings.ucx import status_name
 from ..bootstrap.group import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
+from ..calls.arguments import whole
+from ..calls.persistent import PersistentRequest
+from ..calls.prepare import Kinds
+from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
+from ..calls.state import LOST, State, recorded
 from ..device import pointer_vendor, report, uncaptured
 from ..errors import (
     CollectiveError,
@@ -34,14 +39,7 @@ from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
-from .arguments import whole
-from .dispatch import Runner
-from .failure import LOST, recorded
-from .message import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
-from .persistent import PersistentRequest
-from .program_cache import Kinds
-from .request import SLICE, Lasting, Request, run_poll_hooks, wait_op
-from .status import set_status
+from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -129,29 +127,28 @@ class Arrays:
 class Messages:
     """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
 
-    def __init__(self, runner: Runner, *, own: bool = False) -> None:
+    def __init__(self, state: State, *, own: bool = False) -> None:
         from mpi4py import MPI
 
-        self.runner = runner
-        self.rank, self.size = runner.rank, runner.size
-        self.timeout = runner.timeout
-        self.process = runner.members.job.process
+        self.state, members = state, state.members
+        self.rank, self.size = state.rank, state.size
+        self.timeout = state.timeout
+        self.process = members.job.process
         self.worker = self.process.worker.handle
         self.null, self.any_source, self.any_tag = MPI.PROC_NULL, MPI.ANY_SOURCE, MPI.ANY_TAG
         self._errors = {True: MPI.ERR_TRUNCATE, False: MPI.ERR_OTHER}
         self._endpoints: list[Any] = [None] * self.size
-        self._base = runner.members.id << COMM_SHIFT | (OWN if own else 0)
-        members = runner.members
+        self._base = members.id << COMM_SHIFT | (OWN if own else 0)
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
         board, channels = members.board, members.channels
         #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
         #: late may be kept from the driver, by a launch, when another one needs a message of it.
         self._lanes: Any = ffi.NULL
-        late = any(facts.late for facts in members.facts)
+        lazy = any(facts.lazy_loading for facts in members.facts)
         #: The same for long messages between devices that libucp has matched.
         self.lanes: Any = ffi.NULL
-        if channels is not None and channels.computes and not late:
+        if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
             self._lanes = ffi.NULL if own else self.lanes
         self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
@@ -168,7 +165,7 @@ class Messages:
 
     def usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
-        self.runner._usable(calls=False)
+        self.state.usable(calls=False)
         if _held:
             sweep(_held, lambda transfer: transfer.held())
 
@@ -193,12 +190,12 @@ class Messages:
     def gone(self, source: int) -> bool:
         """True if a source has ended or died, as far as this host's page shows."""
         slot = self._slots.get(source)
-        return slot is not None and bool(lib.ucch_board_fate(self.runner.members.board.native, slot))
+        return slot is not None and bool(lib.ucch_board_fate(self.state.members.board.native, slot))
 
     def _endpoint(self, dest: int) -> Any:
         endpoint = self._endpoints[dest]
         if endpoint is None:
-            facts = self.runner.members.facts[dest]
+            facts = self.state.members.facts[dest]
             endpoint = self._endpoints[dest] = self.process.endpoint(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
                 # A send over a network is complete when it is in our socket's buffer, which the progress thread
@@ -270,8 +267,8 @@ class Messages:
         if stream is None:
             return None
         handle = uncaptured(stream, f"a message of rank {self.rank}")
-        if self.runner.members.runtime is None:
-            vendor = self.runner.members.place.vendor
+        if self.state.members.runtime is None:
+            vendor = self.state.members.place.vendor
             raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
         return handle
 
@@ -433,7 +430,7 @@ class Messages:
     def _watch(self, transfer: Transfer) -> None:
         """Let a transfer fail when its peer is gone."""
         slot, rank = self._slots.get(transfer.peer, self.size), transfer.peer
-        board = self.runner.members.board.native
+        board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
 
     def begin_matched(self, transfer: Transfer, matched: Any, found: Any, timeout: float) -> None:
@@ -494,7 +491,7 @@ class Messages:
             self._cancel(transfer),
             Lasting if lasting else Request,
         )
-        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.runner)
+        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.state)
 
     def again(self, request: Lasting, stream: int | None) -> Request | None:
         """Start a transfer anew that has ended well, with what its memory holds once ``stream`` gets there.
@@ -504,7 +501,7 @@ class Messages:
         """
         self.usable()
         transfer: Any = request._keep
-        if (transfer.by_stream or self.paths.change) and not self._as_before(transfer):
+        if (transfer.by_stream or self.paths.lazy_loading) and not self._as_before(transfer):
             return None
         if stream is not None:
             transfer.fetch(stream)
@@ -538,7 +535,7 @@ class Messages:
 
         end, cancel = partial(self._end_started, transfer), self._cancel(transfer)
         return PersistentRequest(
-            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.runner
+            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.state
         )
 
     @staticmethod

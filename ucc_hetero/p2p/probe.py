@@ -6,14 +6,13 @@ import sys
 import time
 from typing import Any, cast
 
+from ..calls.request import Request, set_status
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
-from .message import Transfer, source_and_tag
-from .p2p import Messages
-from .request import Request
-from .status import set_status
+from .messages import Messages
+from .transfer import Transfer, source_and_tag
 
 #: Seconds between two questions whether the source still lives.
 _LOOK_S = 0.01

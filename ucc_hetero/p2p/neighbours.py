@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
+from ..calls.persistent import PersistentRequest
+from ..calls.request import Request, finished
+from ..calls.state import ANEW, Watch, refused
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
 from .exchange import Exchange, PersistentExchange, start_all
-from .failure import ANEW, Watch, refused
-from .message import Moved
-from .p2p import Messages, part_of
-from .persistent import PersistentRequest
-from .request import Request, finished
+from .messages import Messages, part_of
+from .transfer import Moved
 
 #: The least tag of messages along edges; what is below belongs to partitioned messages.
 _FIRST_TAG = 1
@@ -110,13 +110,12 @@ class Neighbourhood:
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
         """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
-        return PersistentExchange(lambda: self.start(name, send, recv), self._messages.runner)
+        return PersistentExchange(lambda: self.start(name, send, recv), self._messages.state)
 
     def _enter(self, name: str, send: Any, recv: Any) -> tuple[Watch, list[Moved], list[Moved]]:
         """Make a call, as the other ranks see it: (what watches it, the messages that come, and those that go)."""
         incoming, outgoing = self._understood(name, send, recv)
-        run = self._messages.runner
-        watch = Watch(run.board, run.rank, name, run.timeout)
+        watch = Watch(self._messages.state, name)
         try:
             watch.look()
         except CollectiveError as error:
@@ -128,7 +127,7 @@ class Neighbourhood:
         try:
             return self._transfers(name, send, recv)
         except Exception as error:
-            self._messages.runner.refuse(error)
+            self._messages.state.refuse(error)
             raise
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
@@ -171,5 +170,5 @@ class Neighbourhood:
         lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # its messages have records of their own
         why = refused(watch.board, watch.seq)
         if why and not isinstance(error, RefusedError):
-            raise RefusedError(f"rank {watch.rank}: {name}: {why}; {ANEW}") from error
+            raise RefusedError(f"rank {self._messages.rank}: {name}: {why}; {ANEW}") from error
         raise error

@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .message import Moved
-from .p2p import Messages
-from .persistent import PersistentRequest, idle, nothing
-from .request import Request, finished
-from .status import fill_empty
+from ..calls.persistent import PersistentRequest, idle, nothing
+from ..calls.request import Request, fill_empty, finished
+from .messages import Messages
+from .transfer import Moved
 
 
 def start_all(messages: Messages, transfers: Sequence[Moved]) -> list[Request]:

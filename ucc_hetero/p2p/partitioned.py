@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..buffers import Buffer, as_buffer
+from ..calls.persistent import PersistentRequest, idle, nothing
+from ..calls.request import Request, set_status
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from .exchange import Composite
-from .p2p import Messages, part_of
-from .persistent import PersistentRequest, idle, nothing
+from .messages import Messages, part_of
 from .probe import Message, mprobe, probe
-from .request import Request
-from .status import set_status
 
 #: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
 _HEADERS, _PARTITIONS = 0, 1 << 30
@@ -120,7 +119,7 @@ class PartitionedRequest(Composite, PersistentRequest):
     """A message in partitions that can be started many times."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
-        super().__init__(*idle(), self._launch, None, nothing, owner=messages.runner)
+        super().__init__(*idle(), self._launch, None, nothing, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._nobody = peer == messages.null
         #: The messages of this start, by their number.
