@@ -17,20 +17,20 @@
 /* A turn in which nothing ends, but that takes longer than this, has moved data. */
 #define BUSY_S 5e-6
 /* Where other threads want the core, a waiter sleeps once nothing has moved for it for this long: a thread that only
- * yields is chosen again and again, at the expense of those it waits for, or is put behind a whole slice of theirs:
- * beside a computing thread Linux 6.18 took 4 ms for a yield, and 0.17 ms for a sleep of 0.1 ms. A nap lasts NAP_SHARE
- * of the quiet time, so that a wait is prolonged by that much at most. */
+ * yields is chosen again and again, at the expense of those it waits for. A nap lasts NAP_SHARE of the quiet time, so
+ * that a wait is prolonged by that much at most. */
 #define PATIENCE_S 1e-3
 #define NAP_SHARE 0.25
 #define SHORTEST_NAP_S 100e-6
 #define LONGEST_NAP_S 500e-6
 /* A yield that took longer than this gave the core to a thread that computes, for a slice of its. The kernel soon gives
- * it back to a thread that has slept, and not to one that has yielded: after such a yield a waiter naps at once, this
- * often. Beside two endless loops on two cores an allreduce of 8 bytes between two ranks took 4.3 ms by yields and 2 us
- * by naps, which also leave it time to spin in. */
+ * it back to a thread that has slept, and not to one that has yielded: after a second such yield soon after the first
+ * (one alone may be a virtual machine's host's), a thread naps so often in the place of yields. Beside two endless
+ * loops on two cores an allreduce of 8 bytes between two ranks took 4.3 ms by yields and 2 us by naps, which also leave
+ * it time to spin in. */
 #define LONG_YIELD_S 300e-6
+#define SOON_S 50e-3
 #define NAPS_AFTER 256
-#define QUICK_NAP_S 20e-6
 /* A nap that ends in time has found the core free, more or less; it counts as so many quick yields. */
 #define LATE_S 100e-6
 #define NAP_YIELDS 4
@@ -40,7 +40,9 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
 int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
-static _Atomic int naps; /* instead of the next yields */
+/* A thread's naps in the place of its next yields, and when it last had a long yield. */
+static _Thread_local int naps;
+static _Thread_local double long_yield;
 
 double ucch_now(void) {
     struct timespec t;
@@ -156,11 +158,21 @@ void ucch_lock_after_fork(void) {
 /* True if a turn of progress had anything to do. */
 int ucch_has_moved(int moved, double seconds) { return moved || seconds > BUSY_S; }
 
+/* This thread has yielded from one time to another. */
+void ucch_note_yield(double from, double to) {
+    if (to - from < LONG_YIELD_S) return;
+    if (to - long_yield < SOON_S) naps = NAPS_AFTER;
+    long_yield = to;
+}
+
+/* True if this thread is to nap now, and not to yield. */
+int ucch_naps_instead(void) { return naps > 0 && naps--; }
+
 /* Give the core away, and learn from the time whether another thread took it; returns the time after `now`. */
 double ucch_yield(double now) {
     sched_yield();
     double end = ucch_now();
-    if (end - now > LONG_YIELD_S) naps = NAPS_AFTER;
+    ucch_note_yield(now, end);
     if (end - now > CROWDED_S)
         ucch_crowded = CROWDED_YIELDS;
     else if (ucch_crowded > 0)
@@ -168,12 +180,13 @@ double ucch_yield(double now) {
     return end;
 }
 
-/* How long to sleep after nothing has moved for `quiet` seconds; 0: yield. */
+/* How long to sleep after nothing has moved for `quiet` seconds; 0: yield. Less: go on, as this thread moves data and
+ * would not have the core back soon. */
 double ucch_nap(double quiet) {
-    int instead = naps > 0;
+    if (naps > 0 && quiet <= 0) return -1;
+    int instead = ucch_naps_instead();
     if (!instead && (!ucch_crowded || quiet < PATIENCE_S)) return 0;
-    naps -= instead;
-    double nap = NAP_SHARE * quiet, shortest = instead ? QUICK_NAP_S : SHORTEST_NAP_S;
+    double nap = NAP_SHARE * quiet, shortest = instead ? UCCH_QUICK_NAP_S : SHORTEST_NAP_S;
     return nap < shortest ? shortest : nap > LONGEST_NAP_S ? LONGEST_NAP_S : nap;
 }
 

@@ -32,6 +32,11 @@ int ucch_lock_wanted(void);
 void ucch_sleep_locked(pthread_cond_t *wake, double seconds);
 void ucch_lock_after_fork(void);
 
+/* The shortest nap in the place of a yield. */
+#define UCCH_QUICK_NAP_S 20e-6
+void ucch_note_yield(double from, double to);
+int ucch_naps_instead(void);
+
 int ucch_has_moved(int moved, double seconds);
 double ucch_yield(double now);
 double ucch_nap(double quiet);

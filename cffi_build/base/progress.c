@@ -133,7 +133,7 @@ static double work_locked(double quiet) {
         ucch_napped(now, nap);
     } else {
         ucch_unlock();
-        ucch_yield(ucch_now());
+        if (nap == 0) ucch_yield(ucch_now());
         ucch_let_others();
         ucch_lock();
     }

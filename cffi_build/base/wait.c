@@ -18,7 +18,7 @@
 /* Give the core away, or nap where nothing has moved since `quiet`; returns the time after `now`. */
 double ucch_rest(double now, double quiet) {
     double nap = ucch_nap(now - quiet);
-    if (nap == 0) return ucch_yield(now);
+    if (nap <= 0) return nap < 0 ? now : ucch_yield(now);
     struct timespec t = {.tv_nsec = (long)(1e9 * nap)};
     int slack = prctl(PR_GET_TIMERSLACK); /* of the caller's thread */
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
