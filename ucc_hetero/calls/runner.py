@@ -23,18 +23,7 @@ from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle, nothing
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
-from .request import (
-    SLICE,
-    Captured,
-    Launched,
-    Request,
-    dropped,
-    finished,
-    run_poll_hooks,
-    under_way,
-    wait_op,
-    withdraw,
-)
+from .request import SLICE, Captured, Launched, Request, dropped, finished, run_poll_hooks, under_way, wait_op, withdraw
 from .state import State
 from .verification import Verification, sampled
 
