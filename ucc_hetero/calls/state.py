@@ -42,7 +42,7 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and whether it can be used.
+    """One communicator as its calls see it: ranks, time limit, and if it can be used.
 
     Collective to create; ``meeting`` as in :class:`.membership.Membership`.
     """
