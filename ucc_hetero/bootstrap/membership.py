@@ -81,7 +81,7 @@ class Membership:
         self.teams.timeout = timeout
 
     def _create(self, known: Known, timeout: float) -> None:
-        """Come together, group by group; collective."""
+        """Come together: the job, the arrival board, channels, teams; collective."""
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         self._group(known)
@@ -95,7 +95,6 @@ class Membership:
         vendors = [f.vendor for f in self.facts]
         hosts = numbered(f.host.node for f in self.facts)
         path = path_of(self.facts, wanted := env.get("STAGING"))
-        #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
         offers = [each.offer for each in known.words]
         self.job = process.job_of(self.mpi, self.facts, offers, self.runtime, known.table)
@@ -103,6 +102,7 @@ class Membership:
         levels = levels_of([f.group for f in self.facts])
         if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
             levels.append(hosts)
+        #: Islands alone: what tables of measured choices go by.
         self.bare = Topology.group(vendors, hosts, (), levels, islands)
         if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
             _say_of_messages()
