@@ -237,7 +237,7 @@ def _together(each: process.Job) -> int:
     def hopeless() -> bool:
         """True if ranks of the job have ended and will not come: one that has ended since it came does not matter.
 
-        What a rank of another host has said may come behind its farewell, or never, as where only its store was cut off.
+        What a rank of another host has said may come behind its farewell, or never, as where its store alone was cut.
         """
         nonlocal left
         if each.ended() or links.lost(each.index) or any(comm._run.board.dead() >= 0 for comm in living):
