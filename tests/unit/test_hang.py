@@ -122,7 +122,7 @@ def test_a_rank_in_user_code(stack: str) -> None:
 
 
 def test_a_rank_that_waits_elsewhere() -> None:
-    """In a message that nobody has sent: that is the first thing that is said."""
+    """In a message that has not been sent: that is the first thing that is said."""
     waiting = [file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 1, 3)]
     found = said(*waiting, file(2, [*good(5), message("receive", 1, 7, 12)]))
     assert [each.code for each in found if each.level == "error"] == ["hang-message", "hang-missing", "hang-circle"]
@@ -263,6 +263,13 @@ def test_bytes_that_were_changed() -> None:
         found = hang.diagnose([dump, parse(other)])
         assert all(each.text for each in found), seed
     assert read > 20, seed
+
+
+def test_times_that_were_damaged() -> None:
+    limits = np.iinfo(RECORD["ended"])
+    failed = call(SUM, 6, 2) | {"status": lib.UCCH_FAIL_TIMEOUT, "called": limits.max, "ended": limits.min}
+    told = {each.code: each.text for each in said(file(0, [*good(5), failed], (0, 1)), file(1, good(6), (0, 1)))}
+    assert f"rank 0: {SUM} (call 6) failed after" in told["hang-failed"], told
 
 
 def test_random_jobs() -> None:
