@@ -219,23 +219,6 @@ def _abort() -> None:
 _LOST, _STUCK, _LEAKED, _WHOLE = range(4)
 
 
-class _Look:
-    """Looks for ranks of a job that have ended and will not come: one that has ended since it came does not matter.
-
-    What a rank of another host has said may come behind its farewell, or never, as where only its store was cut off.
-    """
-
-    def __init__(self, job: process.Job) -> None:
-        self._job, self._left = job, math.inf
-
-    def __call__(self) -> bool:
-        if self._job.ended() or links.lost(self._job.index) or any(comm._run.board.dead() >= 0 for comm in living):
-            return True
-        if self._left == math.inf and links.left(self._job.index):
-            self._left = time.monotonic()
-        return time.monotonic() - self._left > _PATIENCE
-
-
 def _together(each: process.Job) -> int:
     """Wait for all ranks of a job; how the worst of them comes to its end.
 
@@ -247,14 +230,27 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(comm._run.broken or comm._run.busy for comm in living)
-    leaked = _has_leaked_calls or process.forsaken() or any(comm._run.broken for comm in living)
-    mine = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE])
-    worst = array("i", [0])
+    leaked = _has_leaked_calls or process.forsaken()
+    mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
+    left = math.inf
+
+    def hopeless() -> bool:
+        """True if ranks of the job have ended and will not come: one that has ended since it came does not matter.
+
+        What a rank of another host has said may come behind its farewell, or never, as where its store alone was cut.
+        """
+        nonlocal left
+        if each.ended() or links.lost(each.index) or any(comm._run.board.dead() >= 0 for comm in living):
+            return True
+        if left == math.inf and links.left(each.index):
+            left = time.monotonic()
+        return time.monotonic() - left > _PATIENCE
+
     try:
         if not faults.lacking(each.comm) and faults.dead_ranks(each.comm):
             return _LOST
         request = each.comm.Iallreduce(mine, worst, op=MPI.MIN)
-        come = progress_until(request.Test, hopeless=_Look(each)) or request.Test()
+        come = progress_until(request.Test, hopeless=hopeless) or request.Test()
     except faults.EXCHANGE_ERRORS:
         come = False
     return worst[0] if come else _LOST

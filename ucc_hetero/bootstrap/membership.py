@@ -81,55 +81,69 @@ class Membership:
         self.teams.timeout = timeout
 
     def _create(self, known: Known, timeout: float) -> None:
-        mpi = self.mpi
+        """Come together: the job, the arrival board, channels, teams; collective."""
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
+        self._group(known)
+        self.discard()  # before an exchange: ranks that are past it may send
+        self._join_board(known)
+        self._join_channels()
+        self._make_teams(known, timeout)
+
+    def _group(self, known: Known) -> None:
+        """The ranks' job, islands, and what they choose algorithms by."""
         vendors = [f.vendor for f in self.facts]
         hosts = numbered(f.host.node for f in self.facts)
         path = path_of(self.facts, wanted := env.get("STAGING"))
-        #: Islands alone: what tables of measured choices go by.
         plain = not any(f.device_memory for f in self.facts)
-        self.job = process.job_of(mpi, self.facts, [each.offer for each in known.words], self.runtime, known.table)
-        members = [self.job.index[f.process] for f in self.facts]
-        islands = [self.job.topology.island_of[member] for member in members]
+        offers = [each.offer for each in known.words]
+        self.job = process.job_of(self.mpi, self.facts, offers, self.runtime, known.table)
+        islands = [self.job.topology.island_of[self.job.index[f.process]] for f in self.facts]
         levels = levels_of([f.group for f in self.facts])
         if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
             levels.append(hosts)
+        #: Islands alone: what tables of measured choices go by.
         self.bare = Topology.group(vendors, hosts, (), levels, islands)
         if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
             _say_of_messages()
         speeds = link_weights(hosts, [f.link_speed for f in self.facts])
         weighted = replace(self.bare, weights=speeds)
         self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
-        island = self.topology.islands[self.topology.island_of[self.rank]]
-        self.device = Device.of(self.rank, island.ranks, self.facts, self.runtime)
-        self.discard()  # before an exchange: ranks that are past it may send
-        self.board = Board(mpi, [f.host.memory for f in self.facts], [each.page for each in known.words])
+        self.island = self.topology.islands[self.topology.island_of[self.rank]]
+        self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
+
+    def _join_board(self, known: Known) -> None:
+        """The arrival board, and what connects those of several hosts."""
+        self.board = Board(self.mpi, [f.host.memory for f in self.facts], [each.page for each in known.words])
         self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
-        several = max(self.board.hosts) > 0
-        if several:
-            self.links = Links(mpi, self.board, self.board.hosts, [f.process for f in self.facts])
+        if max(self.board.hosts) > 0:
+            self.links = Links(self.mpi, self.board, self.board.hosts, [f.process for f in self.facts])
         self._watch(self.board.dead_ranks)
+
+    def _join_channels(self) -> None:
+        """Channels among devices, where calls can be queued."""
         memory = None if self.runtime is None else self.runtime.memory_type
-        native_in_stream = island.size == 1 or (
+        native_in_stream = self.island.size == 1 or (
             memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
         )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
         if not self.bare.flat:
             self.channels, self.lacks = join(
-                mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
+                self.mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
             )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
-        self.teams = Teams(
-            self.job, members, self.rank, self.id, limit(mpi, timeout), known.words[0].name, known.spare()
-        )
+
+    def _make_teams(self, known: Known, timeout: float) -> None:
+        """The teams that usual calls need."""
+        members, seconds = [self.job.index[f.process] for f in self.facts], limit(self.mpi, timeout)
+        self.teams = Teams(self.job, members, self.rank, self.id, seconds, known.words[0].name, known.spare())
         self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
-        self.teams.look, self.teams.together = faults.watch(mpi), True
-        if several or not (self.teams.reused and self.topology.flat):  # else all ranks have all of them
+        self.teams.look, self.teams.together = faults.watch(self.mpi), True
+        if self.links is not None or not (self.teams.reused and self.topology.flat):  # else all ranks have all of them
             self._first_teams()
         self.teams.look, self.teams.together = None, False
 
@@ -147,9 +161,8 @@ class Membership:
         """
         failure: Exception | None = None
         try:
-            island = self.topology.islands[self.topology.island_of[self.rank]]
-            if island.size > 1:
-                self.teams.get(island.ranks, "native")
+            if self.island.size > 1:
+                self.teams.get(self.island.ranks, "native")
             if not self.topology.flat:
                 self.teams.get(tuple(range(self.size)), "bridge")
                 for plan in self._usual_plans():

@@ -12,17 +12,6 @@ from ucc_hetero.buffers.forms import as_blocks, as_buffer, as_vbuffer, is_in_pla
 from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack
 
 __all__ = [
-    "Buffer",
-    "Layout",
-    "PointerVendor",
-    "VBuffer",
-    "as_blocks",
-    "as_buffer",
-    "as_vbuffer",
-    "copy",
-    "dtype_of",
-    "empty_like",
-    "is_in_place",
-    "pack",
-    "unpack",
-]
+    "Buffer", "Layout", "PointerVendor", "VBuffer", "as_blocks", "as_buffer", "as_vbuffer", "copy", "dtype_of",
+    "empty_like", "is_in_place", "pack", "unpack",
+]  # fmt: skip

@@ -99,13 +99,7 @@ def as_buffer(
 
 
 def as_vbuffer(
-    spec: object,
-    size: int,
-    *,
-    writable: bool,
-    argument: str,
-    rank: int,
-    pointer_vendor: PointerVendor | None = None,
+    spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> VBuffer:
     """Find the segments, one per rank, that a caller's buffer argument names.
 
@@ -141,13 +135,7 @@ def as_vbuffer(
 
 
 def as_blocks(
-    spec: object,
-    size: int,
-    *,
-    writable: bool,
-    argument: str,
-    rank: int,
-    pointer_vendor: PointerVendor | None = None,
+    spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> tuple[Buffer, ...]:
     """Find the blocks, one per rank with a datatype of its own, that a caller's buffer argument names.
 

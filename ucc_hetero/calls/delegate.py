@@ -20,7 +20,7 @@ from ..errors import CollectiveError, NotSupported
 from ..native.libraries import lib
 from ..types import Op, op_of
 from .arguments import CallSpec, root_of
-from .persistent import PersistentRequest, idle, nothing
+from .persistent import PersistentRequest, idle
 from .request import fill_empty
 from .state import State, Watch
 
@@ -83,7 +83,7 @@ class _Delegated(PersistentRequest):
     """A call that MPI runs: non-blocking, or to be started anew with the same arguments."""
 
     def __init__(self, begin: Callable[[], _Run], refuse: Callable[[Exception], None] | None) -> None:
-        super().__init__(*idle(), self._launch, None, nothing, refuse=refuse)
+        super().__init__(*idle(), self._launch, refuse=refuse)
         self._make = begin
 
     def _launch(self) -> int:

@@ -17,6 +17,10 @@ _again = lib.ucch_program_again
 _standing: WeakSet[PersistentRequest] = WeakSet()
 
 
+def nothing() -> None:
+    """Do nothing: most requests have nothing to release, and sends are not cancelled."""
+
+
 def free_all(owner: object) -> None:
     """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
     for request in list(_standing):
@@ -33,9 +37,9 @@ class PersistentRequest(Request):
         op: Any,
         keep: object,
         start: Callable[[], int],
-        finish: Callable[[int, Any], None] | None,
-        free: Callable[[], None],
+        finish: Callable[[int, Any], None] | None = None,
         *,
+        free: Callable[[], None] = nothing,
         direct: Any = None,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
@@ -173,10 +177,6 @@ def idle() -> tuple[Any, Any]:
     """A native operation of no call, and what it needs: the engine takes an idle message for one that has finished."""
     message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
     return lib.ucch_message_op(message), message
-
-
-def nothing() -> None:
-    """Do nothing: the release of a released request."""
 
 
 def _refusal(why: str) -> Callable[[], int]:

@@ -265,11 +265,7 @@ class Preparation:
     """From calls to programs, for one communicator; they come from its cache if it has them."""
 
     def __init__(
-        self,
-        state: State,
-        cache: Cache,
-        run: Callable[[Prepared], None],
-        start: Callable[[Prepared], Request],
+        self, state: State, cache: Cache, run: Callable[[Prepared], None], start: Callable[[Prepared], Request]
     ) -> None:
         self._state, self.members, self._cache = state, state.members, cache
         #: Runs a prepared call to its end, and begins one.

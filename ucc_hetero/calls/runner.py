@@ -21,20 +21,9 @@ from ..planner.select import Tuning
 from ..types import is_delegated
 from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
-from .persistent import PersistentRequest, free_all, idle, nothing
+from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
-from .request import (
-    SLICE,
-    Captured,
-    Launched,
-    Request,
-    dropped,
-    finished,
-    run_poll_hooks,
-    under_way,
-    wait_op,
-    withdraw,
-)
+from .request import SLICE, Captured, Launched, Request, dropped, finished, run_poll_hooks, under_way, wait_op, withdraw
 from .state import State
 from .verification import Verification, sampled
 
@@ -420,7 +409,7 @@ class Runner(State):
             self.refuse(error)
             raise
         if prepared is None:
-            return PersistentRequest(*idle(), lambda: 0, lambda *_: None, nothing)
+            return PersistentRequest(*idle(), lambda: 0, lambda *_: None)
         return self._standing(prepared, call)
 
     def _set_up(self, call: CallSpec) -> Prepared | None:
@@ -462,7 +451,7 @@ class Runner(State):
         if self._verification is not None:
             ways, direct = self._verification.around(call, start, finish), None
         return PersistentRequest(
-            program.op, prepared, *ways, free, direct=direct, owner=self, in_stream=partial(self.start, call),
+            program.op, prepared, *ways, free=free, direct=direct, owner=self, in_stream=partial(self.start, call),
             refuse=self.refuse,
         )  # fmt: skip
 

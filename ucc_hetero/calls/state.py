@@ -42,7 +42,7 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and whether it can be used.
+    """One communicator as its calls see it: ranks, time limit, and if it can be used.
 
     Collective to create; ``meeting`` as in :class:`.membership.Membership`.
     """
@@ -203,8 +203,9 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         progress_until(lambda: bool(refused(board, seq) or board.fate(peer)) or board.dead() != -1, _WHY_S)
     if status in _BY_REFUSAL and (why := refused(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
-    if status == lib.UCCH_FAIL_REVOKED:
-        return RevokedError(f"{where}: a rank has revoked the communicator; Shrink() goes on without the dead")
+    if status in _TEXTS:
+        kind, text = _TEXTS[status]
+        return kind(f"{where}: {text}")
     if status == lib.UCCH_FAIL_PEER:
         if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
             first, odd, called = _unlike(board, peer, seq)
@@ -225,15 +226,6 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return CollectiveTimeout(
             f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
         )
-    if status == lib.UCCH_FAIL_LOST:
-        return CollectiveError(f"{where}: {LOST}")
-    if status == lib.UCCH_FAIL_OVERLAP:
-        return CollectiveError(
-            f"{where}: two graphs with calls of this communicator ran at a time; replay them in one stream, or let one "
-            "stream wait for the other"
-        )
-    if status == lib.UCCH_FAIL_BROKEN:
-        return CollectiveError(f"{where}: another call of this communicator failed while this one was under way")
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""
     if not ended and lib.ucch_board_doubtful(board.native, seq):
@@ -241,6 +233,17 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
 
 
+#: Failures with one reason each.
+_TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
+    lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator; Shrink() goes on without the dead"),
+    lib.UCCH_FAIL_LOST: (CollectiveError, LOST),
+    lib.UCCH_FAIL_OVERLAP: (
+        CollectiveError,
+        "two graphs with calls of this communicator ran at a time; replay them in one stream, or let one stream wait "
+        "for the other",
+    ),
+    lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
+}
 #: How calls and messages end where a refused call has ended the communicator: ranks leave it.
 _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
 

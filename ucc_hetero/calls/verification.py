@@ -13,6 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,6 @@ class Verification:
         self._queue: deque[_Sample] = deque()
         self._exchange: tuple[Any, Any, Any] | None = None
         self._lock = threading.RLock()
-        self._bounces: list[Bounce] = []
         self._failure: DataError | None = None
         #: The failure until a caller has been told of it.
         self._untold: DataError | None = None
@@ -219,18 +219,20 @@ class Verification:
             sample.sums = Moved(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
         sample.take(rank)
 
+    @cached_property
+    def _bounce(self) -> Bounce:
+        assert self._state.members.runtime is not None
+        return Bounce(self._state.members.runtime)
+
     def _read(self, buffer: Buffer, stream: Any) -> Any:
         """The bytes of a buffer, as they are when ``stream`` gets here."""
         if buffer.vendor == "host":
             packed = pack(buffer)
         else:
-            if not self._bounces:
-                assert self._state.members.runtime is not None
-                self._bounces.append(Bounce(self._state.members.runtime))
-            packed = self._bounces[0].memory_for(buffer)
-            self._bounces[0].down(buffer, packed, stream)
+            packed = self._bounce.memory_for(buffer)
+            self._bounce.down(buffer, packed, stream)
             if stream is not None:
-                self._bounces[0].wait(self._bounces[0].mark(stream))
+                self._bounce.wait(self._bounce.mark(stream))
         if not packed.nbytes:
             return np.empty(0, np.uint8)
         return np.frombuffer(ffi.buffer(ffi.cast("char *", packed.ptr), packed.nbytes), np.uint8).copy()

@@ -468,11 +468,7 @@ register(
         preload=Library("libcudart.so.12", folders=("nvidia:cuda_runtime/lib",)),
         driver="/dev/nvidiactl",
         resource="nvidia.com/gpu",
-        containers={
-            "docker": ("--gpus", "all"),
-            "podman": ("--device", "nvidia.com/gpu=all"),
-            "apptainer": ("--nv",),
-        },
+        containers={"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all"), "apptainer": ("--nv",)},
         hints=("nvidia", "cuda"),
     )
 )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..calls.persistent import PersistentRequest, idle, nothing
+from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, fill_empty, finished
 from .messages import Messages
 from .transfer import Moved
@@ -120,7 +120,7 @@ class PersistentExchange(Composite, PersistentRequest):
     """Messages that are started together again and again: ``begin`` starts them."""
 
     def __init__(self, begin: Callable[[], Request], owner: object) -> None:
-        super().__init__(*idle(), self._launch, None, nothing, owner=owner)
+        super().__init__(*idle(), self._launch, owner=owner)
         self._make, self._active = begin, finished()
 
     def _launch(self) -> int:

@@ -18,7 +18,7 @@ from ..bootstrap.membership import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
-from ..calls.persistent import PersistentRequest
+from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
@@ -529,12 +529,12 @@ class Messages:
 
         end, cancel = partial(self._end_started, transfer), self._cancel(transfer)
         return PersistentRequest(
-            transfer.op, transfer, start, end, _nothing, timeout=self.timeout, cancel=cancel, owner=self.state
+            transfer.op, transfer, start, end, timeout=self.timeout, cancel=cancel, owner=self.state
         )
 
     @staticmethod
     def _cancel(transfer: Moved) -> Callable[[], None]:
-        return transfer.cancel if transfer.what == "receive" else _nothing
+        return transfer.cancel if transfer.what == "receive" else nothing
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -635,10 +635,6 @@ class Messages:
         way = "from" if transfer.what == "receive" else "to"
         upto = "up to " if transfer.what == "receive" else ""
         return f"{transfer.what} of {upto}{transfer.nbytes} bytes {way} {peer}, {tag}"
-
-
-def _nothing() -> None:
-    """Do nothing: a send is not cancelled, and a persistent message's memory goes with its request."""
 
 
 def copied(source: Buffer, rank: int) -> Buffer:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..buffers import Buffer, as_buffer
-from ..calls.persistent import PersistentRequest, idle, nothing
+from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, set_status
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
@@ -119,7 +119,7 @@ class PartitionedRequest(Composite, PersistentRequest):
     """A message in partitions that can be started many times."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
-        super().__init__(*idle(), self._launch, None, nothing, owner=messages.state)
+        super().__init__(*idle(), self._launch, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._nobody = peer == messages.null
         #: The messages of this start, by their number.

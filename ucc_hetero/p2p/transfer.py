@@ -26,23 +26,9 @@ class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
     __slots__ = (
-        "begin",
-        "begins",
-        "bounce",
-        "buffer",
-        "by_stream",
-        "handle",
-        "lanes",
-        "offered",
-        "op",
-        "original",
-        "peer",
-        "pinned",
-        "stream",
-        "sync",
-        "tag",
-        "what",
-    )
+        "begin", "begins", "bounce", "buffer", "by_stream", "handle", "lanes", "offered", "op", "original", "peer",
+        "pinned", "stream", "sync", "tag", "what",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -200,11 +200,7 @@ class Measured:
     wires: Wires = NO_WIRES
 
 
-def save_table(
-    path: str | Path,
-    topology: Topology,
-    found: Measured,
-) -> None:
+def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
     """Put what was measured for a topology into a JSON table, beside other topologies already there.
 
     ``ValueError`` if the file is there and not such a table.

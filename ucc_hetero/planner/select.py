@@ -52,12 +52,7 @@ class Tuning:
 
     @classmethod
     def parse(
-        cls,
-        text: str,
-        measured: tuple[Rule, ...] = (),
-        path: Transport = Transport.DIRECT,
-        *,
-        plain: bool = False,
+        cls, text: str, measured: tuple[Rule, ...] = (), path: Transport = Transport.DIRECT, *, plain: bool = False
     ) -> Tuning:
         """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
         return cls(parse_tune(text), measured, path, plain)

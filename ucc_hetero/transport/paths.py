@@ -73,13 +73,7 @@ class MessagePaths:
     ``forced`` is a path for all messages that could take either.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        everyone: Sequence[Facts],
-        topology: Topology,
-        tuning: Tuning,
-    ) -> None:
+    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
         self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
         #: How messages go that could go either way, where nothing was measured.
         self.usual = tuning.path

@@ -20,20 +20,9 @@ from ucc_hetero.planner.algorithms.registry import (
 )
 
 __all__ = [
-    "Algorithm",
-    "Case",
-    "Piece",
-    "Role",
-    "Scratch",
-    "Stages",
-    "added",
-    "algorithm",
-    "find",
-    "names",
-    "once",
-    "spell",
-    "with_role",
-]
+    "Algorithm", "Case", "Piece", "Role", "Scratch", "Stages", "added", "algorithm", "find", "names", "once",
+    "spell", "with_role",
+]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

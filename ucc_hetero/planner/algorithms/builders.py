@@ -40,12 +40,7 @@ def link(topology: Topology, ranks: Sequence[int]) -> str:
 
 
 def step(
-    topology: Topology,
-    kind: str,
-    ranks: Sequence[int],
-    src: Iterable[Operand],
-    dst: Iterable[Operand],
-    root: int = -1,
+    topology: Topology, kind: str, ranks: Sequence[int], src: Iterable[Operand], dst: Iterable[Operand], root: int = -1
 ) -> Step:
     """Make a collective step over the link that its ranks need.
 
