@@ -19,7 +19,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 # Several ranks per core: threads inside numpy would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test venv ranks torch devices front hosts lint types unit exhaustive suites sanitize churn docs clean
+.PHONY: help demo test venv ranks torch devices front hosts lint types unit plans exhaustive suites sanitize churn docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,7 +29,7 @@ demo:
 	UCCH_EMULATE=nvidia:2,amd:2 .venv/bin/mpirun -np 4 $(PY) examples/train_digits.py --check
 
 test: venv
-	@.ci/ungrouped $(PY) .ci/lanes.py hosts devices ranks torch unit types lint
+	@.ci/ungrouped $(PY) .ci/lanes.py hosts ranks devices torch unit plans types lint
 
 venv:
 	@.ci/venv test
@@ -50,9 +50,9 @@ types: venv
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero
 	cd build/types && MYPYPATH=. ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache tools/*.py
 
-# Tests of single processes; of devices and the native engine; of several hosts; of torch; of all other ranks.
+# Tests of single processes; of plans; of devices and the native engine; of several hosts; of torch; of all other ranks.
 # front: a fresh clone, README's and the first page's commands word for word, in place and not, Open MPI and MPICH.
-unit devices hosts front torch ranks: venv
+unit plans devices hosts front torch ranks: venv
 	@$(PY) .ci/lanes.py $@
 
 # Every kind of call under every algorithm on every layout of ranks; hours on a laptop. SHARD=3/8: the third of eight parts.

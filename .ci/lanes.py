@@ -24,11 +24,14 @@ MOST_UNSTEADY = 8
 SLOWEST = 25
 
 ROOT = Path(__file__).resolve().parent.parent
+#: A third of the unit tests' time: a lane of its own ends when the others do.
+PLANS = "tests/unit/test_plans.py"
 TORCH = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/mpi/test_torch_*.py"))
 
 #: lane -> pytest's arguments
 SUITE = {
-    "unit": ["tests/unit"],
+    "unit": ["tests/unit", f"--ignore={PLANS}"],
+    "plans": [PLANS],
     "devices": ["tests/native"],
     "hosts": ["tests/cluster"],
     "front": ["tests/front"],

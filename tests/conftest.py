@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import NOT_STARTED, RANK, CaseFailed, Crew  # noqa: E402
+from crews import NOT_STARTED, RANK, CaseFailed, Crew, MPIResult  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -93,24 +93,6 @@ FAKES = {"nvidia": "CUDA", "amd": "HIP"}
 
 #: Where the libraries are is a fact of the machine, not of a test.
 INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
-
-
-@dataclass(frozen=True)
-class MPIResult:
-    """Result of a job: mpirun's exit status and what all ranks wrote."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-    ranks: int = 0
-
-    def said(self, words: str) -> int:
-        """How many lines of the standard output begin with these words: how many ranks said so, each once."""
-        return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
-
-    @property
-    def output(self) -> str:
-        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 def find_mpirun() -> str | None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crews import RANK, Crew, of_case_and_job
+from channel_jobs import USUAL
+from crews import RANK, Crew, MPIResult, of_case_and_job
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
@@ -137,6 +138,40 @@ def fake_host_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Call
 
     def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
         return host_crew(script, [slots] * hosts, **{**fake_environment(layout), **env})
+
+    return run
+
+
+@pytest.fixture
+def on_crew(fake_host_crew: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with `USUAL`, which ends without a complaint of UCX's."""
+
+    def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
+        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
+        assert "UCX  ERROR" not in done.output, done.output
+        return done
+
+    return run
+
+
+@pytest.fixture
+def alone(
+    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
+) -> Callable[..., Any]:
+    """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, options=(), check=True, **env)``."""
+
+    def run(
+        script: str, layout: str, hosts: int, slots: int, *, links: int = 1, options: Any = (), check: bool = True,
+        **env: str,
+    ) -> MPIResult:  # fmt: skip
+        cluster = emulate(hosts=hosts, slots=slots, links=links, rate="none")
+        job = tmp_path / "job.py"
+        job.write_text(script)
+        env = fake_environment(layout) | USUAL | env
+        done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
+        result = MPIResult(done.returncode, done.stdout, done.stderr, hosts * slots)
+        assert not check or (done.returncode == 0 and "UCX  ERROR" not in result.output), result.output
+        return result
 
     return run
 

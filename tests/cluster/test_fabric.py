@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from channel_jobs import JOBS, USUAL, judge
+from channel_jobs import JOBS, judge
 from device_scripts import FEW_QUEUES, LATE_KERNELS
 
-from ucc_hetero.launch.emulate import Cluster
 from ucc_hetero.machine.fabric import RESULTS
 from ucc_hetero.planner.rules import Layout, fabrics_of, measured_fabric, read_table, save_fabric
 
@@ -47,37 +45,11 @@ with Communicator() as comm:
 """
 
 
-@pytest.fixture
-def run(fake_host_crew: Callable[..., Any]) -> Callable[..., str]:
-    """Run a script with a fake GPU for every rank, and return its output: ``run(script, layout, hosts, slots)``."""
-
-    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> str:
-        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
-        return str(done.stdout + done.stderr)
-
-    return start
-
-
-@pytest.fixture
-def alone(emulate: Callable[..., Cluster], fake_environment: Any, tmp_path: Path) -> Callable[..., str]:
-    """The same in a job of its own: the first communicator of a process reads what a table says of fabrics."""
-
-    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> str:
-        job = tmp_path / "job.py"
-        job.write_text(script)
-        words, whole = [sys.executable, str(job)], fake_environment(layout) | USUAL | env
-        done = emulate(hosts=hosts, slots=slots, rate="none").mpirun(words, env=whole, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(done.stdout + done.stderr)
-
-    return start
-
-
 @pytest.mark.parametrize(("name", "where", "env"), CASES, ids=[f"{name}, {w[0]} on {w[1]}" for name, w, _ in CASES])
 def test_calls_between_hosts(
-    run: Callable[..., str], name: str, where: tuple[str, int, int], env: dict[str, str]
+    on_crew: Callable[..., Any], name: str, where: tuple[str, int, int], env: dict[str, str]
 ) -> None:
-    judge(name, where[1] * where[2], run(JOBS[name].script, *where, **{**JOBS[name].env, **env}))
+    judge(name, where[1] * where[2], on_crew(JOBS[name].script, *where, **{**JOBS[name].env, **env}).output)
 
 
 NONE = "no active port of InfiniBand, RoCE or EFA"
@@ -106,10 +78,10 @@ FOUR = ("nvidia:4", 2, 2)
     ),
 ], ids=["host", "four hosts", "all", "late", "a vendor a host", "mixed"])  # fmt: skip
 def test_islands_are_said(
-    run: Callable[..., str], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
+    on_crew: Callable[..., Any], where: tuple[str, int, int], env: dict[str, str], told: str, across: int
 ) -> None:
     """Communicators of some ranks have the job's islands, and no team of one vendor's library spans hosts apart."""
-    out = run(STRUCTURE, *where, **env)
+    out = on_crew(STRUCTURE, *where, **env).output
     lines = [line for line in out.splitlines() if line.startswith("all ")]
     assert len(lines) == 4 and all(line.startswith(f"all {told} ") for line in lines), out
     assert len([line for line in out.splitlines() if line.startswith("inside ")]) == 4, out
@@ -139,13 +111,13 @@ with Communicator() as comm:
 
 
 def test_tune_measures_islands_and_later_jobs_follow(
-    run: Callable[..., str], alone: Callable[..., str], tmp_path: Path
+    on_crew: Callable[..., Any], alone: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Both kinds of islands on devices of one vendor; the faster one is written down, with the ranks that it is for."""
     path, where = tmp_path / "tuned.json", ("nvidia:2", 2, 1)
     pair = Layout.of(["nvidia"] * 2, "ab", [""] * 2)
     save_fabric(path, Layout.of(["amd"] * 2, "ab", [""] * 2), "all")
-    out = run(TUNED, *where, TABLE=str(path))
+    out = on_crew(TUNED, *where, TABLE=str(path)).output
     (word,) = {line.split()[1] for line in out.splitlines() if line.startswith("right ")}
     assert out.count("right ") == 2, out
     assert measured_fabric(read_table(str(path)), pair)[0] == word.replace("neither", ""), word
@@ -153,10 +125,10 @@ def test_tune_measures_islands_and_later_jobs_follow(
     for word, islands, queued in (("all", "nvidia[0-1]@0-1", "else"), ("host", "nvidia[0]@0 nvidia[1]@1", "queued")):
         save_fabric(path, pair, word)
         told = f"all {islands} fabric: nvidia: {RESULTS[word]} (by the tuned table {path}) {queued}"
-        out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path))
+        out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path)).output
         assert len([line for line in out.splitlines() if line.startswith(told)]) == 2, out
     save_fabric(path, pair, "all")
-    out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host")
+    out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host").output
     assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
 
 
@@ -165,7 +137,9 @@ def test_tune_measures_islands_and_later_jobs_follow(
     ("nvidia:2", {"UCCH_WIRES": "0"}, "# fabric: not measured, as streams cannot do calls between hosts"),
     ("nvidia:1,amd:1", {}, ""),
 ], ids=["decided", "no wires", "a vendor a host"])  # fmt: skip
-def test_islands_that_cannot_be_measured(run: Callable[..., str], layout: str, env: dict[str, str], told: str) -> None:
+def test_islands_that_cannot_be_measured(
+    on_crew: Callable[..., Any], layout: str, env: dict[str, str], told: str
+) -> None:
     script = """
 import arrays
 from ucc_hetero import Communicator
@@ -176,5 +150,5 @@ with Communicator() as comm:
     assert all(facts.device_memory for facts in comm._run.members.facts)
 print("right")
 """
-    out = run(script, layout, 2, 1, **env)
+    out = on_crew(script, layout, 2, 1, **env).output
     assert out.count("right") == 2 and out.count("fabric: ") == (2 if told else 0) and told in out, out

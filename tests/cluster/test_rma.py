@@ -33,18 +33,9 @@ def test_everybody_reaches_everybody(cluster: Cluster) -> None:
         pytest.param(rma_scripts.CROWD, "nvidia:1,amd:1", id="beside calls"),
     ],
 )
-def test_pages_between_hosts(
-    emulate: Callable[..., Cluster],
-    fake_environment: Callable[[str], dict[str, str]],
-    tmp_path: Path,
-    script: str,
-    layout: str,
-) -> None:
+def test_pages_between_hosts(alone: Callable[..., Any], script: str, layout: str) -> None:
     """Pieces, and all layouts, types and heads of tests/native, from one vendor's host to the other's."""
-    (tmp_path / "pages.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "pages.py")]
-    done = emulate(hosts=2, slots=1, rate="none").mpirun(command, env=fake_environment(layout), timeout=120)
-    assert done.stdout.count("right") == 2, done.stdout + done.stderr
+    assert alone(script, layout, 2, 1).said("right") == 2
 
 
 @pytest.mark.usefixtures("libraries")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,53 +13,8 @@ import channel_failure_scripts as failures
 import lane_scripts
 import message_scripts
 import pytest
-import torch_scripts
-from channel_jobs import JOBS, OF_ITS_OWN, USUAL, judge, judge_death
+from channel_jobs import JOBS, OF_ITS_OWN, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
-
-from ucc_hetero.launch.emulate import Cluster
-
-
-@pytest.fixture
-def run(
-    emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
-) -> Callable[..., Any]:
-    """Run a script with a fake GPU for every rank, in a job of its own: ``run(script, layout, hosts, slots)``."""
-
-    def start(
-        script: str,
-        layout: str,
-        hosts: int,
-        slots: int,
-        *,
-        links: int = 1,
-        options: Any = (),
-        check: bool = True,
-        **env: str,
-    ) -> Any:
-        cluster = emulate(hosts=hosts, slots=slots, links=links, rate="none")
-        job = tmp_path / "job.py"
-        job.write_text(script)
-        env = fake_environment(layout) | USUAL | env
-        done = cluster.mpirun([sys.executable, str(job)], env=env, options=options, timeout=120)
-        wrong = done.returncode != 0 or "UCX  ERROR" in done.stdout + done.stderr
-        assert not check or not wrong, done.stdout + done.stderr
-        return done
-
-    return start
-
-
-@pytest.fixture
-def on_crew(fake_host_crew: Callable[..., Any]) -> Callable[..., Any]:
-    """The same on ranks that have run other scripts before."""
-
-    def start(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
-        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
-        assert "UCX  ERROR" not in done.output, done.output
-        return done
-
-    return start
-
 
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
@@ -98,27 +52,27 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
 def test_on_several_hosts(
     request: pytest.FixtureRequest, name: str, where: tuple[str, int, int], env: dict[str, str]
 ) -> None:
-    run = request.getfixturevalue("run" if name in OF_ITS_OWN else "on_crew")
+    run = request.getfixturevalue("alone" if name in OF_ITS_OWN else "on_crew")
     out = run(JOBS[name].script, *where, **{**JOBS[name].env, **env}).stdout
     judge(name, where[1] * where[2], out)
 
 
-def test_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
+def test_a_rank_that_dies(alone: Callable[..., Any], recovery: list[str]) -> None:
     job = JOBS["a rank that dies"]
-    judge_death(recovery, 3, run(job.script, *THREE, **job.env, options=recovery, check=False).stdout)
+    judge_death(recovery, 3, alone(job.script, *THREE, **job.env, options=recovery, check=False).stdout)
 
 
 @pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
-def test_a_rank_that_dies_halfway(run: Callable[..., Any], recovery: list[str], slot: str) -> None:
+def test_a_rank_that_dies_halfway(alone: Callable[..., Any], recovery: list[str], slot: str) -> None:
     after = random.choice([0, random.uniform(0, 0.1)])
     env = {"UCCH_WIRE_SLOT": slot, "UCCH_TIMEOUT": "200", "AFTER": str(after)}
-    out = run(failures.HALFWAY, *THREE, **env, options=recovery, check=False).stdout
+    out = alone(failures.HALFWAY, *THREE, **env, options=recovery, check=False).stdout
     if not recovery and "died" not in out:
         pytest.skip("this launcher ends every rank when one dies")
     assert len(re.findall(r"died: (\w+Error|nothing) (Collective|Peer)Error", out)) == 2, f"after {after} s\n{out}"
 
 
-def test_what_stands_in_the_way_is_said(run: Callable[..., Any], on_crew: Callable[..., Any]) -> None:
+def test_what_stands_in_the_way_is_said(alone: Callable[..., Any], on_crew: Callable[..., Any]) -> None:
     """Ranks need not have the same settings: one without wires is enough for all to do without."""
     script = """
 from arrays import Array
@@ -142,9 +96,11 @@ with Communicator() as comm:
     assert "UCCH WARN" not in unwanted.stderr
     small = on_crew(script, *PAIR, WITHOUT="-1", UCCH_WIRE_SLOT="16K")
     assert small.stdout.count("queued rings: rank") == 2 and "8 x 16 KiB" in small.stdout
-    late = run(script, *MIXED, WITHOUT="-1", UCCH_FABRIC="all", **LATE_KERNELS)
+    straight = on_crew(script, *PAIR, WITHOUT="-1", UCCH_STAGING="direct")  # which is about messages alone
+    assert straight.stdout.count("queued rings: rank") == 2, straight.output
+    late = alone(script, *MIXED, WITHOUT="-1", UCCH_FABRIC="all", **LATE_KERNELS)
     assert late.stdout.count("by hosts rings: none (ranks 0, 1, 2, 3: load kernels at their first launch") == 4
-    bare = run(script, *MIXED, WITHOUT="-1", UCCH_RTC_LIB="none")
+    bare = alone(script, *MIXED, WITHOUT="-1", UCCH_RTC_LIB="none")
     assert bare.stdout.count("by hosts rings: none (ranks 1, 2: streams cannot wait for memory, nor") == 4
     assert (bare.stdout + bare.stderr).count("no channels between devices") == 1
 
@@ -166,20 +122,7 @@ def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, st
         assert on_crew(script, *PAIR, **env).stdout.count("right") == 2
 
 
-@pytest.mark.usefixtures("with_torch")
-def test_messages_of_a_torch_group_repeat_and_change(on_crew: Callable[..., Any]) -> None:
-    assert on_crew(torch_scripts.REPEATED, *PAIR, DICE="7", **OWN_QUEUES).stdout.count("right") == 2
-
-
-@pytest.mark.usefixtures("with_torch")
-def test_messages_that_repeat_of_a_rank_that_dies(run: Callable[..., Any], recovery: list[str]) -> None:
-    done = run(torch_scripts.DEATH, *PAIR, options=recovery, check=False, **OWN_QUEUES)
-    assert not recovery or re.search(r"told: \[.*rank 1 has left the job or died", done.stdout), (
-        done.stdout + done.stderr
-    )
-
-
-def test_wires_share_the_ports_of_their_hosts(run: Callable[..., Any]) -> None:
+def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any]) -> None:
     script = """
 from pathlib import Path
 from arrays import Array
@@ -200,7 +143,7 @@ with Communicator() as comm:
     print("right")
 """
     # UCX is told to use one port for each transfer: only wires share them out.
-    assert run(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1").stdout.count("right") == 2
+    assert alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1").stdout.count("right") == 2
 
 
 def test_tune_measures_wires_and_later_jobs_follow(on_crew: Callable[..., Any], tmp_path: Path) -> None:
@@ -235,7 +178,7 @@ print("right")
     assert on_crew(script, *PAIR, TABLE=str(tmp_path / "table.json")).stdout.count("right") == 2
 
 
-def test_wires_are_rows_of_the_timeline(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_wires_are_rows_of_the_timeline(alone: Callable[..., Any], tmp_path: Path) -> None:
     script = """
 from arrays import Array
 from ucc_hetero import Communicator
@@ -247,7 +190,7 @@ with Communicator() as comm:
     assert (y.peek == comm.size).all()
 """
     path = tmp_path / "trace.json"
-    run(script, *PAIR, UCCH_TRACE=str(path), UCCH_WIRES="3")
+    alone(script, *PAIR, UCCH_TRACE=str(path), UCCH_WIRES="3")
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X" and "wire" in e["args"]]
     for rank in (0, 1):
         sent = [e for e in events if (e["pid"], e["cat"], e["args"]["peer"]) == (rank, "send", 1 - rank)]
@@ -259,8 +202,8 @@ with Communicator() as comm:
 
 
 @pytest.mark.parametrize("where", [THREE, MIXED], ids=["1+1+1", "2+2 mixed"])
-def test_rings_come_with_calls(run: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    out = run(JOBS["rings come with calls"].script, *where).stdout
+def test_rings_come_with_calls(alone: Callable[..., Any], where: tuple[str, int, int]) -> None:
+    out = alone(JOBS["rings come with calls"].script, *where).stdout
     assert out.count("right rings: ") == where[1] * where[2] and "wire" in out, out
     assert ("shared" in out) == (where is MIXED), out
 

@@ -6,6 +6,7 @@ hangs, ends its crew, and says which rank it was; the next case gets a new one.
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,24 @@ def of_case_and_job(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 
 class CaseFailed(Exception):
     """A case was wrong on some rank; the text has what every rank wrote."""
+
+
+@dataclass(frozen=True)
+class MPIResult:
+    """Result of a job: mpirun's exit status and what all ranks wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    ranks: int = 0
+
+    def said(self, words: str) -> int:
+        """How many lines of the standard output begin with these words: how many ranks said so, each once."""
+        return len(re.findall(rf"^{re.escape(words)}\b", self.stdout, re.MULTILINE))
+
+    @property
+    def output(self) -> str:
+        return f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
 
 
 class Rank:

@@ -178,14 +178,14 @@ COPIES = (
     for n in (1_100_000, 1_500_000, 4_000_000, 1_300_000):
         for room in (n, n + 7):
             mine, theirs = (np.random.default_rng(n + room + k).integers(-99, 99, n).astype("f4") for k in (r, left))
-            x, y, before = Array(n).set(mine), Array(room).set(-1), driver.fakegpu_wide_lanes()
+            x, y, before = Array(n).set(mine), Array(room).set(-1), driver.fakegpu_movers()
             comm.Send(x, right, 1, stream=stream)
             x.fill(stream, -5.0)
             x.copied(stream)
             comm.mpi.Barrier()
             comm.Recv(y, left, 1, stream=stream)
             assert (y.peek[:n] == theirs).all() and (y.peek[n:] == -1).all(), (n, room)
-            assert driver.fakegpu_wide_lanes() == before, (n, room)
+            assert driver.fakegpu_movers() == before, (n, room)
             comm.mpi.Barrier()
     # Those that do wait, behind them and before.
     x, y, n = [Array(2_200_000).set(10 * r + k) for k in range(5)], Array(2_200_000), 2_200_000

@@ -5,7 +5,7 @@ static const char ADDS[] = "adds floats", AWAITS[] = "awaits a word", POSTS[] = 
                   FUSED_TEXT[] = "does it all", LANES[] = "moves a message", PIECES_TEXT[] = "converts pieces",
                   RINGS[] = "moves through rings";
 
-static int wide_lanes;
+static int movers; /* kernels of several blocks that have moved messages */
 
 static const char *made_of(const char *source) {
     int adds = strstr(source, "UCCH_SUM(a, b));") != NULL;
@@ -42,7 +42,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
         return all ? submit(handle, (work){.kind = FUSED, .dst = all}) : OUT_OF_MEMORY;
     }
     if (function == LANES) {
-        __atomic_add_fetch(&wide_lanes, blocks > 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&movers, blocks > 1, __ATOMIC_RELAXED);
         ucch_lane_copy *c = argument(arguments, sizeof(*c), sizeof(*c));
         return c ? submit(handle, (work){.kind = LANE, .dst = c}) : OUT_OF_MEMORY;
     }
@@ -53,6 +53,7 @@ static int launch_kernel(void *handle_of_function, unsigned blocks, unsigned thr
     if (function == RINGS) {
         ucch_ring_copies *all = argument(arguments, sizeof(*all), sizeof(*all));
         if (all && blocks != 2 * all->width) return INVALID_VALUE;
+        __atomic_add_fetch(&movers, 1, __ATOMIC_RELAXED);
         return all ? submit(handle, (work){.kind = RING, .dst = all}) : OUT_OF_MEMORY;
     }
     const void *src = *(void **)arguments[0];
@@ -85,7 +86,7 @@ static int find_kernel(void **function, const void *module, const char *name) {
     return INVALID_VALUE;
 }
 
-int fakegpu_wide_lanes(void) { return __atomic_load_n(&wide_lanes, __ATOMIC_RELAXED); }
+int fakegpu_movers(void) { return __atomic_load_n(&movers, __ATOMIC_RELAXED); }
 
 #ifdef FAKE_CUDA
 #define RTC(name) nvrtc##name

@@ -27,13 +27,14 @@ CASES: list[tuple[str, str, str, dict[str, str]]] = [
       for queues in (OWN_QUEUES, FEW_QUEUES)],
     ("random", _S.RANDOM, "nvidia:1,amd:1", {"UCCH_CHANNELS": "n", "FAKEGPU_DELAY_US": "10"}),
     ("pinned memory", _S.PINS, "nvidia:1,amd:1", EITHER), ("by copies", _S.COPIES, "nvidia:1,amd:1", EITHER),
+    ("behind a slow stream", _S.EARLY, "nvidia:1,amd:1", {}),
     ("on its way", _S.ON_ITS_WAY, "nvidia:1,amd:1", {"FAKEGPU_DELAY_US": "10000"}),
     *[("given up", _S.GIVEN_UP, each, {}) for each in ("nvidia:1,amd:1", "nvidia:2")],
 ]  # fmt: skip
 
 
-#: Those of ranks that have no pinned memory and no kernels yet.
-FRESH = _S.STREAMS, _S.PINS
+#: Those of ranks that have no pinned memory and no kernels yet, or a device of their own.
+FRESH = _S.STREAMS, _S.PINS, _S.EARLY
 
 
 @pytest.mark.parametrize(

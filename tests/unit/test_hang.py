@@ -265,6 +265,13 @@ def test_bytes_that_were_changed() -> None:
     assert read > 20, seed
 
 
+def test_times_that_were_damaged() -> None:
+    limits = np.iinfo(RECORD["ended"])
+    failed = call(SUM, 6, 2) | {"status": lib.UCCH_FAIL_TIMEOUT, "called": limits.max, "ended": limits.min}
+    told = {each.code: each.text for each in said(file(0, [*good(5), failed], (0, 1)), file(1, good(6), (0, 1)))}
+    assert f"rank 0: {SUM} (call 6) failed after" in told["hang-failed"], told
+
+
 def test_random_jobs() -> None:
     """Of a random job in which one rank does something else at a random place that place is named."""
     chance = random.Random(seed := random.randrange(1 << 32))
