@@ -1,5 +1,5 @@
 """Calls as programs on mpi4py make them, again and again: each case is run by MPI and three times by this package, and
-must come out the same. Single calls in all forms of buffers are drawn (tests/suites/buffer_suite.py)."""
+must come out the same."""
 
 import array
 from collections.abc import Callable
