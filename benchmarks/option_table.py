@@ -33,6 +33,7 @@ class Options:
     window: int = 64
     pairs: int | None = None
     accelerator: str = "host"
+    places: tuple[str, ...] = ()  # "H" or "D" for the two sides of point-to-point
     backend: str = "ours"
     peers: tuple[str, ...] = ()
     rounds: int = 10

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..machine import launchers
@@ -133,10 +134,20 @@ def parse(bench: Bench, arguments: Sequence[str]) -> Options:
     return _whole(bench, options, positional)
 
 
+def _places(bench: Bench, options: Options, words: list[str]) -> tuple[str, ...]:
+    """OSU's words behind the options: memory of the first and of the second rank of each pair."""
+    if bench.family != "pt2pt" or len(words) != 2 or not set(words) <= {"H", "D"}:
+        takes = "H or D, twice," if bench.family == "pt2pt" else "options only"
+        raise BadUsage(f"argument {' '.join(words)!r}: {bench.name} takes {takes}; see --help")
+    if "D" in words and options.accelerator == "host":
+        raise BadUsage(f"argument {' '.join(words)!r}: D is device memory; say which with -d cuda or -d rocm")
+    return tuple(words)
+
+
 def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
     """Check what only the options together can tell."""
     if positional:
-        raise BadUsage(f"argument {' '.join(positional)!r}: {bench.name} takes options only; see --help")
+        options = replace(options, places=_places(bench, options, positional))
     if bench.sized and options.min_size > options.max_size:
         raise BadUsage(f"option -m: the minimum {options.min_size} is above the maximum {options.max_size}")
     return options
@@ -144,8 +155,9 @@ def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
 
 def help_text(bench: Bench) -> str:
     """The benchmark's help, one line per option."""
+    places = " [H|D H|D]" if bench.family == "pt2pt" else ""
     lines = [
-        f"Usage: python -m ucc_hetero.bench {bench.name} [options]",
+        f"Usage: python -m ucc_hetero.bench {bench.name} [options]{places}",
         f"({bench.plain_title} v{VERSION})",
         "Options:",
     ]

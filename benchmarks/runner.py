@@ -72,9 +72,11 @@ def _check_ranks(bench: Bench, world: World, options: Options) -> None:
 
 def _memory(options: Options, world: World) -> Memory:
     """This rank's memory; all ranks fail if one cannot have what was asked for."""
-    local = world.local_rank()
+    accelerator, local = options.accelerator, world.local_rank()
+    if options.places:  # the first half of the ranks and the second
+        accelerator = "host" if options.places[world.rank >= (world.size + 1) // 2] == "H" else accelerator
     try:
-        return world.agreed(lambda: open_memory(options.accelerator, local), ValueError)
+        return world.agreed(lambda: open_memory(accelerator, local), ValueError)
     except ValueError as why:
         raise BadUsage(str(why)) from None
 

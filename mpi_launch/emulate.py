@@ -321,8 +321,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--links", type=int, default=1, help="network interfaces per host (default 1)")
     parser.add_argument("--mtu", type=int, default=1500)
-    parser.add_argument("--goodput", action="store_true", help="first print what plain sockets carry between hosts")
-    parser.add_argument("--keep", action="store_true", help="leave the hosts up after the command, until Ctrl-C")
     parser.add_argument("--dry-run", action="store_true", help="print what would be configured, and stop")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --; without one, a shell on the first host")
     return parser
@@ -342,24 +340,13 @@ def _describe(cluster: Cluster) -> str:
     return "\n".join(f"# {title}\n{text}" for title, text in parts)
 
 
-def _attend(cluster: Cluster, args: argparse.Namespace) -> int:
-    for left, right in zip(range(args.hosts), range(1, args.hosts), strict=False) if args.goodput else ():
-        rate = goodput(cluster, left, right, link=None)
-        print(f"{cluster.layout[left].name} -> {cluster.layout[right].name}: {rate / 1e6:.1f} MB/s", file=sys.stderr)
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+def _attend(cluster: Cluster, words: Sequence[str]) -> int:
+    """Run a command on the first host, or a shell; returns its exit status."""
+    command = list(words[1:] if words[:1] == ["--"] else words)
     process = cluster.hosts[0].popen(command or [os.environ.get("SHELL", "/bin/sh")])
     while True:
         with contextlib.suppress(KeyboardInterrupt):
-            status = process.wait()
-            break
-    if args.keep:
-        print(
-            f"hosts are up until Ctrl-C; enter one with: {cluster.directory}/bin/ssh {cluster.layout[0].name}",
-            file=sys.stderr,
-        )
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
-    return int(status)
+            return int(process.wait())
 
 
 @ends_with_its_reader
@@ -375,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with cluster:
-            return _attend(cluster, args)
+            return _attend(cluster, args.command)
     except (ValueError, RuntimeError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 

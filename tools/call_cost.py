@@ -3,7 +3,7 @@
     python tools/call_cost.py                               # host memory: Gloo and mpi4py
     python tools/call_cost.py --ranks 2                     # with GPUs: NCCL, through torch
     python tools/call_cost.py --amd 1 --hip libamdhip64-over-cuda.so     # two vendors; tests/hipcuda
-    python tools/call_cost.py --sizes 8,65536,16777216 --only stream,batch --gloo
+    python tools/call_cost.py --sizes 8,65536,16777216 --only stream,batch,graph --gloo
 
 ``issue`` is how long a call keeps its caller, and ``time`` how long one takes of many in a row, to the last one's data:
 microseconds, medians of rounds, of the slowest rank. Where a ratio is below 100 % ours is the cheaper one. What calls
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch_calls import KINDS, Data, call_of, exchange, turns
+from torch_calls import IN_PLACE, KINDS, Data, call_of, exchange, settle, turns
 from torch_job import RANK, about, join, one_job, parser, ratio, write
 
 #: torch's collective -> a Communicator's.
@@ -28,6 +28,8 @@ OURS = {
     "reduce_scatter_tensor": "Reduce_scatter_block", "all_to_all_single": "Alltoall",
 }  # fmt: skip
 
+#: Calls of a CUDA graph that is replayed.
+MANY = 20
 #: Calls that Gloo has for device memory, of which it makes copies.
 GLOO = ("all_reduce", "broadcast", "all_gather_into_tensor")
 
@@ -77,6 +79,32 @@ def of_torch(torch: Any, size: int, groups: Mapping[str, Any]) -> Iterator[Row]:
         yield "4 all_reduce coalesced", {n: partial(coalesced, dist, g, four, where) for n, g in has.items()}, None
 
 
+def captured(torch: Any, data: Data, call: Callable[[], Any]) -> Any:
+    """The replay of a graph of many such calls."""
+
+    def once() -> None:
+        if data.kind in IN_PLACE:
+            data.y.copy_(data.x)
+        call()
+
+    once()  # loads what it needs
+    settle(torch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(MANY):
+            once()
+    return graph.replay
+
+
+def of_graphs(torch: Any, size: int, groups: Mapping[str, Any], wanted: Callable[[str], bool]) -> Iterator[Row]:
+    """Collectives through torch that are captured in graphs; NCCL has these end before its groups."""
+    has = {name: group for name, group in groups.items() if name != "gloo"}
+    for kind in [kind for kind in KINDS if wanted(f"{kind} in a graph")]:
+        data = Data(torch, kind, size, "cuda")
+        each = {name: captured(torch, data, call) for name, call in by_torch(torch, data, has).items()}
+        yield f"{kind} in a graph", each, data
+
+
 def of_devices(comm: Any, torch: Any, size: int, peers: Mapping[str, Any]) -> Iterator[Row]:
     """A communicator's calls on device memory: in a stream, and by MPI's rules."""
     stream = torch.cuda.current_stream()
@@ -112,6 +140,18 @@ def of_hosts(comm: Any, world: Any, size: int) -> Iterator[Row]:
     yield "Barrier", {"ours": comm.Barrier, "mpi4py": world.Barrier}, None
 
 
+def cost(
+    torch: Any, name: str, calls: Mapping[str, Callable[[], Any]], data: Data | None, many: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    """Compare what each side's call gives, and time it."""
+    graph = name.endswith("in a graph")
+    for side, call in calls.items():
+        if data is not None:
+            data.check(call, f"{name} by {side}", graph or (side == "ours" and name[0].isupper()))
+    found = turns(torch, calls, max(1, many // MANY) if graph else many, rounds)
+    return {side: {what: us / (MANY if graph else 1) for what, us in c._asdict().items()} for side, c in found.items()}
+
+
 def child(options: argparse.Namespace) -> int:
     """All costs, in one job."""
     torch = join(options, 60)
@@ -119,22 +159,26 @@ def child(options: argparse.Namespace) -> int:
 
     import ucc_hetero
 
-    dist, world, on_gpus = torch.distributed, MPI.COMM_WORLD, torch.cuda.is_available()
+    dist, on_gpus, words = torch.distributed, torch.cuda.is_available(), options.only.split(",")
     names = ["nccl", *["gloo"] * options.gloo] if on_gpus else ["gloo"]
     peers = {name: dist.new_group(backend=name) for name in names}
-    comm, words, rows = ucc_hetero.Communicator(), options.only.split(","), []
-    for size in map(int, options.sizes.split(",")):
+    groups, comm, rows = {"ours": dist.group.WORLD, **peers}, ucc_hetero.Communicator(), list[dict[str, Any]]()
+
+    def wanted(name: str) -> bool:
+        return any(word in name for word in words)
+
+    def measure(through: str, kind: Iterator[Row], size: int) -> None:
         many = options.calls if size <= 1 << 20 else max(2, min(options.calls, (256 << 20) // size))
-        own = of_devices(comm, torch, size, peers) if on_gpus else of_hosts(comm, world, size)
-        for through, kind in (("torch", of_torch(torch, size, {"ours": dist.group.WORLD, **peers})), ("", own)):
-            for name, calls, data in kind:
-                if not any(word in name for word in words):
-                    continue
-                for side, call in calls.items():
-                    if data is not None:
-                        data.check(call, f"{name} by {side}, {size} bytes", not through and side == "ours")
-                costs = {side: cost._asdict() for side, cost in turns(torch, calls, many, options.rounds).items()}
+        for name, calls, data in kind:
+            if wanted(name):
+                costs = cost(torch, name, calls, data, many, options.rounds)
                 rows.append({"call": name, "bytes": size, "through": through, **costs})
+
+    for size in map(int, options.sizes.split(",")):
+        measure("torch", of_torch(torch, size, groups), size)
+        if on_gpus:
+            measure("torch", of_graphs(torch, size, groups, wanted), size)
+        measure("", of_devices(comm, torch, size, peers) if on_gpus else of_hosts(comm, MPI.COMM_WORLD, size), size)
     if RANK == 0:
         write(options.child, {"about": about(torch, dist.get_world_size()), "plans": comm.plan_summary(), "rows": rows})
     comm.Free()
@@ -145,11 +189,11 @@ def child(options: argparse.Namespace) -> int:
 def table(rows: list[dict[str, Any]]) -> str:
     """The costs as text."""
     columns = f"{'issue':>10}{'theirs':>10}{'ratio':>9}{'time':>11}{'theirs':>11}{'ratio':>9}"
-    lines = [f"{'call':38}{'bytes':>10}{'beside':>8}{columns}"]
+    lines = [f"{'call':40}{'bytes':>10}{'beside':>8}{columns}"]
     for row in rows:
         ours, name = row["ours"], f"{row['through']} {row['call']}".strip()
-        for peer in row.keys() & {"nccl", "gloo", "mpi4py"}:
-            cells = [f"{name:38}{row['bytes']:10}{peer:>8}"]
+        for peer in [each for each in ("nccl", "gloo", "mpi4py") if each in row]:
+            cells = [f"{name:40}{row['bytes']:10}{peer:>8}"]
             for what, width in (("issue", 10), ("time", 11)):
                 one, two = ours[what], row[peer][what]
                 cells.append(f"{one:{width}.2f}{two:{width}.2f}{ratio(one, two):>9}")

@@ -1,25 +1,22 @@
 """Resources of a rank over many calls, communicators and failures: memory, descriptors, threads, shared segments.
 
     mpirun -n 2 python tools/soak.py --collectives 1000000 --communicators 10000 --failures 1000
-    mpirun -n 2 python tools/soak.py --minutes 30 --curve soak.csv
 
 Each kind of work first runs for a tenth of its rounds, in which caches fill; what the other nine tenths leave behind is
 its growth, a line each. The job ends with status 1 where descriptors, threads or shared segments have grown, or memory
-by more than ``--most`` KiB. With ``--minutes`` all kinds take turns, torch's groups and one-sided transfers among them,
-and the largest holdings of any rank go to a file every ten seconds. Calls that came to nothing stay in libucc, which
-cannot take them back: a refused one may leave 20 KiB, and one that failed 100 KiB, and either a page of shared memory,
-with the communicator that it made unusable.
+by more than ``--most`` KiB. Calls that came to nothing stay in libucc, which cannot take them back: a refused one may
+leave 20 KiB, and one that failed 100 KiB, and either a page of shared memory, with the communicator that it made
+unusable.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +62,10 @@ class Holdings(NamedTuple):
         return Holdings(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+#: Kinds of work, and rounds of each.
+KINDS = {
+    "collectives": 100_000, "communicators": 300, "transfers": 100, "groups": 100, "refusals": 100, "failures": 50,
+}  # fmt: skip
 #: KiB that stay in libucc of a call that has come to nothing.
 LOST = {"refusals": 20, "failures": 100}
 
@@ -145,33 +146,6 @@ class Work:
         dist.destroy_process_group(group)
 
 
-#: How many of each kind a lap has, and of how many laps one has any.
-LAP = {"collectives": (2000, 1), "communicators": (10, 1), "transfers": (1, 1), "groups": (1, 1), "refusals": (1, 5),
-       "failures": (1, 50)}  # fmt: skip
-
-
-def mix(work: Work, minutes: float, curve: Path) -> None:
-    """Laps of all kinds, and the largest holdings of any rank meanwhile."""
-    world, began, due, lap = MPI.COMM_WORLD, time.monotonic(), 0.0, 0
-    done = dict.fromkeys(LAP, 0)
-    with curve.open("w", newline="") if world.rank == 0 else nullcontext() as file:
-        table = csv.writer(file) if file else None
-        if table:
-            table.writerow(["seconds", *Holdings._fields, *LAP])
-        while (now := world.bcast(time.monotonic() - began)) < 60 * minutes:
-            for name, (count, laps) in LAP.items():
-                for _ in range(count if lap % laps == 0 else 0):
-                    getattr(work, name)(done[name])
-                    done[name] += 1
-            lap += 1
-            if now >= due:
-                due += 10
-                worst = map(max, zip(*world.allgather(Holdings.now()), strict=True))
-                if table and file:
-                    table.writerow([round(now), *worst, *done.values()])
-                    file.flush()
-
-
 def run(name: str, round_: Callable[[int], Any], count: int) -> Holdings:
     """Growth of this rank's holdings over nine tenths of the rounds."""
     first = max(count // 10, 1)
@@ -194,19 +168,12 @@ def run(name: str, round_: Callable[[int], Any], count: int) -> Holdings:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("collectives", 100_000), ("communicators", 300), ("refusals", 100), ("failures", 50)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument(
-        "--most", type=int, default=4096, help="KiB by which memory may grow in each kind of work (4096)"
-    )
-    parser.add_argument("--minutes", type=float, default=0.0, help="all kinds in turn for so long")
-    parser.add_argument("--curve", type=Path, default=Path("soak.csv"), help="the file of --minutes (soak.csv)")
+    for name, default in KINDS.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"rounds ({default})")
+    parser.add_argument("--most", type=int, default=4096, help="KiB by which memory may grow in each kind (4096)")
     args = parser.parse_args()
     work, bad = Work(), []
-    if args.minutes:
-        mix(work, args.minutes, args.curve)
-        return 0
-    for name in ("collectives", "communicators", "refusals", "failures"):
+    for name in KINDS:
         if count := getattr(args, name):
             growth = run(name, getattr(work, name), count)
             lost = LOST.get(name, 0)

@@ -240,8 +240,6 @@ void ucch_transfer_converts(ucch_transfer *transfer, const ucch_rows *rows);
 void ucch_transfer_opens(ucch_transfer *transfer, uint64_t region, uint64_t bytes);
 void ucch_transfer_notifies(ucch_transfer *transfer, void *data, size_t bytes, int counter);
 int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
-uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
-                              uint64_t theirs, uint64_t bytes, double timeout);
 int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);

@@ -1,5 +1,6 @@
 /* Waiting: spin, then yield, then nap; or listen, and leave progress to the thread. */
 #define _GNU_SOURCE
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "base/lock.h"
@@ -11,12 +12,18 @@
 #define MOMENT_S 50e-6
 /* Rounds of a wait that is over at once. */
 #define QUICK 64
+/* How late the kernel may end a nap, in ns. By default it is longer than the shortest nap. */
+#define SLACK_NS 2000
+
 /* Give the core away, or nap where nothing has moved since `quiet`; returns the time after `now`. */
 double ucch_rest(double now, double quiet) {
     double nap = ucch_nap(now - quiet);
     if (nap == 0) return ucch_yield(now);
     struct timespec t = {.tv_nsec = (long)(1e9 * nap)};
+    int slack = prctl(PR_GET_TIMERSLACK); /* of the caller's thread */
+    prctl(PR_SET_TIMERSLACK, SLACK_NS);
     nanosleep(&t, NULL);
+    prctl(PR_SET_TIMERSLACK, slack);
     return ucch_napped(now, nap);
 }
 

@@ -36,6 +36,12 @@
 #define CROWDED_S 3e-6
 #define LATE_S 200e-6
 #define CROWDED_TURNS 64
+/* A yield that took longer gave the core to a thread that computes, for a slice of its: the next turns nap
+ * (base/lock.c).
+ */
+#define LONG_YIELD_S 300e-6
+#define NAPS_AFTER 256
+#define QUICK_NAP_S 20e-6
 #define NAP_SHARE 0.25
 #define SLACK_NS 2000
 /* Yields of the thread, so that threads that wait for its lock get it. */
@@ -108,13 +114,16 @@ static void idle_wait(ucch_wire *w, double seconds) {
 
 /* Between two turns, `quiet` seconds after something moved: yield, or nap where that keeps others from the core. */
 static void rest(double now, double quiet) {
-    static _Thread_local int crowded;
+    static _Thread_local int crowded, naps;
     double longest = crowded ? LONGEST_CROWDED_NAP_S : LONGEST_NAP_S, nap = 0;
-    if (quiet > (crowded ? CROWDED_PATIENCE_S : PATIENCE_S)) {
-        nap = NAP_SHARE * quiet < longest ? NAP_SHARE * quiet : longest;
+    if (naps > 0 || quiet > (crowded ? CROWDED_PATIENCE_S : PATIENCE_S)) {
+        double shortest = naps > 0 ? QUICK_NAP_S : 0;
+        nap = NAP_SHARE * quiet < shortest ? shortest : NAP_SHARE * quiet < longest ? NAP_SHARE * quiet : longest;
         nanosleep(&(struct timespec){0, (long)(1e9 * nap)}, NULL);
+        naps -= naps > 0;
     } else
         sched_yield();
+    if (nap == 0 && ucch_now() - now > LONG_YIELD_S) naps = NAPS_AFTER;
     if (ucch_now() - now - nap > (nap > 0 ? LATE_S : CROWDED_S))
         crowded = CROWDED_TURNS;
     else if (crowded)

@@ -1,5 +1,5 @@
-/* Blocking calls that look like one made before, from Python to their end in one crossing: the module
- * ucc_hetero._repeat in the file of cffi's.
+/* Blocking calls that look like one made before, and transfers of one piece, from Python to their end in one crossing:
+ * the module ucc_hetero._repeat in the file of cffi's.
  *
  * What is looked at here is told by pointers: the call's name, its operation, and of arrays of numpy's, whose struct is
  * part of its interface for compiled code, the type and length. Everything else is Python's business. */
@@ -11,7 +11,8 @@
 #include <string.h>
 #include <structmember.h>
 
-#include "base/ucch.h"
+#include "base/lock.h"
+#include "rma/rma.h"
 
 /* Calls that a table knows, and places where one of them may stand. */
 #define ENTRIES 256
@@ -24,6 +25,7 @@
 
 enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM, ARGUMENTS };
 enum { OUTOF, INTO, SIDES };
+enum { PEER, WHAT, LOCAL, TARGET, HERE, THERE, BYTES, NUMBERS };
 /* As ucch_wait says it; 0: it goes on. */
 enum { DONE = 1, FAILED };
 
@@ -272,7 +274,34 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_TRUE;
 }
 
-static PyMethodDef functions[] = {METHOD(arrays, METH_FASTCALL), {0}};
+/* piece(peer, what, local, target, here, there, bytes, timeout): begin a put or get of one piece, by the addresses of
+ * the engine's sides: 1 if it is done, its own address, or 0 where it is the general way's business, or is wrong. */
+static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    unsigned long long v[NUMBERS];
+    (void)module;
+    for (int i = 0; n == NUMBERS + 1 && i < NUMBERS && !PyErr_Occurred(); i++)
+        v[i] = PyLong_AsUnsignedLongLong(args[i]);
+    double timeout = n == NUMBERS + 1 && !PyErr_Occurred() ? PyFloat_AsDouble(args[NUMBERS]) : -1;
+    int fits = n == NUMBERS + 1 && !PyErr_Occurred() && v[PEER] && v[LOCAL] && v[TARGET];
+    PyErr_Clear();
+    if (!fits) return PyLong_FromLong(0);
+    ucch_peer *peer = (ucch_peer *)(uintptr_t)v[PEER];
+    ucch_region *local = (ucch_region *)(uintptr_t)v[LOCAL];
+    ucch_target *target = (ucch_target *)(uintptr_t)v[TARGET];
+    uintptr_t found;
+    /* With the interpreter's lock who waits for the engine's may wait for a thread that waits for that one. */
+    if (ucch_transfer_dashes(local, target, v[BYTES]) && ucch_trylock()) {
+        found = ucch_transfer_piece(peer, (int)v[WHAT], local, target, v[HERE], v[THERE], v[BYTES], timeout);
+        ucch_unlock();
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        found = ucch_transfer_piece(peer, (int)v[WHAT], local, target, v[HERE], v[THERE], v[BYTES], timeout);
+        Py_END_ALLOW_THREADS;
+    }
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+static PyMethodDef functions[] = {METHOD(arrays, METH_FASTCALL), METHOD(piece, METH_FASTCALL), {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "ucc_hetero._repeat", NULL, -1, functions};
 
 PyMODINIT_FUNC PyInit__repeat(void);

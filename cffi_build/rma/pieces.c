@@ -50,8 +50,9 @@ static uint64_t join(ucch_piece *pieces, uint64_t n) {
     return left;
 }
 
-/* True if a kernel is the best way to copy them. Network threads send what kernels have written faster than what copy
- * engines have, so for them it is, unless it goes byte by byte. */
+/* True if a kernel is the best way to copy them. With slots that network threads carry it is, unless it goes byte by
+ * byte: between two H200 puts had 15 GB/s by copies, 23 where the receiver's were by kernels and 24 where both sides'
+ * were. */
 static int suit_kernels(const ucch_piece *pieces, uint64_t n, int by_wires) {
     uint64_t all = 0, bits = 0;
     for (uint64_t i = 0; i < n; i++) {

@@ -68,6 +68,7 @@ typedef struct ucch_place {
 } ucch_place;
 
 struct ucch_region {
+    ucch_rma *at;
     uint64_t id;
     char *base;
     size_t bytes;
@@ -236,6 +237,9 @@ void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
 void ucch_peer_lose_locked(ucch_peer *peer);
 
 /* transfer.c */
+uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
+                              uint64_t theirs, uint64_t bytes, double timeout);
+int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes);
 int ucch_rma_hold(ucch_gate *gate, void *stream);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
 void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);

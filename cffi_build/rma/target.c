@@ -127,7 +127,7 @@ int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apar
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh) {
     ucch_region *r = calloc(1, sizeof(*r));
     if (!r) return NULL;
-    *r = (ucch_region){.id = id, .base = base, .bytes = bytes, .on_device = on_device, .memh = memh};
+    *r = (ucch_region){.at = at, .id = id, .base = base, .bytes = bytes, .on_device = on_device, .memh = memh};
     ucch_lock();
     r->next = at->regions;
     at->regions = r;

@@ -16,9 +16,13 @@
 /* Pieces under way at a time, and posted in one turn of progress. */
 #define WINDOW 256
 #define TURN 128
-/* Bytes that one copy of the kernel's moves sooner than a thread is woken, and looks at libucp that this takes. */
-#define HURRY_BYTES 16384
+/* Bytes that a transfer's own thread moves at once, in 70 us at most: to wake another one, and to share the lock and
+ * the caches with it, takes as long. Of these, so many that others may wait for the interpreter meanwhile. */
+#define HURRY_BYTES ((uint64_t)1 << 20)
+#define DASH_BYTES ((uint64_t)16 << 10)
+/* Looks at libucp that this takes at most, beside one for each piece and for so many bytes. */
 #define HURRY 4
+#define SEGMENT ((uint64_t)256 << 10)
 
 /* A transfer's way: what is in front of it, then its data, then word that it is there. */
 enum { WAITING, MOVING, FLUSHING, ASKED };
@@ -266,9 +270,9 @@ static void begin_locked(ucch_transfer *t, double timeout) {
 /* See a short one to its end that goes to a process of this host, if nothing is in front of it, and no word of it is
  * left for the thread to send. */
 static void hurry_locked(ucch_transfer *t) {
-    int is_short = t->next == t->n && t->bytes <= HURRY_BYTES && !t->tells;
-    is_short = is_short && t->phase != WAITING && t->phase != ASKED;
-    for (int i = is_short && !t->peer->by_errors && is_direct(t) ? HURRY : 0; i && t->op.state == UCCH_ACTIVE; i--) {
+    int is_short = t->next == t->n && t->bytes <= HURRY_BYTES && !t->tells && !t->peer->by_errors && is_direct(t);
+    if (!is_short || t->phase == WAITING || t->phase == ASKED) return;
+    for (uint64_t i = HURRY + t->n + t->bytes / SEGMENT; i && t->op.state == UCCH_ACTIVE; i--) {
         ucp_worker_progress(t->peer->at->worker);
         if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);
     }
@@ -310,10 +314,12 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     return status;
 }
 
-/* Begin one piece, which is known to fit: a transfer, 1 when it has ended well already, or 0 where it cannot begin. */
+/* Begin one piece: a transfer, 1 when it has ended well already, or 0 where it does not fit or cannot begin. */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout) {
-    ucch_transfer *t = ucch_transfer_new(peer, what);
+    int fits = local->at == peer->at && target->peer == peer && ucch_pieces_outside(local->bytes, 1, &mine, &bytes) < 0;
+    fits = fits && ucch_pieces_outside(target->bytes, 1, &theirs, &bytes) < 0;
+    ucch_transfer *t = fits ? ucch_transfer_new(peer, what) : NULL;
     if (!t) return 0;
     t->piece[0] = mine;
     t->piece[1] = theirs;
@@ -323,6 +329,11 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
     if (!status) return (uintptr_t)t;
     ucch_transfer_free(t);
     return status > 0;
+}
+
+/* True if one piece takes but a moment, for which the interpreter may wait. */
+int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes) {
+    return bytes <= DASH_BYTES && !local->on_device && !target->on_device;
 }
 
 /* Without the lock: let a stream wait for a gate's end: 1, or 0 where it cannot. */

@@ -14,20 +14,20 @@ import numpy as np
 from arrays import Array, runtime, wait_until_held
 from mpi4py import MPI
 from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
-from ucc_hetero.calls import prepare
+from ucc_hetero.calls import preparation
 from ucc_hetero.native.libraries import lib
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}
 
-class Noted(getattr(prepare.Prepared, "noted", prepare.Prepared)):
-    noted = getattr(prepare.Prepared, "noted", prepare.Prepared)  # and not another script's that ran here before
+class Noted(getattr(preparation.Prepared, "noted", preparation.Prepared)):
+    noted = getattr(preparation.Prepared, "noted", preparation.Prepared)  # not another script's that ran here before
 
     def __init__(self, bound, kind, program, rank, staged=None, stream=None):
         if staged is not None or program.execution.name == "QUEUED":
             made.setdefault(bound.call.collective, set()).add(staged is None)
         super().__init__(bound, kind, program, rank, staged, stream)
 
-prepare.Prepared = Noted
+preparation.Prepared = Noted
 
 def numbers(k, rank, n, dtype=np.float32):
     "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."

@@ -85,32 +85,33 @@ async def awaited(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
 
 def one_by_one(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     """Single pieces of all lengths, many of which end as they begin."""
-    source, room, back = rng.integers(0, 256, N, np.uint8), np.zeros((p, N), np.uint8), np.zeros(N, np.uint8)
+    n = 3 << 20
+    source, room, back = rng.integers(0, 256, n, np.uint8), np.zeros((p, n), np.uint8), np.zeros(n, np.uint8)
     mine, theirs, home = (worker.register(each) for each in (source, room, back))
     told = mpi.allgather((theirs.descriptor, source))
     for rank, peer in enumerate(peers):
-        target, at, wanted = peer.open(told[rank][0]), 0, np.zeros(N, np.uint8)
+        target, at, wanted = peer.open(told[rank][0]), 0, np.zeros(n, np.uint8)
         before = peer.counts()
-        for size in (0, 1, 8, 16384, 16385, *rng.integers(0, 40_000, 15).tolist()):
-            put = peer.put(mine, target, at, r * N + at, size)
+        for size in (0, 1, 8, 16384, 16385, 1 << 20, (1 << 20) + 1, *rng.integers(0, 40_000, 15).tolist()):
+            put = peer.put(mine, target, at, r * n + at, size)
             put.Wait()
             assert put.Test()
-            got = peer.get(home, target, at, r * N + at, size)
+            got = peer.get(home, target, at, r * n + at, size)
             while not got.Test():
                 time.sleep(1e-4)  # others need the core
             wanted[at : at + size] = source[at : at + size]
             assert (back == wanted).all(), size
             at += size
         now = peer.counts()
-        assert now["puts"] - before["puts"] == 20 and now["gets"] - before["gets"] == 20, (before, now)
+        assert now["puts"] - before["puts"] == 22 and now["gets"] - before["gets"] == 22, (before, now)
         back[:] = 0
     target = peers[r].open(theirs.descriptor)
-    refused(ValueError, "local_offsets[0]: 8 bytes", peers[r].put, mine, target, N - 7, 0, 8)
-    refused(ValueError, "remote_offsets[0]: 8 bytes", peers[r].get, mine, target, 0, p * N - 7, 8)
+    refused(ValueError, "local_offsets[0]: 8 bytes", peers[r].put, mine, target, n - 7, 0, 8)
+    refused(ValueError, "remote_offsets[0]: 8 bytes", peers[r].get, mine, target, 0, p * n - 7, 8)
     refused(ValueError, "local_offsets[0]: -1", peers[r].put, mine, target, -1, 0, 8)
     mpi.Barrier()
     for rank in range(p):
-        assert (room[rank][: 1 + 8 + 16384] == told[rank][1][: 1 + 8 + 16384]).all()
+        assert (room[rank][: 2 << 20] == told[rank][1][: 2 << 20]).all()
     mpi.Barrier()
 
 
@@ -154,9 +155,14 @@ def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     refused(RefusedError, "no such region", right.put, mine, stale, 0, 0, 8)
     refused(RefusedError, "no such region", right.open, others[(r + 1) % p])
     refused(ValueError, "closed", right.put, gone, target)
+    refused(ValueError, "closed", right.put, gone, target, 0, 0, 8)
+    if p > 1:
+        refused(ValueError, "another peer", peers[r].put, mine, target, 0, 0, 8)
     refused(CollectiveTimeout, "no notification", worker.wait_notification, 0.01)
     refused(CollectiveTimeout, "counter 1", worker.counter().wait(1, timeout=0.05).Wait)
     right.put(mine, target).Wait()
+    target.close()
+    refused(ValueError, "closed", right.put, mine, target, 0, 0, 8)
     mpi.Barrier()
 
 

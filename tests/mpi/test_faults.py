@@ -186,14 +186,14 @@ print("right", flush=True)
 def test_a_death_while_a_communicator_has_no_page_yet(mpirun: Any, ulfm: list[str]) -> None:
     """Its error is raised all the same, and the next communicator is made."""
     script = """
-from ucc_hetero.bootstrap import group
+from ucc_hetero.bootstrap import membership
 
 def dies(*_):
     raise u.PeerError("rank 1 died before there was a page")
 
-board, group.Board = group.Board, dies
+board, membership.Board = membership.Board, dies
 assert "before there was a page" in caught(comm.Dup, u.PeerError)
-group.Board = board
+membership.Board = board
 with comm.Dup() as part:
     part.Allreduce(x, y)
 assert (y == 2).all()

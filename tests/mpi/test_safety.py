@@ -20,8 +20,9 @@ rng = np.random.default_rng()
 def test_nothing_grows(mpirun: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py)."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
+    args += ["--transfers", "20", "--groups", "20"]
     job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env={"UCCH_TIMEOUT": "100"}, timeout=120)
-    assert job.stdout.count("more rounds") == 4 and "grown" not in job.stdout, job.output
+    assert job.stdout.count("more rounds") == 6 and "grown" not in job.stdout, job.output
 
 
 def test_a_forked_child_is_refused(crew: Any) -> None:
@@ -46,7 +47,7 @@ if not child:
             assert "fork" in str(error), error
         else:
             os._exit(1)
-    comm.Free()  # nothing is done, and nobody waited for
+    comm.Free()  # nothing is done, and no rank is waited for
     os._exit(7)
 status = os.waitpid(child, 0)[1]
 assert os.waitstatus_to_exitcode(status) == 7, status
@@ -197,7 +198,7 @@ time.sleep(1000)
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "comm.Iallreduce(x, y)"])
 def test_the_interpreter_ends_with_calls_under_way(mpirun: Any, end: str) -> None:
-    """Requests that nobody waits for, in another thread, too."""
+    """Requests that are not waited for, in another thread, too."""
     script = f"""
 x, y = np.ones(300_000), np.empty(300_000)
 kept = [comm.Iallreduce(x, y) for _ in range(5)] + [comm.Irecv(np.empty(5), 1 - rank, 9)]
@@ -214,7 +215,7 @@ print("at the end", flush=True)
 
 @pytest.mark.parametrize("call", ["comm.Allreduce(x, y, op)", "comm.Iallreduce(x, y, op).Wait()"])
 def test_an_exception_in_an_operation_of_the_users(mpirun: Any, call: str) -> None:
-    """MPI calls it, and mpi4py ends the job with its traceback: nobody takes garbage for a sum, or waits."""
+    """MPI calls it, and mpi4py ends the job with its traceback: no rank takes garbage for a sum, or waits."""
     script = f"""
 from mpi4py import MPI
 def add(a, b, datatype):

@@ -46,6 +46,8 @@ def test_allreduce(words: str, expected: dict[str, object]) -> None:
     ("osu_mbw_mr", "-p 1", {"pairs": 1}),
     ("osu_iallreduce", "-t 100", {"test_calls": 100}),
     ("osu_put_bw", "-W 16 -d cuda", {"window": 16, "accelerator": "cuda"}),
+    ("osu_latency", "-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")}),
+    ("osu_bw", "H H", {"places": ("H", "H")}),
     ("osu_allreduce", "--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
 ])  # fmt: skip
 def test_others(name: str, words: str, expected: dict[str, object]) -> None:
@@ -61,9 +63,9 @@ REFUSALS = {
         ("--full=1", "takes no argument"), ("--va", "--validation, --validation-warmup"),
         ("--nonsense", "--nonsense is not one of"), ("-P x:y", "-P is not one of"),
         ("-d tpu", "host, cuda, rocm, auto"), ("64", "options only"),
-        ("--peer nobody", "ours, mpi4py, ucc, gloo, nccl"),
+        ("--peer other", "ours, mpi4py, ucc, gloo, nccl"),
     ],
-    "osu_latency": [("-D cont", "-D is not one of"), ("D H", "options only")],
+    "osu_latency": [("-D cont", "-D is not one of"), ("D H", "-d cuda"), ("D", "H or D, twice")],
     "osu_gather": [("-k 3", "fixed:RANK or rotate")],
     "osu_barrier": [("-c", "-c is not one of")],
     "osu_bcast": [("-l", "-l is not one of")],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
 from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, pack, unpack
-from ucc_hetero.buffers.model import bounds, merge, scattered
+from ucc_hetero.buffers.buffer import bounds, merge, scattered
 from ucc_hetero.types import DTYPES
 
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]

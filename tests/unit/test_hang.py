@@ -122,7 +122,7 @@ def test_a_rank_in_user_code(stack: str) -> None:
 
 
 def test_a_rank_that_waits_elsewhere() -> None:
-    """In a message that nobody has sent: that is the first thing that is said."""
+    """In a message that has not been sent: that is the first thing that is said."""
     waiting = [file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 1, 3)]
     found = said(*waiting, file(2, [*good(5), message("receive", 1, 7, 12)]))
     assert [each.code for each in found if each.level == "error"] == ["hang-message", "hang-missing", "hang-circle"]

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from ucc_hetero.bootstrap.liveness import salt
+from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.types import DTYPES, OPS
 

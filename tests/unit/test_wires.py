@@ -11,7 +11,7 @@ from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.transport import wires
-from ucc_hetero.transport.rings import SLOT, usual_slot
+from ucc_hetero.transport.channels import SLOT, usual_slot
 
 DEVICES = {name for row in VENDORS.values() for name in row.transports}
 

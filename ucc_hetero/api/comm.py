@@ -13,10 +13,10 @@ from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
-from ..calls.dispatch import Runner
 from ..calls.persistent import PersistentRequest
 from ..calls.recovery import Recovery
 from ..calls.request import Request
+from ..calls.runner import Runner
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import LibraryNotFound, UCCHError
@@ -150,7 +150,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         for name in ("_own", "_edges", "_partitions"):
             vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
-        if together:  # else it is needed for those that come later (calls/dispatch.py)
+        if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
         if run.unfit is not None:
             raise run.unfit

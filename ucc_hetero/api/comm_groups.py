@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely, timely
-from ..calls.dispatch import Runner
+from ..calls.runner import Runner
 from ..docstrings import described, forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")

@@ -67,7 +67,7 @@ def forget(comm: Any) -> None:
     global _has_leaked_calls
     if comm in living:  # not of a parent process
         living.remove(comm)
-    _has_leaked_calls = _has_leaked_calls or _leaves_calls(comm)
+    _has_leaked_calls = _has_leaked_calls or bool(comm._run.broken)
 
 
 class _Parents:
@@ -92,11 +92,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _leaves_calls(comm: Any) -> bool:
-    """True if a call of a communicator is still in the libraries and will never end."""
-    return bool(comm._run.broken)
 
 
 def failed() -> bool:
@@ -252,7 +247,7 @@ def _together(each: process.Job) -> int:
     from mpi4py import MPI
 
     stuck = any(comm._run.broken or comm._run.busy for comm in living)
-    leaked = _has_leaked_calls or process.forsaken() or any(map(_leaves_calls, living))
+    leaked = _has_leaked_calls or process.forsaken() or any(comm._run.broken for comm in living)
     mine = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE])
     worst = array("i", [0])
     try:

@@ -12,7 +12,7 @@ from ..machine.fabric import RESULTS
 from ..machine.facts import Facts
 from ..planner.rules import Layout, Table, measured_fabric
 from ..planner.topology import Topology, numbered
-from ..transport import rings
+from ..transport import channels
 
 #: Sockets of a rank for each rank on another host at most: two for each wire, and those of libucp.
 _SOCKETS = 16
@@ -79,12 +79,14 @@ def _obstacle(
 ) -> str:
     """Reason why streams cannot do calls between these islands; empty if nothing is in the way. Collective."""
     hosts = numbered([f.host.node for f in everyone])
-    several = not rings.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
+    several = not channels.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
-    mine = rings.obstacle(everyone[rank], runtime, lazy=not several) or few_files(len(hosts) - hosts.count(hosts[rank]))
+    mine = channels.obstacle(everyone[rank], runtime, lazy=not several) or few_files(
+        len(hosts) - hosts.count(hosts[rank])
+    )
     if several and not mine and not library():
         mine = "no library of collectives for a host's devices"
-    return rings.by_rank(mpi.allgather(mine))
+    return channels.by_rank(mpi.allgather(mine))
 
 
 def few_files(far: int) -> str:

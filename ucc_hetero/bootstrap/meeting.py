@@ -17,7 +17,7 @@ from ..machine.facts import Facts, unpacked
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process
-from .liveness import Page, offered
+from .board import Page, offered
 from .turns import turn
 
 #: Bytes of a random name for a communicator's teams.
@@ -58,8 +58,8 @@ class Meeting:
     """The ranks of ``mpi`` while they hold their turns at creating (:func:`met`), and the words that they have
     exchanged."""
 
-    def __init__(self, mpi: Any, page: Page) -> None:
-        self.mpi, self._page = mpi, page
+    def __init__(self, mpi: Any, page: Page, anew: bool) -> None:
+        self.mpi, self._page, self._anew = mpi, page, anew
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         self._words: list[Words | None] = []
         self._facts: list[Facts] | None = None
@@ -67,15 +67,13 @@ class Meeting:
         self._table = NO_TABLE
 
     def come(self, ready: bool) -> bool:
-        """Exchange words. True if all ranks are ready; collective."""
+        """Exchange words, and facts where ranks are to, and do not have those of a job in common. True if all ranks are
+        ready; collective."""
         everyone = self.mpi.allgather((ready, *self._said_again()))
         self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
+        if self._anew and not self.known(range(self._size)):
+            return self._exchange(ready)
         return all(each for each, *_ in everyone)
-
-    def come_anew(self, ready: bool) -> bool:
-        """The same, and exchange facts where ranks do not have those of a job in common."""
-        together = self.come(ready)
-        return together if self.known(range(self._size)) else self._exchange(ready)
 
     def known(self, ranks: Sequence[int]) -> Known | None:
         """What these ranks know of each other; None, on all of them, where they have to tell each other more."""
@@ -152,6 +150,6 @@ def met(mpi: Any, *, anew: bool = False) -> Iterator[Meeting]:
     do not fit together.
     """
     with offered(mpi.Get_size()) as page:
-        meeting = Meeting(mpi, page)
-        with turn(meeting.come_anew if anew else meeting.come):
+        meeting = Meeting(mpi, page, anew)
+        with turn(meeting.come):
             yield meeting

@@ -29,7 +29,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import record
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .liveness import ended
+from .board import ended
 from .timely import limit, named, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.

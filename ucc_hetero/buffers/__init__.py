@@ -6,9 +6,9 @@
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
+from ucc_hetero.buffers.buffer import Buffer, Layout, PointerVendor, VBuffer
 from ucc_hetero.buffers.dtypes import dtype_of
-from ucc_hetero.buffers.message import as_blocks, as_buffer, as_vbuffer, is_in_place
-from ucc_hetero.buffers.model import Buffer, Layout, PointerVendor, VBuffer
+from ucc_hetero.buffers.forms import as_blocks, as_buffer, as_vbuffer, is_in_place
 from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ucc_hetero.buffers import dlpack
-from ucc_hetero.buffers.model import Dims, Memory, PointerVendor, merge
+from ucc_hetero.buffers.buffer import Dims, Memory, PointerVendor, merge
 from ucc_hetero.machine.vendors import INTERFACES
 
 _WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or "

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.model import Array, Dims, merge, packed_places, unpacked_places
+from ucc_hetero.buffers.buffer import Array, Dims, merge, packed_places, unpacked_places
 from ucc_hetero.types import BYTES, DTYPES, DType
 
 
@@ -185,13 +185,9 @@ def _of_blocks(combiner: str, facts: dict[str, Any], inner: Sequence[Element], e
         return _scattered(dtype, extent, _in_blocks(displs if in_bytes else displs * inner[0].extent, each, inner[0]))
     fields = [_in_blocks(displs[i : i + 1], each[i : i + 1], field) for i, field in enumerate(inner)]
     if dtype is BYTES:
-        fields = [_bytes_of(starts, field.dtype) for starts, field in zip(fields, inner, strict=True)]
+        sizes = (np.arange(field.dtype.itemsize) for field in inner)
+        fields = [np.add.outer(starts, each).ravel() for starts, each in zip(fields, sizes, strict=True)]
     return _scattered(dtype, extent, np.concatenate(fields))
-
-
-def _bytes_of(starts: Array, dtype: DType) -> Array:
-    """Where the bytes of elements lie."""
-    return np.add.outer(starts, np.arange(dtype.itemsize)).ravel()
 
 
 def _in_blocks(starts: Array, lengths: Array, inner: Element) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bindings import quarantine
-from ..bootstrap.liveness import signature
+from ..bootstrap.board import signature
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported

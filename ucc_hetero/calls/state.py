@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from .. import env
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.group import Membership
-from ..bootstrap.liveness import Board
+from ..bootstrap.board import Board
 from ..bootstrap.meeting import Meeting
+from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -44,7 +44,7 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 class State:
     """One communicator as its calls see it: ranks, time limit, and whether it can be used.
 
-    Collective to create; ``meeting`` as in :class:`.group.Membership`.
+    Collective to create; ``meeting`` as in :class:`.membership.Membership`.
     """
 
     def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:

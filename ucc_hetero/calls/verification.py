@@ -32,7 +32,7 @@ from ..transport.bounce import Bounce
 from ..types import is_delegated
 from .arguments import Bound, CallSpec, Completion, bind
 from .checksums import PIECES, Fault, Moved, Reduced, Span, length
-from .prepare import label_of, reduction_of
+from .preparation import label_of, reduction_of
 from .request import Request, poll_hooks
 from .state import State, recorded
 

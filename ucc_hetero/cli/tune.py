@@ -29,8 +29,8 @@ from ..planner.collectives import ROWS, elements, recv_length, send_length
 from ..planner.rules import Layout, Measured, PairRule, Rule, Wires, save_fabric, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
+from ..transport.channels import SLOT, usual_slot
 from ..transport.paths import MessagePaths
-from ..transport.rings import SLOT, usual_slot
 from ..transport.wires import wanted
 from ..types import Transport
 from .finding import Finding, improvements

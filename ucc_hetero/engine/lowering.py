@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..bindings.ucc import status_name
 from ..bindings.ucc_enums import CollFlag
-from ..bootstrap.liveness import Board, salt, signature
+from ..bootstrap.board import Board, salt, signature
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of
 from ..errors import LibraryError
@@ -22,7 +22,7 @@ from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ..trace.record import Note, describe, recording
-from ..transport.rings import Channels
+from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each
 from .stream_program import may_hold, of_vendors, queue
 

@@ -11,7 +11,7 @@ from ..errors import LibraryError
 from ..native.libraries import lib
 from ..planner.plan import KINDS, Plan, Step, regions
 from ..trace.record import Note
-from ..transport.rings import Channels
+from ..transport.channels import Channels
 from ..types import DTYPES, OPS
 from .placement import Placement
 

@@ -41,7 +41,7 @@ def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
     None where there is anything better than plain Ethernet, or only one.
     """
     here = nics(root)
-    if any(_is_rdma(root, nic.name) for nic in here):
+    if any((root / "sys/class/infiniband" / nic.name).exists() for nic in here):
         return ()
     found = [Port(nic.name, network, nic.speed) for nic in _chosen(here, allowed) if (network := _network(nic.name))]
     return tuple(sorted(found, key=lambda port: port.network)) if len(found) > 1 else ()
@@ -76,10 +76,6 @@ def cores_for(threads: int, ranks_here: int, beside: Set[int]) -> set[int]:
     own, every = os.sched_getaffinity(0), host_cores()
     choices = [(own, threads + 1)] * (own != every) + [(every, threads * ranks_here)]
     return next((cores & beside for cores, needed in choices if len(cores & beside) >= needed), every)
-
-
-def _is_rdma(root: Path, name: str) -> bool:
-    return (root / "sys/class/infiniband" / name).exists()
 
 
 def _address(name: str) -> tuple[int, int]:

@@ -27,7 +27,8 @@ from ..installed import extra
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
-    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "preload_ucx", "repeater",
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "piece", "preload_ucx",
+    "repeater",
 ]  # fmt: skip
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
@@ -66,8 +67,11 @@ def _repeats() -> Any:
     return module if module.arrays(np.ndarray, sample, sample.ctypes.data, sample.dtype) else None
 
 
+_repeat = _repeats()
 #: Makes tables of blocking calls that need no Python when they are made again, where that is possible.
-repeater: Any = getattr(_repeats(), "Repeater", None)
+repeater: Any = getattr(_repeat, "Repeater", None)
+#: Begins a one-sided transfer of one piece; 0 where that is the general way's business.
+piece: Any = getattr(_repeat, "piece", lambda *_: 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from typing import Any, overload
 from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
-from ..bootstrap.group import Membership
+from ..bootstrap.membership import Membership
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest
-from ..calls.prepare import Kinds
+from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
 from ..device import pointer_vendor, report, uncaptured
@@ -39,7 +39,7 @@ from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
-from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, Ways
+from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -343,39 +343,33 @@ class Messages:
         if isinstance(transfer, Letter):
             self.post(transfer, timeout)
             return
-        ways = transfer.ways
-        if ways is None or ways.buffer is not transfer.buffer:
+        if transfer.begin is None or transfer.begins is not transfer.buffer:
             self._watch(transfer)
-            ways = transfer.ways = self._ways(transfer)
+            transfer.begin, transfer.begins = self._beginning(transfer), transfer.buffer
         if transfer.stream is not None:
             stream = ffi.cast("void *", transfer.stream)
             if lib.ucch_message_after(transfer.handle, stream) < 0:
                 raise self._not_begun(transfer)
-        ways.begin(timeout)
+        transfer.begin(timeout)
 
     def post(self, letter: Letter, timeout: float) -> None:
         """Give the streams of a lane a message that :meth:`by_lane` is true for; it has ``timeout`` seconds from now,
         0 for no limit."""
-        if status := self._give(letter, timeout):
-            self._post_later(letter, timeout, status)
+        until = 0.0
+        while status := self._give(letter, timeout):
+            if status != lib.UCCH_LATER:
+                raise self._not_posted(letter, status)
+            until = until or time.monotonic() + (self.timeout or math.inf)
+            if time.monotonic() > until:  # none of those under way has ended
+                raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
+            lib.ucch_progress_once()
+            run_poll_hooks()
 
     def _give(self, letter: Letter, timeout: float) -> int:
         peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream
         slot, wanted = self._slots.get(peer, self.size), _ANY_TAG if tag == self.any_tag else tag
         at = letter.address
         return int(_post(self._lanes, letter.handle, peer, slot, letter.how, at, size, wanted, stream, timeout))
-
-    def _post_later(self, letter: Letter, timeout: float, status: int) -> None:
-        """Wait until one of those under way has ended, if that is why a message was not taken."""
-        until = time.monotonic() + self.timeout if self.timeout else math.inf
-        while status:
-            if status != lib.UCCH_LATER:
-                raise self._not_posted(letter, status)
-            if time.monotonic() > until:
-                raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
-            lib.ucch_progress_once()
-            run_poll_hooks()
-            status = self._give(letter, timeout)
 
     def _not_posted(self, letter: Letter, status: int) -> UCCHError:
         where = f"rank {self.rank}: {self._said(letter)}"
@@ -393,20 +387,20 @@ class Messages:
             "can follow it: make a new communicator"
         )
 
-    def _ways(self, transfer: Transfer) -> Ways:
+    def _beginning(self, transfer: Transfer) -> Callable[[float], Any]:
+        """What begins a transfer with its buffer."""
         peer, buffer = transfer.peer, transfer.buffer
         pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
         if self.lanes != ffi.NULL and peer != self.rank:
             self._by_lanes(transfer)
         if transfer.what == "receive":
             matched = self.pattern(peer, transfer.tag)
-            receive = partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
-            return Ways(buffer, receive)
+            return partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
         code = self._base | self.rank << SOURCE_SHIFT | transfer.tag
         what = transfer.handle, self.worker, self._endpoint(peer), pointer, buffer.nbytes, code
         if transfer.offered:
-            return Ways(buffer, partial(lib.ucch_send_offer, *what, peer))
-        return Ways(buffer, partial(lib.ucch_send, *what, memory, transfer.sync))
+            return partial(lib.ucch_send_offer, *what, peer)
+        return partial(lib.ucch_send, *what, memory, transfer.sync)
 
     def _by_lanes(self, transfer: Transfer) -> None:
         """Say where the data of a message is, or belongs, should it go by a lane."""
@@ -627,16 +621,13 @@ class Messages:
                 "follow it: make a new communicator"
             )
         known = error.status == lib.UCCH_FAIL_PEER
-        if known or self._goes(transfer.peer):
+        # Of a rank that goes now the memory, which libucp reads, is gone before the process is.
+        if known or (transfer.peer in self._slots and progress_until(lambda: self.gone(transfer.peer), _DYING_S)):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
             return PeerError(
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
-
-    def _goes(self, peer: int) -> bool:
-        """True if a rank has gone, or goes now: its memory, which libucp reads, is gone before the process is."""
-        return peer in self._slots and progress_until(lambda: self.gone(peer), _DYING_S)
 
     def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"

@@ -40,17 +40,13 @@ def _uneven(spec: Any, edges: int, **about: Any) -> _Blocks:
     return [part_of(found.buffer, *where) for where in zip(found.displs, found.counts, strict=True)]
 
 
-def _typed(spec: Any, edges: int, **about: Any) -> _Blocks:
-    return as_blocks(spec, edges, **about)
-
-
 #: call -> how its send and its receive buffer are divided among edges.
 _DIVIDED: dict[str, tuple[Callable[..., _Blocks], Callable[..., _Blocks]]] = {
     "neighbor_allgather": (_same, _even),
     "neighbor_allgatherv": (_same, _uneven),
     "neighbor_alltoall": (_even, _even),
     "neighbor_alltoallv": (_uneven, _uneven),
-    "neighbor_alltoallw": (_typed, _typed),
+    "neighbor_alltoallw": (as_blocks, as_blocks),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
@@ -22,17 +22,12 @@ def source_and_tag(code: int) -> tuple[int, int]:
     return (code & SOURCE_MASK) >> SOURCE_SHIFT, code & TAG_MASK
 
 
-class Ways(NamedTuple):
-    """How a message is begun with ``buffer``."""
-
-    buffer: Buffer
-    begin: Callable[[float], Any]
-
-
 class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
     __slots__ = (
+        "begin",
+        "begins",
         "bounce",
         "buffer",
         "by_stream",
@@ -46,7 +41,6 @@ class Transfer:
         "stream",
         "sync",
         "tag",
-        "ways",
         "what",
     )
 
@@ -72,8 +66,9 @@ class Transfer:
         self.stream = stream
         self.pinned = pinned
         self.buffer = self._staged()
-        #: How it is begun, of that buffer, once it was.
-        self.ways: Ways | None = None
+        #: What begins it, and with which buffer, once it was begun.
+        self.begin: Callable[[float], Any] | None = None
+        self.begins: Buffer | None = None
         self.sync = False
         #: A send by a lane, which libucp only matches; and the lanes of its communicator, which it may keep.
         self.offered, self.lanes = False, None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 
 class Call(NamedTuple):
@@ -154,16 +154,20 @@ def recv_length(call: Call, rank: int) -> int:
     return ROWS[call.collective].recv(Shape(call), rank)
 
 
+_T = TypeVar("_T")
+
+
+def _at_root(find: Callable[[Shape, int], _T], elsewhere: _T) -> Callable[[Shape, int], _T]:
+    """The same at the root, and something else on the other ranks."""
+    return lambda s, rank: find(s, rank) if rank == s.call.root else elsewhere
+
+
 def _nothing(s: Shape, rank: int) -> int:
     return 0
 
 
 def _vector(s: Shape, rank: int) -> int:
     return s.call.counts[0]
-
-
-def _vector_at_root(s: Shape, rank: int) -> int:
-    return s.call.counts[0] if rank == s.call.root else 0
 
 
 def _vector_elsewhere(s: Shape, rank: int) -> int:
@@ -178,18 +182,6 @@ def _all(s: Shape, rank: int) -> int:
     return s.total
 
 
-def _all_at_root(s: Shape, rank: int) -> int:
-    return s.total if rank == s.call.root else 0
-
-
-def _matrix_row(s: Shape, rank: int) -> int:
-    return s.sent(rank)
-
-
-def _matrix_column(s: Shape, rank: int) -> int:
-    return s.received(rank)
-
-
 # --- in place ---------------------------------------------------------------------------------------------------------
 
 
@@ -197,24 +189,12 @@ def _same(s: Shape, rank: int) -> Alias | None:
     return Alias("send", "recv", 0)
 
 
-def _same_at_root(s: Shape, rank: int) -> Alias | None:
-    return Alias("send", "recv", 0) if rank == s.call.root else None
-
-
 def _own_in_recv(s: Shape, rank: int) -> Alias | None:
     return Alias("send", "recv", s.own(rank).offset)
 
 
-def _own_in_recv_at_root(s: Shape, rank: int) -> Alias | None:
-    return _own_in_recv(s, rank) if rank == s.call.root else None
-
-
 def _own_in_send(s: Shape, rank: int) -> Alias | None:
     return Alias("recv", "send", s.own(rank).offset)
-
-
-def _own_in_send_at_root(s: Shape, rank: int) -> Alias | None:
-    return _own_in_send(s, rank) if rank == s.call.root else None
 
 
 def _never(s: Shape, rank: int) -> Alias | None:
@@ -236,10 +216,6 @@ def _post_allreduce(s: Shape, rank: int) -> list[Expect]:
     return [Expect(0, s.call.counts[0], 0, range(s.call.ranks))]
 
 
-def _post_reduce(s: Shape, rank: int) -> list[Expect]:
-    return _post_allreduce(s, rank) if rank == s.call.root else []
-
-
 def _post_scan(s: Shape, rank: int) -> list[Expect]:
     return [Expect(0, s.call.counts[0], 0, range(rank + 1))]
 
@@ -258,10 +234,6 @@ def _post_allgather(s: Shape, rank: int) -> list[Expect]:
     return [Expect(b.offset, b.count, 0, range(peer, peer + 1)) for peer, b in enumerate(blocks)]
 
 
-def _post_gather(s: Shape, rank: int) -> list[Expect]:
-    return _post_allgather(s, rank) if rank == s.call.root else []
-
-
 def _post_scatter(s: Shape, rank: int) -> list[Expect]:
     own = s.own(rank)
     return [Expect(0, own.count, own.offset, range(s.call.root, s.call.root + 1))]
@@ -278,18 +250,6 @@ def _post_alltoall(s: Shape, rank: int) -> list[Expect]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _one(n: int) -> float:
-    return 1.0
-
-
-def _other(n: int) -> float:
-    return (n - 1) / n
-
-
-def _twice(n: int) -> float:
-    return 2 * (n - 1) / n
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """Properties of one collective.
@@ -299,8 +259,8 @@ class Row:
     and ``recv`` give the elements of a rank's dense buffers; a bcast's data is ``send`` at the root and ``recv``
     elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the rank has one buffer
     only or, with ``staged``, that the caller's data must first be copied to scratch that then serves as ``send``.
-    Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is
-    what must hold after it. ``busbw`` is nccl-tests' factor from algorithm to bus bandwidth for n ranks.
+    Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is what must hold after
+    it. ``crossings``: how often (n-1)/n of the data go over the busiest link of n ranks; 0 for all of it, once.
     """
 
     name: str
@@ -312,7 +272,7 @@ class Row:
     recv: Callable[[Shape, int], int]
     in_place: Callable[[Shape, int], Alias | None]
     post: Callable[[Shape, int], list[Expect]]
-    busbw: Callable[[int], float]
+    crossings: int
     staged: bool = False
     #: A rank's result is of the ranks up to it, not of all.
     prefix: bool = False
@@ -322,29 +282,35 @@ class Row:
         """A rank gets its share of what is reduced."""
         return self.reduces and self.layout in ("equal", "ranks")
 
+    def busbw(self, n: int) -> float:
+        """nccl-tests' factor from algorithm to bus bandwidth for n ranks."""
+        return self.crossings * (n - 1) / n if self.crossings else 1.0
+
 
 def _rows() -> tuple[Row, ...]:
     # MPI's in-place reduce_scatter wants the result at the start of the buffer: the lowering moves it there.
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
-    own_root, send_root = _own_in_recv_at_root, _own_in_send_at_root
+    own_root, all_root, send_root = _at_root(_own_in_recv, None), _at_root(_all, 0), _at_root(_own_in_send, None)
+    root, nothing = _at_root(_vector, 0), list[Expect]()
+    gathered, reduced = _at_root(_post_allgather, nothing), _at_root(_post_allreduce, nothing)
     return (
-        # name, rooted, reduces, layout, step, send, recv, in place, post, busbw, staged
-        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing, _one),
-        Row("bcast", yes, no, "vector", "bcast", _vector_at_root, _vector_elsewhere, _never, _post_bcast, _one),
-        Row("reduce", yes, yes, "vector", "reduce", _vector, _vector_at_root, _same_at_root, _post_reduce, _one),
-        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce, _twice),
-        Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share, _other),
-        Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share, _other),
-        Row("gather", yes, no, "equal", "gather", _own, _all_at_root, own_root, _post_gather, _other),
-        Row("gatherv", yes, no, "ranks", "gather", _own, _all_at_root, own_root, _post_gather, _other),
-        Row("scatter", yes, no, "equal", "scatter", _all_at_root, _own, send_root, _post_scatter, _other),
-        Row("scatterv", yes, no, "ranks", "scatter", _all_at_root, _own, send_root, _post_scatter, _other),
-        Row("allgather", no, no, "equal", "allgather", _own, _all, _own_in_recv, _post_allgather, _other),
-        Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather, _other),
-        Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, _other, yes),
-        Row("alltoallv", no, no, "matrix", "alltoall", _matrix_row, _matrix_column, _never, exchange, _other, yes),
-        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, _one, prefix=yes),
-        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, _one, prefix=yes),
+        # name, rooted, reduces, layout, step, send, recv, in place, post, crossings, staged
+        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing, 0),
+        Row("bcast", yes, no, "vector", "bcast", root, _vector_elsewhere, _never, _post_bcast, 0),
+        Row("reduce", yes, yes, "vector", "reduce", _vector, root, _at_root(_same, None), reduced, 0),
+        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce, 2),
+        Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share, 1),
+        Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share, 1),
+        Row("gather", yes, no, "equal", "gather", _own, all_root, own_root, gathered, 1),
+        Row("gatherv", yes, no, "ranks", "gather", _own, all_root, own_root, gathered, 1),
+        Row("scatter", yes, no, "equal", "scatter", all_root, _own, send_root, _post_scatter, 1),
+        Row("scatterv", yes, no, "ranks", "scatter", all_root, _own, send_root, _post_scatter, 1),
+        Row("allgather", no, no, "equal", "allgather", _own, _all, _own_in_recv, _post_allgather, 1),
+        Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather, 1),
+        Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, 1, yes),
+        Row("alltoallv", no, no, "matrix", "alltoall", Shape.sent, Shape.received, _never, exchange, 1, yes),
+        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, 0, prefix=yes),
+        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, 0, prefix=yes),
     )
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
-from ..native.libraries import ffi, lib
-from .region import Core, Region
+from ..native.libraries import ffi, lib, piece
+from .region import Core, Region, Sided
 from .request import ENDED, Request, failure, stream_argument
 from .wire_format import Address, Descriptor
 
@@ -27,7 +27,7 @@ _COUNTS = {
 _PUT, _GET = lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET
 
 
-class Target:
+class Target(Sided):
     """A peer's region, as :meth:`Endpoint.open` found it.
 
     Attributes:
@@ -36,21 +36,16 @@ class Target:
         peer: The endpoint that it was opened by.
     """
 
+    kind = "ucch_target *"
+
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
-        self._native = native
+        self.have(native)
         #: Why our device does not reach it; empty where it does, or is not meant to.
         self.lack = ""
 
     def __repr__(self) -> str:
         return f"<Target of {self.nbytes} bytes of {self.memory} memory>"
-
-    @property
-    def native(self) -> Any:
-        """The engine's side of it; ``ValueError`` once it is closed."""
-        if self._native is None:
-            raise ValueError("this Target is closed")
-        return self._native
 
     @property
     def stale(self) -> bool:
@@ -63,42 +58,37 @@ class Target:
         Raises:
             ValueError: If transfers to it are under way.
         """
-        if self._native is not None:
-            if lib.ucch_target_users(self._native):
+        if self.engine:
+            if lib.ucch_target_users(self.native):
                 raise ValueError("transfers to this Target are under way: wait for them before it is closed")
-            native, self._native = self._native, None
+            native, self.engine = self.native, 0
             lib.ucch_target_free(native)
 
 
 @forms
-class Endpoint:
+class Endpoint(Sided):
     """A connection with a peer's worker; made by :meth:`Worker.connect`.
 
     Transfers complete in any order; the request of each says when its data is there.
     """
+
+    kind, raises = "ucch_peer *", PeerError
 
     def __init__(self, worker: Core, address: Address, near: bool) -> None:
         self.worker, self.uid, self.near = worker, address.uid, near
         status = ffi.new("int *")
         self._address = ffi.from_buffer(address.worker)
         process = address.process if near else 0
-        self._native: Any = lib.ucch_peer_new(worker.native, self.uid, self._address, process, status)
-        if self._native == ffi.NULL:
+        self.have(lib.ucch_peer_new(worker.native, self.uid, self._address, process, status))
+        if not self.engine:
             raise failure("the connection", status[0])
         self._targets: list[Target] = []
         self._closing = threading.Lock()
 
     @property
-    def native(self) -> Any:
-        """The engine's side of it; :class:`PeerError` once it is closed."""
-        if self._native is None:
-            raise PeerError("this Endpoint is closed")
-        return self._native
-
-    @property
     def alive(self) -> bool:
         """True if the peer is not known to have ended."""
-        return self._native is not None and lib.ucch_peer_status(self._native) == 0
+        return self.engine != 0 and lib.ucch_peer_status(self.native) == 0
 
     def counts(self) -> dict[str, int]:
         """Count what was done with this peer.
@@ -232,6 +222,12 @@ class Endpoint:
             CollectiveTimeout: From the request, at the deadline.
             NotSupported: If ``stream`` is being captured in a graph.
         """
+        if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
+            seconds = self.worker.timeout if timeout is None else timeout
+            here, there = local.engine, target.engine
+            found = piece(self.engine, _PUT, here, there, local_offsets, remote_offsets, lengths, seconds)
+            if found:
+                return self._begun(found, "put", (local, target))
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_PUT, "put", asks, notify, counter, stream, timeout)
 
@@ -253,6 +249,12 @@ class Endpoint:
         Returns:
             Request: Done when the data is in ``local``.
         """
+        if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
+            seconds = self.worker.timeout if timeout is None else timeout
+            here, there = local.engine, target.engine
+            found = piece(self.engine, _GET, here, there, local_offsets, remote_offsets, lengths, seconds)
+            if found:
+                return self._begun(found, "get", (local, target))
         asks = local, target, local_offsets, remote_offsets, lengths
         return self._transfer(_GET, "get", asks, notify, counter, stream, timeout)
 
@@ -301,11 +303,11 @@ class Endpoint:
             timeout: Seconds to wait at most.
         """
         with self._closing:  # by who reads the peer's messages, and by who connects anew
-            native, self._native = self._native, None
-            if native is None:
+            if not self.engine:
                 return
+            native, self.engine = self.native, 0
             for target in self._targets:
-                if target._native is not None and not lib.ucch_target_users(target._native):
+                if target.engine and not lib.ucch_target_users(target.native):
                     target.close()
             lib.ucch_peer_close(native, timeout)
             self.worker.forget(self, native)
@@ -313,26 +315,15 @@ class Endpoint:
     def lose(self) -> None:
         """Count the peer as dead: its transfers fail now, and nothing else does."""
         with self._closing:  # or it may be freed while this waits for the engine
-            if self._native is not None:
-                lib.ucch_peer_lose(self._native)
+            if self.engine:
+                lib.ucch_peer_lose(self.native)
 
-    def _piece(
-        self, what: int, local: Region, target: Target, here: Any, there: Any, size: Any, timeout: float | None
-    ) -> Request | None:
-        """One piece in one call, as making lists takes longer than that; None for all else, and what is wrong."""
-        if not (type(here) is type(there) is type(size) is int and target.peer is self and local.worker is self.worker):
-            return None
-        if not (0 <= here <= local.nbytes - size and 0 <= there <= target.nbytes - size and size >= 0):
-            return None
-        seconds = self.worker.timeout if timeout is None else timeout
-        found = lib.ucch_transfer_piece(self.native, what, local.native, target.native, here, there, size, seconds)
+    def _begun(self, found: int, what: str, keep: object) -> Request:
+        """A transfer of one piece that the engine has begun, or done."""
         if found == 1:
             return ENDED
-        if found == 0:
-            return None
         native = ffi.gc(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
-        name = "put" if what == _PUT else "get"
-        return Request(native, lib.ucch_transfer_op(native), name, (local, target))
+        return Request(native, lib.ucch_transfer_op(native), what, keep)
 
     def _transfer(
         self,
@@ -344,8 +335,6 @@ class Endpoint:
         stream: Any,
         timeout: float | None,
     ) -> Request:
-        if notify is None and counter is None and stream is None and (one := self._piece(what, *asks, timeout)):
-            return one
         local, target, *lists = asks
         if target.peer is not self:
             raise ValueError("target: it is a region of another peer than this endpoint's")
@@ -374,9 +363,10 @@ class Endpoint:
         return self._start(native, "pages", (local, target, lists, told), stream, timeout)
 
     def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> Any:
-        native = lib.ucch_transfer_new(self.native, what)
+        sides = local.native, target.native
         places = [ffi.from_buffer("uint64_t *", each) for each in lists]
-        lib.ucch_transfer_lists(native, local.native, target.native, len(lists[0]), *places)
+        native = lib.ucch_transfer_new(self.native, what)
+        lib.ucch_transfer_lists(native, *sides, len(lists[0]), *places)
         return native
 
     def _tell(self, native: Any, data: bytes | None, counter: int | None) -> object:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..native.libraries import ffi, lib
 from ..types import DTYPES
 from .wire_format import Form
@@ -18,6 +18,16 @@ _FLOATS = {name: DTYPES[name].code for name in ("float16", "bfloat16", "float32"
 _FP8 = {"float8_e4m3fn": lib.UCCH_E4M3FN, "float8_e4m3fnuz": lib.UCCH_E4M3FNUZ}
 #: Elements that are moved as they are, by their bytes.
 _UNITS = {8: DTYPES["uint64"].code, 4: DTYPES["uint32"].code, 2: DTYPES["uint16"].code, 1: DTYPES["uint8"].code}
+
+
+def convertible(source: str, target: str) -> bool:
+    """True if elements of one type can become those of the other."""
+    return source == target or any({source, target} <= known.keys() for known in (_FLOATS, _FP8))
+
+
+def scale(source: str, target: str) -> float:
+    """Factor of the scale of float8 elements at the receiver."""
+    return {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(source, 1.0) if source != target else 1.0
 
 
 def strides(form: Form) -> dict[str, int]:
@@ -43,7 +53,7 @@ def unlike(mine: Form, theirs: Form) -> str:
         here, there = getattr(mine, name), getattr(theirs, name)
         if here != there:
             return f"{what}: {here} here and {there} there, which have to be the same"
-    if mine.dtype != theirs.dtype and not any({mine.dtype, theirs.dtype} <= known.keys() for known in (_FLOATS, _FP8)):
+    if not convertible(mine.dtype, theirs.dtype):
         able = " or ".join(", ".join(known) for known in (_FLOATS, _FP8))
         return f"{mine.dtype} here and {theirs.dtype} there: converted are {able} among themselves"
     return ""
@@ -84,13 +94,6 @@ class Plan:
         self.heads = min(mine.first + mine.heads, theirs.first + theirs.heads) - self.first
         #: Pairs of arrays in a layer, each with a transfer of its own.
         self.pairs = max(mine.arrays, theirs.arrays)
-
-    @property
-    def scale(self) -> float:
-        """Factor of the scale of float8 elements at the receiver."""
-        if self.mine.dtype == self.theirs.dtype:
-            return 1.0
-        return {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(self.mine.dtype, 1.0)
 
     def __str__(self) -> str:
         ways = (f"{''.join(a for a in form.axes if a in 'NHD')} {form.dtype}" for form in (self.mine, self.theirs))

@@ -19,14 +19,14 @@ import numpy as np
 
 from ..bindings.handle import Handle
 from ..buffers import dtype_of
-from ..buffers.model import Array
+from ..buffers.buffer import Array
 from ..device import kernels
 from ..errors import DeviceError
 from ..machine.vendors import INTERFACES
 from ..native.libraries import lib
 from ..types import DTYPES
 from .endpoint import Endpoint, Target
-from .layout import Plan, array_bytes, unlike
+from .layout import Plan, array_bytes, scale, unlike
 from .region import Region
 from .request import Requests
 from .wire_format import Descriptor, Form, FormatError, Table, Ticket
@@ -202,7 +202,7 @@ class PageTarget:
     @property
     def scale(self) -> float:
         """Factor by which the receiver multiplies the scales of float8 elements that are sent."""
-        return self.plan.scale
+        return scale(self.table.form.dtype, self.form.dtype)
 
     @property
     def direct(self) -> bool:
@@ -356,12 +356,11 @@ class Receipt:
     def _settled(self, ask: Any) -> bool:
         try:
             done = ask() is not False
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self.close()
+        except Exception:
+            self.close()
             raise
         if done:
-            self._close_counters()
+            self.close()
         return done
 
     def ended(self) -> bool:
@@ -373,7 +372,8 @@ class Receipt:
 
     def close(self) -> None:
         """Give the pages up: data that still comes is refused, except from a :attr:`PageTarget.direct` sender."""
-        self._close_counters()
+        while self._counters:
+            self._counters.pop().close()
 
     @property
     def idle(self) -> bool:
@@ -381,12 +381,8 @@ class Receipt:
         native = self._table.worker.native
         return not any(lib.ucch_rma_landing(native, number) for number in self._numbers)
 
-    def _close_counters(self) -> None:
-        while self._counters:
-            self._counters.pop().close()
-
     def __del__(self) -> None:
-        self._close_counters()
+        self.close()
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------

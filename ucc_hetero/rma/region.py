@@ -61,7 +61,26 @@ class Core(Handle):
         self._gone.append(native)
 
 
-class Region(Handle):
+class Sided:
+    """An object that has a side in the engine: ``engine`` is its address, 0 once it is closed."""
+
+    engine: int
+    kind: str
+    raises: type[Exception] = ValueError
+
+    def have(self, native: Any) -> None:
+        """Begin with it."""
+        self.engine = int(ffi.cast("uintptr_t", native))
+
+    @property
+    def native(self) -> Any:
+        """It; ``ValueError``, of an :class:`Endpoint` :class:`PeerError`, once it is closed."""
+        if not self.engine:
+            raise self.raises(f"this {type(self).__name__} is closed")
+        return ffi.cast(self.kind, self.engine)
+
+
+class Region(Sided, Handle):
     """Registered memory that peers may write to and read; made by :meth:`Worker.register`.
 
     Attributes:
@@ -70,6 +89,8 @@ class Region(Handle):
         memory: Vendor of the memory, or ``host``.
         worker: The worker that it was registered with.
     """
+
+    kind = "ucch_region *"
 
     def __init__(self, worker: Core, memory: Any) -> None:
         engine = worker.native
@@ -84,23 +105,16 @@ class Region(Handle):
         number = int.from_bytes(os.urandom(8), "little")
         handle = self._registered.handle if self._registered else ffi.NULL
         base = ffi.cast("void *", found.address)
-        self._native: Any = lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle)
+        self.have(lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle))
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
         #: True if it is device memory that devices of peers may reach themselves.
-        self.lent = on_device and lib.ucch_region_lend(self._native, lent) == 0
+        self.lent = on_device and lib.ucch_region_lend(self.native, lent) == 0
         key = self._registered.key if self._registered else bytes(ffi.buffer(lent)) if self.lent else b""
         #: For a peer to :meth:`Endpoint.open` it: bytes, good until it is closed.
         self.descriptor = Descriptor(worker.uid, number, found.address, found.nbytes, found.vendor, key).pack()
 
     def __repr__(self) -> str:
         return f"<Region of {self.nbytes} bytes of {self.memory} memory>"
-
-    @property
-    def native(self) -> Any:
-        """The engine's side of it; ``ValueError`` once it is closed."""
-        if self._native is None:
-            raise ValueError("this Region is closed")
-        return self._native
 
     def close(self, timeout: float = 10.0) -> None:
         """Take it back from all peers and deregister it: afterwards nothing is written to it or read from it.
@@ -113,17 +127,18 @@ class Region(Handle):
         Raises:
             CollectiveTimeout: If a peer that is alive does not let go in time; the region then stays registered.
         """
-        if self._native is None:
+        if not self.engine:
             return
-        lib.ucch_region_revoke(self.worker.native, self._native)
-        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, self._native), timeout):
+        native = self.native
+        lib.ucch_region_revoke(self.worker.native, native)
+        if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), timeout):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self.release()
 
     def release(self) -> None:
         """Deregister it, when nothing can use it any more."""
-        if self._native is not None:
-            native, self._native = self._native, None
+        if self.engine:
+            native, self.engine = self.native, 0
             self.worker.regions.discard(self)
             lib.ucch_region_free(self.worker.native, native)
             if self._registered is not None:

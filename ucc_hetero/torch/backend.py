@@ -19,7 +19,7 @@ from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..device import local_rank
 from ..errors import UCCHError
-from ..machine import discover, launchers, vendors
+from ..machine import discover, vendors
 from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
@@ -80,15 +80,15 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     except UCCHError as failure:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
-        _warn_of_binding()
+        _warn_of_binding(comm.topology.hosts.count(0))  # its own host
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     fabric = fabric_of(ranks, opts.group_rank, opts.store, opts.timeout)
     return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
 
 
-def _warn_of_binding() -> None:
+def _warn_of_binding(ranks_here: int) -> None:
     """Say that torch's threads have one core where the host has more for each rank, unless one thread is asked for."""
-    share = len(discover.host_cores()) // launchers.number("LOCAL_WORLD_SIZE", os.environ, 1)
+    share = len(discover.host_cores()) // ranks_here
     if discover.cores() == 1 < share and os.environ.get("OMP_NUM_THREADS") != "1":
         log.log("torch").warning(
             "rank 0 and all of torch's threads in it are bound to one core, where the host has %d for each rank: start "

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec
-from ..calls.dispatch import Short
 from ..calls.request import Captured
+from ..calls.runner import Short
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib

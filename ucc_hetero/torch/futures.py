@@ -71,7 +71,7 @@ class InOrder:
                 log.log("torch").warning("%s: %s", self._thread.name, failure)
 
     def stop(self, seconds: float) -> bool:
-        """Let the thread end after what it has been given; wait for that, and return whether it has."""
+        """Let the thread end after what it has been given; wait for that. True if it has."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -255,7 +255,7 @@ def complete_later(work: Work) -> None:
 
 
 def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> bool:
-    """End threads; what they were given is done before. Returns whether all have ended."""
+    """End threads; what they were given is done before. True if all have ended."""
     end = time.monotonic() + seconds
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
     return all(ended)

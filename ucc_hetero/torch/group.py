@@ -183,7 +183,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
 
 def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
-    """Tell the other ranks that this one leaves, and whether all is in order: (request, ours, the worst of all)."""
+    """Tell the other ranks that this one leaves, and how it is: (request, our state, the worst state of all)."""
     from mpi4py import MPI
 
     mine, worst = array("i", [fine]), array("i", [0])

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..api.comm import Communicator
 from ..calls.arguments import CallSpec, Completion
-from ..calls.dispatch import Runner, Short
 from ..calls.request import Request, run_poll_hooks, wait_op
+from ..calls.runner import Runner, Short
 from ..native.libraries import lib
 from ..p2p.transfer import Letter
 

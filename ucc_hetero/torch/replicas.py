@@ -1,4 +1,4 @@
-"""Data-parallel replicas on different vendors: whether they are still equal, and making them so again.
+"""Data-parallel replicas on different vendors: looking for those that have drifted, and making all equal again.
 
 All ranks of an all-reduce get the same bits, but each then runs its own vendor's optimizer kernels, and these differ in
 the last bits: replicas drift. Sharding (FSDP, ZeRO) has one owner for each parameter and no drift; for DDP there is

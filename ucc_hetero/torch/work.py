@@ -395,7 +395,7 @@ class Received(Buffered):
         return self._told()
 
     def _left(self, timeout: timedelta | None) -> bool:
-        """Leave the rest to the current stream: whether that waits now, by this call."""
+        """Leave the rest to the current stream. True if that waits now, by this call."""
         for request in self.unfinished():
             request._arm()
         if self._take(early=True):
@@ -408,7 +408,7 @@ class Received(Buffered):
         return self._take()
 
     def _take(self, *, early: bool = False) -> bool:
-        """Leave the rest to the current stream, if the message has come, or ``early``: whether that waits now."""
+        """Leave the rest to the current stream, if the message has come, or ``early``. True if that waits now."""
         with self._lock:
             for request in self._requests:
                 if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
@@ -526,7 +526,7 @@ class InLane(Work):
         return self._told()
 
     def _follow(self) -> bool:
-        """Let the current stream wait, if the message is with a stream: whether it does, or has nothing to wait for."""
+        """Let the current stream wait, if the message is with a stream. True if it does, or has nothing to wait for."""
         with self._lock:
             letter = self._letter
             if letter is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,7 +134,7 @@ def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
         try:
             data = json.loads(line)
             if "comm" in data:
-                comm = Comm(int(data["number"]), int(data["time"]), _ints(data["ranks"]), int(data["mine"]))
+                comm = Comm(int(data["number"]), int(data["time"]), tuple(map(int, data["ranks"])), int(data["mine"]))
                 if not 0 <= comm.mine < len(comm.ranks):
                     raise ValueError
                 comms[int(data["comm"])] = comm
@@ -149,7 +148,3 @@ def _about(text: bytes) -> tuple[dict[str, Any], dict[int, Comm]]:
     if about.get("rank", -1) < 0:
         raise ValueError("it does not name the rank of these records")
     return about, comms
-
-
-def _ints(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)

@@ -15,7 +15,7 @@ from ..planner.rules import pair_path
 from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
-from .rings import streams_wait
+from .channels import streams_wait
 
 
 def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
@@ -25,7 +25,7 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
     that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
     processor, piece by piece.
     """
-    without = _without_device_memory(everyone)
+    without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # whose libucp cannot move its device's memory
     if wanted == Transport.DIRECT and without:
         raise AgreementError(
             f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
@@ -52,11 +52,6 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
 def _knows(one: Facts, *others: Facts) -> bool:
     """True if a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
     return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
-
-
-def _without_device_memory(everyone: Sequence[Facts]) -> list[int]:
-    """The ranks whose libucp cannot move their devices' memory."""
-    return [rank for rank, f in enumerate(everyone) if not _knows(f)]
 
 
 def _unreachable_peers(everyone: Sequence[Facts]) -> list[int]:

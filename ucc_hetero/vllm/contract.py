@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..rma.layout import convertible, scale
 from ..types import DTYPES
 
 #: Of messages between connectors.
@@ -21,10 +22,8 @@ _EQUAL = {
     "heads": ("heads of keys and values", "serve one model"),
     "backend": ("attention backends, which order the elements of a block each in its way", "give both TRITON_ATTN"),
 }
-_FLOATS = {"float16", "bfloat16", "float32"}
+#: Types whose scales are compared.
 _FP8 = {"float8_e4m3fn", "float8_e4m3fnuz"}
-#: (a sender's type, a receiver's) -> factor of the scales.
-_SCALED = {("float8_e4m3fn", "float8_e4m3fnuz"): 2.0, ("float8_e4m3fnuz", "float8_e4m3fn"): 0.5}
 
 
 class ContractError(ValueError):
@@ -75,8 +74,7 @@ class Contract:
             if mine != theirs:
                 here, there = (f"{len(x)} ({x[0]} ...)" if isinstance(x, list) and x else x for x in (mine, theirs))
                 out.append(f"{what}: {here} here and {there} there; {cure}")
-        pair = {self.elements, sender.elements}
-        if len(pair) > 1 and not pair <= _FLOATS and not pair <= _FP8:
+        if not convertible(sender.elements, self.elements):
             out.append(f"--kv-cache-dtype: {self.elements} here and {sender.elements} there; give both one")
         elif self._scaled(sender) != self.scales:
             out.append(
@@ -86,8 +84,7 @@ class Contract:
         return out
 
     def _scaled(self, sender: Contract) -> list[float]:
-        factor = _SCALED.get((sender.elements, self.elements), 1.0)
-        return [scale * factor for scale in sender.scales]
+        return [each * scale(sender.elements, self.elements) for each in sender.scales]
 
 
 def describe(settings: Any, caches: dict[str, Any]) -> tuple[Contract, list[Any], str]:

@@ -42,9 +42,6 @@ class Hierarchy:
         self._segments: dict[int, list[Segment]]
         self._divisions, self._segments = piece.memo[key]
 
-    def _moved(self, part: Segment) -> Segment:
-        return Segment(self.block.offset + part.offset, part.count, part.owners)
-
     def division(self, group: Group) -> Division:
         """Which rank has which part of the block after the way inward, counted from the block's beginning."""
         return self._divisions[id(group)]
@@ -57,7 +54,7 @@ class Hierarchy:
         """The segments that a group of groups crosses with, those of this plan's rank."""
         for part in self._segments[id(group)]:
             if self.piece.wants(part.owners):
-                yield self._moved(part)
+                yield Segment(self.block.offset + part.offset, part.count, part.owners)
 
     def across(self, divided: Sequence[Division]) -> Iterator[Segment]:
         """The segments of any divisions of the block, those of this plan's rank."""

@@ -24,7 +24,7 @@ from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_le
 from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
 from ..transport.bounce import Bounce
-from ..transport.rings import Channels
+from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 from .arguments import Bound, CallSpec, bind
 from .request import Request, run_poll_hooks
@@ -64,12 +64,7 @@ class CountExchange(NamedTuple):
 
     mine: Any
     rows: Any
-    prepared: Any
-    run: Callable[[Any], None]
-
-    def again(self) -> None:
-        """Exchange them once more."""
-        self.run(self.prepared)
+    prepared: Prepared
 
 
 class Kind:
@@ -485,9 +480,7 @@ class Preparation:
 
     def _announced(self, label: str, *, as_any: bool = False) -> Watch:
         """What watches a call while it is prepared."""
-        board = self.members.board
-        announce = board.announce_any if as_any else board.announce
-        return Watch(self._state, label, lambda text: (announce(text), 0))
+        return Watch(self._state, label, lambda text: (self.members.board.announce(text, as_any=as_any), 0))
 
     def _setting_up(self, label: str) -> Callable[[], None]:
         """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
@@ -522,7 +515,7 @@ class Preparation:
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
         prepared = self._lowered(bound, None, None, label, False)
         self._run(prepared)
-        return CountExchange(mine, rows, prepared, self._run)
+        return CountExchange(mine, rows, prepared)
 
     def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""

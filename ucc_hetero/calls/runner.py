@@ -22,7 +22,7 @@ from ..types import is_delegated
 from .arguments import CallSpec, Completion, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle, nothing
-from .prepare import Cache, Kind, Kinds, Preparation, Prepared
+from .preparation import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
     SLICE,
     Captured,
@@ -299,11 +299,10 @@ class Runner(State):
         prepared.give_back()
         return launched
 
-    @staticmethod
-    def _same_counts(kind: Kind) -> tuple[Kind | None, Any]:
+    def _same_counts(self, kind: Kind) -> tuple[Kind | None, Any]:
         """A kind whose ranks exchange counts, if these are what they were, and the counts."""
         assert kind.exchange is not None
-        kind.exchange.again()
+        self._run(kind.exchange.prepared)
         rows = kind.exchange.rows
         return kind if rows.tobytes() == kind.counts else None, rows
 

@@ -19,14 +19,13 @@ from ..planner.select import agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
-from ..transport import rings
 from ..transport.carriers import warn_idle
+from ..transport.channels import Channels, join
 from ..transport.paths import Device, path_of
-from ..transport.rings import Channels
 from ..types import Transport
 from . import faults, numbers, process
+from .board import Board, ended, meet
 from .links import Links
-from .liveness import Board, ended, meet
 from .meeting import Known, Meeting, met
 from .teams import MOST_SPARE, Teams
 from .timely import limit, places_in, timely
@@ -119,7 +118,7 @@ class Membership:
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
         if not self.bare.flat:
-            self.channels, self.lacks = rings.join(
+            self.channels, self.lacks = join(
                 mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
             )
         self._graphs: tuple[Channels | None, Topology, str] | None = None
@@ -201,7 +200,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
             try:
-                found = rings.join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
+                found = join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]

@@ -165,13 +165,10 @@ class Board:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
         return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, signature(label), text))
 
-    def announce(self, label: str) -> int:
-        """Say what the next call will be while it is being prepared; returns the number it will have."""
-        return self._write(lib.ucch_board_announce, label)
-
-    def announce_any(self, label: str) -> int:
-        """Say that a call is being set up, to be made later: the next one may be any, but for a refused one."""
-        return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL))
+    def announce(self, label: str, *, as_any: bool = False) -> int:
+        """Say what the next call will be while it is being prepared; returns the number it will have. ``as_any``: it
+        is set up, to be made later, and the next one may be any but for a refused one."""
+        return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL) if as_any else 0)
 
     def _write(self, how: Any, label: str, number: int = 0) -> int:
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")

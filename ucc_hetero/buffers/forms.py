@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from ucc_hetero.buffers import mpi
-from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
-from ucc_hetero.buffers.exporters import memory_of
-from ucc_hetero.buffers.model import (
+from ucc_hetero.buffers.buffer import (
     Buffer,
     Layout,
     Memory,
@@ -26,6 +24,8 @@ from ucc_hetero.buffers.model import (
     packed_places,
     scattered,
 )
+from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
+from ucc_hetero.buffers.exporters import memory_of
 from ucc_hetero.buffers.mpi import Element
 from ucc_hetero.types import DTYPES, DType
 
