@@ -22,7 +22,7 @@ from typing import Any
 
 RANK = Path(__file__).with_name("crew_rank.py")
 #: Seconds that the others are given to come to their ends, too, once a rank has failed; and to show their stacks.
-MOMENT = 5.0
+MOMENT = 3.0
 
 #: Error of Open MPI 5's mpirun, once in thousands of starts, before any rank exists: nothing of ours has failed.
 NOT_STARTED = "The PMIx server's listener thread failed to start"

@@ -110,7 +110,7 @@ def test_peers_are_interleaved_and_compared(bench: Run) -> None:
 
 
 def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
-    rest = "-m 8:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
+    rest = "-m 1K:4K -i 4 -x 1 --limit --peer mpi4py --rounds 2"
     families = ("osu_allreduce -c", "osu_bcast_persistent", "osu_ialltoall", "osu_latency -c -z50", "osu_bibw")
     commands = [f"{name} {rest} -T mpi_int --json {tmp_path}/{i}.json" for i, name in enumerate(families)]
     commands += [f"osu_{name} {rest} --json {tmp_path}/{name}.json" for name in ("put_latency", "get_bw")]

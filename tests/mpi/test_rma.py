@@ -9,7 +9,3 @@ import pytest
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_everybody_reaches_everybody(crew: Callable[..., Any], ranks: int) -> None:
     assert crew("tests/mpi/rma_cases.py", ranks).said("right") == ranks
-
-
-def test_over_tcp(mpirun: Callable[..., Any]) -> None:
-    assert mpirun("tests/mpi/rma_cases.py", 2, env={"UCX_TLS": "tcp,self"}).said("right") == 2

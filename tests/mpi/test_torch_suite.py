@@ -1,5 +1,6 @@
 """A sample of torch's own ``DistributedTest``; ``make suites`` runs all of it."""
 
+import random
 import sys
 from pathlib import Path
 
@@ -20,5 +21,6 @@ SAMPLE = [
 
 
 def test_a_sample_of_torchs_own_tests(pythons, request: pytest.FixtureRequest) -> None:
-    results = torch_suite.run_all(torch_suite.Way("ucch", "nvidia:2,amd:2"), SAMPLE, 4, pythons.of(request.path, {}))
-    assert {name: (each.outcome, each.text) for name, each in results.items()} == dict.fromkeys(SAMPLE, ("passed", ""))
+    names = random.sample(SAMPLE, 8)
+    results = torch_suite.run_all(torch_suite.Way("ucch", "nvidia:2,amd:2"), names, 4, pythons.of(request.path, {}))
+    assert {name: (each.outcome, each.text) for name, each in results.items()} == dict.fromkeys(names, ("passed", ""))

@@ -10,7 +10,7 @@ from torch import nn
 from torch_cases import DEVICE, close
 from torch_world import N, R
 
-STEPS, SHARE, WIDTH = 4, 4, 16
+STEPS, SHARE, WIDTH = 3, 4, 16  # the third step shows what an optimizer keeps
 
 
 class Block(nn.Module):
