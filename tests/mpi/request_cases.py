@@ -153,6 +153,24 @@ def case_long_before_persistent(comm: Communicator) -> None:
     assert all((into == 2 * comm.size).all() for into in again) and (scattered == comm.size).all()
 
 
+def case_mpi_moves_while_a_rank_tests(comm: Communicator) -> None:
+    """A rank that asks for the end of a call takes meanwhile what another one sends it by MPI before it comes to it."""
+    data, total = np.random.default_rng(5).random(1 << 19), np.full(3, np.nan)
+    into = np.full(data.size, np.nan)
+    if comm.rank == 0:
+        receive = comm.mpi.Irecv(into, 1, 31)
+        request = comm.Iallreduce(np.ones(3), total)
+        while not request.Test():
+            time.sleep(1e-4)  # others need the core
+        receive.Wait()
+        assert (into == data).all()
+    else:
+        if comm.rank == 1:
+            comm.mpi.Ssend(data, 0, 31)
+        comm.Allreduce(np.ones(3), total)
+    assert (total == comm.size).all()
+
+
 def case_strangers(comm: Communicator) -> None:
     """MPI's own requests are refused by name."""
     ours = comm.Isend(np.zeros(1), comm.rank, 3)

@@ -225,7 +225,8 @@ class Request:
         """After some progress: 1 when the call has ended well, 2 when it failed, 0 while it goes on."""
         refuse_children()
         state = int(lib.ucch_test(self._op))
-        if not state and poll_hooks:
+        if not state:
+            progress_mpi()
             run_poll_hooks()
         return state
 
