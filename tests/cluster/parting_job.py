@@ -1,9 +1,10 @@
 """A rank of a job over a store whose last rank ends, one way or another, while teams are made: FOLDER RANK SIZE HOW.
 
-By an ``interrupt`` it does so as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks
-have some seconds; ``late``: it gives up, and lives on, when the others have what it has not; ``after`` all have
-abandoned what they made. ``cut``: it is out of reach, and never comes to its end, when all have freed that;
-``storeless``: its store alone is out of reach then, and it ends.
+``dead``: it has ended when the others make theirs, and libraries fail before these look. By an ``interrupt`` it does so
+as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks have some seconds; ``late``: it
+gives up, and lives on, when the others have what it has not; ``after`` all have abandoned what they made. ``cut``: it
+is out of reach, and never comes to its end, when all have freed that; ``storeless``: its store alone is out of reach
+then, and it ends.
 """
 
 import os
@@ -22,6 +23,7 @@ from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
+from ucc_hetero.native.waiting import progress_until
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from store import Store
@@ -29,7 +31,7 @@ from store import Store
 
 def end(how: str) -> None:
     """Come to nothing."""
-    if how in ("kill", "early", "after"):
+    if how in ("kill", "dead", "early", "after"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -56,6 +58,10 @@ def main() -> None:
             agreement.judge_contexts = lambda *_: end(how)
         elif how not in ("after", "cut", "storeless"):
             Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
+    elif how == "dead":
+        make = Teams.get
+        Teams._look_inside = lambda self: None  # type: ignore[method-assign]
+        Teams.get = lambda self, *team: progress_until(self.job.ended) and make(self, *team)  # type: ignore[method-assign]
     seconds = 4.0 if how == "stop" else 0.0
     try:
         comm = Communicator._adopt(StoreComm.first(Store(folder, rank), rank, range(size), size, seconds))

@@ -85,7 +85,7 @@ def test_a_rank_that_holds_the_interpreter_is_alive(outputs: Callable[..., list[
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(
-    ("hows", "where"), [("kill", (2,)), ("kill exit error", (1, 2))], ids=["one host", "two hosts"]
+    ("hows", "where"), [("dead", (2,)), ("kill exit error", (1, 2))], ids=["one host", "two hosts"]
 )
 def test_a_rank_that_ends_while_teams_are_made(
     outputs: Callable[..., list[str]], where: tuple[int, ...], hows: str

@@ -11,7 +11,15 @@ from typing import Any
 
 from ..bindings import quarantine, ucc
 from ..device import free_memory, own_device
-from ..errors import CollectiveError, CollectiveTimeout, DeviceError, LibraryError, RefusedError
+from ..errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DeviceError,
+    LibraryError,
+    PeerError,
+    RefusedError,
+    UCCHError,
+)
 from ..machine.vendors import of_memory
 from ..native.libraries import lib
 from ..native.waiting import progress_until
@@ -23,6 +31,9 @@ from .turns import alone, turn
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
 _GRACE = 2.0
+
+#: Seconds in which the death of a rank comes to be known, of which a library may complain a moment before.
+_WHY_S = 1.0
 
 #: Communicators whose teams a job keeps for new ones.
 MOST_SPARE = 8
@@ -118,10 +129,19 @@ class Teams:
                         f"rank {self.rank}: the {link} team of ranks {list(ranks)}: libucc has "
                         f"{64 * int(TEAM_IDS)} numbers for teams, and all are taken: Free some communicators"
                     ) from error
+                self._blame(error)
                 raise
         if len({self._hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
             raise MemoryError("no memory for a team's tags")
         return team
+
+    def _blame(self, error: BaseException) -> None:
+        """Raise what the failure of a team comes of, such as the death of a rank.
+
+        Where one has died, libucp finds no memory of its, and libucc takes a connection that failed for a result.
+        """
+        if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
+            progress_until(bool, _WHY_S, self.look)
 
     def _late(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
         """Message where a team was not made in time. libucc does not tell which of its ranks is missing."""
