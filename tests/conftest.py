@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import itertools
 import os
 import random
 import re
@@ -25,7 +26,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import NOT_STARTED, RANK, CaseFailed, Crew, MPIResult  # noqa: E402
+from crews import RANK, CaseFailed, Crew, MPIResult  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -66,8 +67,15 @@ def pytest_report_header() -> str:
     return f"TESTS_DRAW={DRAWN}"
 
 
+#: What the mpiruns of each test keep while they run lies in a folder of its own. Open MPI names it by mpirun's process
+#: alone: one that was killed leaves it behind, and a later mpirun of that number does not start ("The PMIx server's
+#: listener thread failed to start").
+_FOLDERS, _NUMBER = tempfile.TemporaryDirectory(prefix="mpirun"), itertools.count()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(f"{DRAWN} {item.nodeid}")
+    os.environ["PRTE_MCA_prte_tmpdir_base"] = f"{_FOLDERS.name}/{next(_NUMBER)}"  # noqa: SIM112
 
 
 def pytest_configure() -> None:
@@ -276,8 +284,6 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
         paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         result, late = run_limited(command, environment, folder, limit)
-        if NOT_STARTED in result.stderr:
-            result, late = run_limited(command, environment, folder, limit)
         result = replace(result, ranks=n)
         if late:
             pytest.fail(f"{n} ranks of {path.name} were killed after {limit:.0f} s\n{result.output}", pytrace=False)
@@ -396,22 +402,6 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
         key = n, *sorted(whole.items())
         start = functools.partial(local_crew, n, whole, pythons.of(request.path, whole))
         return crews.run(key, start, path, name, args, dict(env or {}), timeout * ROOM)
-
-    return run
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Call as ``program(command, timeout, env=None)``: a command that starts mpirun, again where that did not start."""
-
-    def run(
-        command: Sequence[str], timeout: float, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        def once() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env=env)
-
-        job = once()
-        return once() if NOT_STARTED in job.stdout + job.stderr else job
 
     return run
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 
 @pytest.mark.parametrize("script", ["torch_train", "torch_busy", "call_cost"])
-def test_benchmarks(program, tmp_path: Path, script: str) -> None:
+def test_benchmarks(tmp_path: Path, script: str) -> None:
     """They run to their ends and leave their figures; how large these are is no matter of a test."""
     small = {
         "torch_train": "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1".split(),
@@ -21,7 +22,9 @@ def test_benchmarks(program, tmp_path: Path, script: str) -> None:
     }
     out = tmp_path / "out.json"
     command = [sys.executable, str(ROOT / "tools" / f"{script}.py"), *small[script]]
-    job = program([*command, "--limit", "250", "--json", str(out)], 600, {**mpi_free(), "CUDA_VISIBLE_DEVICES": ""})
+    command += ["--limit", "250", "--json", str(out)]
+    env = {**mpi_free(), "CUDA_VISIBLE_DEVICES": ""}
+    job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     found = json.loads(out.read_text())
     if script == "call_cost":

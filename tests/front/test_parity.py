@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("with_torch")
 
 
-def test_parity(program, tmp_path: Path) -> None:
+def test_parity(tmp_path: Path) -> None:
     """Two vendors and a single process come to the same losses; another seed does not.
 
     Other ways to train are in torch_strategies.py.
@@ -21,7 +22,8 @@ def test_parity(program, tmp_path: Path) -> None:
     small = ["--ranks", "2", "--ways", "ddp", "--steps", "3", "--batch", "8", "--length", "32"]
     small += ["--jobs", "single,mixed,control"]
     command = [sys.executable, script, *small, "--limit", "300", "--json", str(out)]
-    job = program(command, 600, {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")})
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UCCH_")}
+    job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert job.returncode == 0, job.stdout + job.stderr
     assert "parity holds" in job.stdout
     runs = json.loads(out.read_text())["runs"]
