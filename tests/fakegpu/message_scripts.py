@@ -176,7 +176,7 @@ with Communicator() as comm:
         x, y, later = from_where(n), Array(n), to_where(n)
         at(x)[:], at(y)[:], at(later)[:] = 10 + k, -1, -1
         if r == 0:
-            comm._messages.timeout = 1.0
+            comm._messages.timeout = 0.2
             with pytest.raises(CollectiveTimeout):
                 comm.Ssend(x, 1, k)
             with pytest.raises(CollectiveTimeout):
@@ -184,7 +184,7 @@ with Communicator() as comm:
             comm._messages.timeout = 200.0
             assert [kept.what for kept in p2p._held] == ["synchronous send"]
         gone = comm.mpi.Ibarrier()
-        while not gone.Test():  # in MPI's Barrier the other would take a core for that second
+        while not gone.Test():  # in MPI's Barrier the other would take a core meanwhile
             time.sleep(0.01)
         if r == 1:
             comm.Recv(later, 0, k)

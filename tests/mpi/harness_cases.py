@@ -1,6 +1,4 @@
-"""Cases of test_harness.py, most of which do not come to their ends."""
-
-import threading
+"""Cases of test_harness.py."""
 
 from mpi4py import MPI
 
@@ -13,8 +11,3 @@ def raises() -> None:
     if MPI.COMM_WORLD.rank == 1:
         raise ValueError("no such luck")
     MPI.COMM_WORLD.Barrier()
-
-
-def stays() -> None:
-    if MPI.COMM_WORLD.rank == 1:
-        threading.Event().wait()
