@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench report FILES -o DIR``: result files -> one self-contained HTML page, and PNGs.
+"""Draw result files into one self-contained HTML page, and PNGs.
 
 Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests;
 archives of them (.tar.xz, each with a README.md) become a page each.
@@ -28,7 +28,8 @@ _PAGE = Template("""<!DOCTYPE html>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 0 auto; padding: 1rem; color: #1c2733; }
 nav a { display: inline-block; margin-right: 1em; } a { color: #0065a8; }
 img { max-width: 100%; } .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+table { display: block; max-width: 100%; overflow-x: auto; border-collapse: collapse; }
+table { font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #e2e7ec; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 pre { background: #f4f6f8; padding: .6em; overflow-x: auto; } summary { cursor: pointer; color: #0065a8; }
