@@ -17,9 +17,9 @@ from .world import NotOffered, open_world, prepare
 
 # Programs beside the OSU benchmarks: the module has run(arguments, command) -> status.
 _PROGRAMS = {
-    "compare": "ours, mpi4py and raw UCC in one process start, with ratios (under mpirun)",
+    "compare": "ours, mpi4py and plain UCC in one process start, with ratios (under mpirun)",
     "kv_transfer": "pages of a KV cache from rank to rank, converted or not (under mpirun)",
-    "report": "result files -> one HTML page and PNGs",
+    "report": "draw result files into one HTML page and PNGs",
 }
 
 

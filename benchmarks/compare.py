@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench compare``: ours, mpi4py and raw UCC in one process start, side by side.
+"""Measure our calls, mpi4py's and plain UCC's in one process start, side by side.
 
 Each round measures every series once, in turn, so that whatever disturbs the machine disturbs all of them; the
 ratios come from rounds drawn in pairs. One sample is the mean of back-to-back calls that together take about a
@@ -83,7 +83,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _series(peers: Sequence[Peer]) -> list[Series]:
-    """Blocking and persistent calls of each peer, but raw UCC's persistent calls only."""
+    """Blocking and persistent calls of each peer, but plain UCC's persistent calls only."""
     found = []
     for peer in peers:
         if peer.name != "ucc" or len(peers) == 1:

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench kv_transfer``: pages of a KV cache from one rank's memory to the other's.
+"""Measure the transfer of a KV cache's pages from one rank's memory to the other's.
 
     mpirun -np 2 python -m ucc_hetero.bench kv_transfer --pages 64,1024 --block-size 16,64 --concurrency 1,8
 

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero.bench report FILES -o DIR``: result files -> one self-contained HTML page, and PNGs.
+"""Draw result files into one self-contained HTML page, and PNGs.
 
 Result files of all programs here and in tools/ are read, and the saved output of OSU's C programs and of nccl-tests;
 archives of them (.tar.xz, each with a README.md) become a page each.
@@ -25,13 +25,14 @@ from .options import BadUsage
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 0 auto; padding: 1rem; color: #1c2733; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 0 auto; padding: 1rem; color: #1c2733;
+       overflow-wrap: anywhere; }
 nav a { display: inline-block; margin-right: 1em; } a { color: #0065a8; }
 img { max-width: 100%; } .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #e2e7ec; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-pre { background: #f4f6f8; padding: .6em; overflow-x: auto; } summary { cursor: pointer; color: #0065a8; }
+pre { background: #f4f6f8; padding: .6em; white-space: pre-wrap; } summary { cursor: pointer; color: #0065a8; }
 </style></head><body><h1>$title</h1><p>$lead</p><nav>$links</nav>$about$figures$files</body></html>
 """)
 #: Okabe and Ito's colours, which people with colour blindness can tell apart; a peer has the same in every figure.
@@ -63,10 +64,19 @@ class Figure(NamedTuple):
     curves: tuple[Curve, ...]
 
     @property
+    def what(self) -> str:
+        """What is drawn."""
+        return {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
+
+    @property
     def name(self) -> str:
         """A file name."""
-        what = {"us": "latency", "%": "overlap"}.get(self.unit, "bandwidth")
-        return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{self.benchmark}-{self.dtype}-{what}")
+        return "".join(c if c.isalnum() or c in "-_." else "_" for c in f"{self.benchmark}-{self.dtype}-{self.what}")
+
+    @property
+    def title(self) -> str:
+        """A heading."""
+        return f"{self.benchmark}, {self.dtype}: {self.what}"
 
     @property
     def labels(self) -> list[str]:
@@ -177,15 +187,17 @@ def render(figure: Figure, kind: str) -> bytes:
         raise BadUsage("report: matplotlib draws the figures; install the extra 'plot'") from None
     out = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        canvas = module.Figure(figsize=(8.0, 4.4), dpi=110, layout="constrained")
-        _draw(figure, canvas)
+        columns = max(1, min(3, 110 // (max(map(len, figure.labels)) + 6)))  # of the legend: none is cut off
+        rows = -(-len(figure.labels) // columns)
+        canvas = module.Figure(figsize=(8.0, 4.2 + 0.2 * rows), dpi=110, layout="constrained")
+        _draw(figure, canvas, columns)
         # Neither date nor version: equal results make equal files.
         plain = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
         canvas.savefig(out, format=kind, metadata=plain)
     return out.getvalue()
 
 
-def _draw(figure: Figure, canvas: Any) -> None:
+def _draw(figure: Figure, canvas: Any, columns: int) -> None:
     axes = canvas.subplots()
     for i, (curve, label) in enumerate(zip(figure.curves, figure.labels, strict=True)):
         x, y = [point.size for point in curve.points], [point.value for point in curve.points]
@@ -203,7 +215,7 @@ def _draw(figure: Figure, canvas: Any) -> None:
     axes.set(xlabel="message size [bytes]", ylabel=figure.unit.replace("us", "µs"))
     axes.set_title(f"{figure.benchmark}, {figure.dtype}", loc="left", fontweight="bold")
     axes.grid(True, color="#dddddd", linewidth=0.6)
-    canvas.legend(loc="outside lower center", ncols=3, frameon=False)
+    canvas.legend(loc="outside lower center", ncols=columns, frameon=False)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -223,9 +235,9 @@ def _details(summary: str, text: str) -> str:
 
 
 def _section(figure: Figure, svg: bytes) -> str:
-    name, data = escape(figure.name), base64.b64encode(svg).decode()
-    image = f'<img alt="{name}" src="data:image/svg+xml;base64,{data}">'
-    return f'<section id="{name}"><h2>{name}</h2>{image}{_details("Numbers", _table(_values(figure)))}</section>'
+    name, title, data = escape(figure.name), escape(figure.title), base64.b64encode(svg).decode()
+    image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+    return f'<section id="{name}"><h2>{title}</h2>{image}{_details("Numbers", _table(_values(figure)))}</section>'
 
 
 def _file(source: str, data: Data) -> str:
@@ -252,7 +264,7 @@ def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]
     return _PAGE.substitute(
         title=escape(title),
         lead=f"{len(drawn)} figures, {len(files)} result files",
-        links="".join(f'<a href="#{escape(figure.name)}">{escape(figure.name)}</a>' for figure, _ in drawn),
+        links="".join(f'<a href="#{escape(figure.name)}">{escape(figure.title)}</a>' for figure, _ in drawn),
         about=f"<pre>{escape(about)}</pre>" if about else "",
         figures="".join(_section(*each) for each in drawn),
         files="".join(_file(*each) for each in files),

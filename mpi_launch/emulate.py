@@ -218,7 +218,21 @@ class Cluster:
         timeout: float = 60.0,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``argv`` on one host and return its status and output as text; see `mpirun` for the arguments."""
+        """Run a command on one host and wait for it.
+
+        Args:
+            argv: the command, its words one by one.
+            host: number of the host.
+            env: variables for the command.
+            timeout: seconds, after which every process on the hosts is killed.
+            check: raise for a status other than 0.
+
+        Returns:
+            its status and its output as text.
+
+        Raises:
+            subprocess.TimeoutExpired, subprocess.CalledProcessError: with the output so far.
+        """
         process = self.hosts[host].popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -241,7 +255,13 @@ class Cluster:
             host.kill_all()
 
     def set_rate(self, host: int, rate: str | float, link: int = 0) -> None:
-        """Give a link of a host another rate, in both directions."""
+        """Give a link of a host another rate, in both directions.
+
+        Args:
+            host: number of the host.
+            rate: such as ``"400mbit"``, or bits per second.
+            link: number of the host's link.
+        """
         bits = emulated_net.parse_rate(rate)
         old = self.layout[host].links[link]
         if bits == old.rate:
@@ -253,12 +273,22 @@ class Cluster:
         self.layout = (*self.layout[:host], plan, *self.layout[host + 1 :])
 
     def set_link(self, host: int, up: bool, link: int = 0) -> None:
-        """Pull a host's cable out of the switch, or put it back."""
+        """Pull a host's cable out of the switch, or put it back.
+
+        Args:
+            host: number of the host.
+            up: True to put it back.
+            link: number of the host's link.
+        """
         port = self.layout[host].links[link].port
         emulated_host.configure(self._switch_pid(), f"link set dev {port} {'up' if up else 'down'}\n", "")
 
     def power_off(self, host: int) -> None:
-        """End a host and all its processes, without notice to the others."""
+        """End a host and all its processes, without notice to the others.
+
+        Args:
+            host: number of the host.
+        """
         self.hosts[host].hang_up()
         self.hosts[host].wait_until_down()
 
@@ -276,11 +306,20 @@ def goodput(
     link: int | None = 0,
     both: bool = False,
 ) -> float:
-    """Return the bytes per second that plain TCP sockets carry between two hosts, one connection per link.
+    """Measure what plain TCP sockets carry between two hosts, one connection per link.
 
     Args:
-        link: which; None for all links at once, and the sum.
+        cluster: a cluster that is up.
+        source: number of the host that sends.
+        sink: number of the host that receives.
+        link: number of the link; None for all links at once, and the sum.
         both: send in both directions at once and return the lesser.
+
+    Returns:
+        bytes per second.
+
+    Raises:
+        RuntimeError: the sockets did not connect, or one ended early.
     """
     directions = [(source, sink), (sink, source)] if both else [(source, sink)]
     links = range(len(cluster.layout[source].links)) if link is None else [link]
@@ -312,7 +351,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ucc_hetero.launch.emulate",
         description="Run a command, such as mpirun, on the first host of an emulated cluster.",
-        epilog="Needs root. Example: --hosts 3 --rate 4gbit,4gbit,1gbit -- mpirun -np 6 python train.py",
+        epilog="Needs root, or `unshare --user --map-root-user` before the line. Example: "
+        "--hosts 3 --rate 4gbit,4gbit,1gbit -- mpirun -np 6 python train.py",
     )
     parser.add_argument("--hosts", type=int, default=2, help="how many (default 2)")
     parser.add_argument("--slots", default="2", help="MPI slots per host: one number, or one per host with commas")
@@ -320,7 +360,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rate", default="4gbit", help="of the links: one, or one per host with commas; per link joined by +; none"
     )
     parser.add_argument("--links", type=int, default=1, help="network interfaces per host (default 1)")
-    parser.add_argument("--mtu", type=int, default=1500)
+    parser.add_argument("--mtu", type=int, default=1500, help="bytes (default 1500)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be configured, and stop")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --; without one, a shell on the first host")
     return parser

@@ -1,4 +1,4 @@
-"""``python -m ucc_hetero``: what is installed, which settings there are, what would run, and measuring it."""
+"""``python -m ucc_hetero``: print what is installed, settings, plans and topology, and tune them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ._version import __version__
 from .cli.commands import add as add_commands
 from .errors import UCCHError
 from .stdio import ends_with_its_reader
+
+_DESCRIPTION = "Print what is installed, settings, plans and topology, and tune the choice of plans."
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -28,13 +30,15 @@ def _env(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ucc_hetero", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ucc_hetero", description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"ucc_hetero {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    info = commands.add_parser("info", help="versions, paths, transports, components, memory types, MPI")
+    text = "print versions, paths, transports, components, memory types and MPI"
+    info = commands.add_parser("info", help=text, description=f"{text[0].upper()}{text[1:]}.")
     info.add_argument("--json", action="store_true", help="as JSON")
     info.set_defaults(run=_info)
-    commands.add_parser("env", help="every environment variable with its default and meaning").set_defaults(run=_env)
+    text = "print every environment variable with its default and meaning"
+    commands.add_parser("env", help=text, description=f"{text[0].upper()}{text[1:]}.").set_defaults(run=_env)
     add_commands(commands)
     return parser
 

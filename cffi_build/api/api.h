@@ -202,7 +202,7 @@ void ucch_rma_stop(ucch_rma *at);
 void ucch_rma_free(ucch_rma *at);
 uint64_t ucch_rma_counter(ucch_rma *at, int counter);
 int ucch_rma_counter_next(ucch_rma *at, int counter);
-int ucch_rma_landing(ucch_rma *at, int counter);
+int ucch_rma_arriving(ucch_rma *at, int counter);
 int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
 ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least);
 ucch_op *ucch_await_op(ucch_await *wait);

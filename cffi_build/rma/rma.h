@@ -146,7 +146,7 @@ struct ucch_transfer {
  * in front of it if that is not shared. What comes in may lie in a slot of its sender's, or in the `piece`th one that
  * wires carry. */
 typedef struct ucch_slot {
-    enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_LANDING } state;
+    enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_ARRIVING } state;
     ucch_rma *at;
     char *memory, *seen, *held;
     const char *data, *data_seen;

@@ -185,7 +185,7 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
 static void reclaim_locked(ucch_slot *s) {
     passed_locked(s);
     if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s);
-    int is_lost = (s->state == UCCH_SENT || s->state == UCCH_LANDING) && (!s->peer || s->peer->status);
+    int is_lost = (s->state == UCCH_SENT || s->state == UCCH_ARRIVING) && (!s->peer || s->peer->status);
     if (!is_lost) return;
     if (s->request && !s->is_shared) s->held = NULL;
     s->request = NULL;
@@ -362,7 +362,7 @@ static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_arrival *a) {
     s->bytes = a->bytes;
     s->piece = a->piece;
     s->region = NULL;
-    s->state = UCCH_LANDING;
+    s->state = UCCH_ARRIVING;
     s->data = s->data_seen = s->memory;
     if (s->header.what == UCCH_HERE) {
         come_locked(s);
@@ -436,7 +436,7 @@ int ucch_staged_busy(ucch_peer *peer) {
 }
 
 /* How many slots are still on their way to places whose arrival a counter counts. */
-int ucch_rma_landing(ucch_rma *at, int number) {
+int ucch_rma_arriving(ucch_rma *at, int number) {
     int found = 0;
     ucch_lock();
     for (int i = 0; i < UCCH_RMA_SLOTS; i++)
@@ -454,7 +454,7 @@ int ucch_staged_poll_locked(ucch_rma *at) {
         if (passed_locked(&at->out[i])) found = 2;
         reclaim_locked(s);
         if (s->state != UCCH_FREE && !found) found = 1;
-        if (s->state == UCCH_LANDING && s->header.what == UCCH_HERE && come_locked(s)) found = 2;
+        if (s->state == UCCH_ARRIVING && s->header.what == UCCH_HERE && come_locked(s)) found = 2;
         if (s->state != UCCH_COPYING) continue;
         int done = copied(s);
         if (!done) continue;

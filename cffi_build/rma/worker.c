@@ -19,7 +19,7 @@
 #define UCS_INPROGRESS 1
 #define UCS_INVALID (-5)
 /* Attention goes on for as long after what came last. */
-#define LINGER_S 1e-3
+#define ARM_AFTER_S 1e-3
 /* Of a counter, before they begin again: their numbers are those of an int. */
 #define USES ((uint64_t)1 << 21)
 
@@ -133,7 +133,7 @@ static int attend_locked(ucch_op *op) {
     int busy = ucch_staged_poll_locked(at);
     double now = ucch_now();
     if (busy) at->heard = now;
-    if (now - at->heard > LINGER_S && ucp_worker_arm(at->worker) == 0) {
+    if (now - at->heard > ARM_AFTER_S && ucp_worker_arm(at->worker) == 0) {
         ucch_op_end_locked(op, 0, -1, -1);
         pthread_cond_broadcast(&at->calm);
     }

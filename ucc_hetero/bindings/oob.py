@@ -31,7 +31,15 @@ class Exchange(Protocol):
     size: int
 
     def begin(self, src: memoryview, dst: memoryview) -> Pending:
-        """Start gathering ``src`` of every rank into ``dst`` (``size`` times as long), in rank order."""
+        """Start an allgather; does not block.
+
+        Args:
+            src: this rank's bytes.
+            dst: memory for every rank's bytes in rank order, ``size`` times as long.
+
+        Returns:
+            the exchange, which fills ``dst`` until its ``test()`` is True.
+        """
 
 
 class _MPIPending:
@@ -48,13 +56,19 @@ class _MPIPending:
 
 
 class MPIExchange:
-    """An :class:`Exchange` over an mpi4py communicator, which should be private to it; ``seconds`` for each at most."""
+    """An :class:`Exchange` over an mpi4py communicator.
+
+    Args:
+        comm: the communicator, used for nothing else.
+        seconds: time for each exchange, after which its ``test()`` raises `CollectiveTimeout`.
+    """
 
     def __init__(self, comm: Any, seconds: float = math.inf) -> None:
         self.comm, self._seconds = comm, seconds
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def begin(self, src: memoryview, dst: memoryview) -> Pending:
+        """Start an ``MPI_Iallgather``; see `Exchange.begin`."""
         return _MPIPending(self.comm.Iallgather(src, dst), self.rank, self._seconds)
 
 

@@ -26,33 +26,44 @@ _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "
 
 def add(commands: Any) -> None:
     """Add the commands to a parser's subparsers."""
-    plan = commands.add_parser("plan", help="what would run for a collective and size")
-    plan.add_argument("collective", choices=sorted(ROWS))
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}."
+        )
+        added.set_defaults(run=run)
+        return added
+
+    plan = command("plan", _plan, "show the plan of a collective, without running it")
+    plan.add_argument("collective", choices=sorted(ROWS), metavar="collective", help=", ".join(sorted(ROWS)))
     plan.add_argument("size", help="bytes of the vector, or of all blocks together: 4096, 64K, 16M")
     plan.add_argument("--vendors", metavar="SPEC", help="a layout to plan for, not the job's: nvidia:2,amd:2")
     plan.add_argument("--hosts", metavar="N,N", help="ranks on each host of that layout; all on one without it")
     plan.add_argument("--weights", metavar="W,W", help="relative bandwidth of each rank's link in that layout")
-    plan.add_argument("--algorithm", help="this one, not the one that would be chosen")
-    plan.add_argument("--fragments", type=int, default=1, help="of --algorithm (1)")
+    plan.add_argument("--algorithm", metavar="NAME", help="show this one, not the one that would be chosen")
+    plan.add_argument("--fragments", type=int, metavar="N", default=1, help="of --algorithm (1)")
     plan.add_argument("--run", dest="measure", action="store_true", help="also measure it (under mpirun)")
     plan.add_argument("--json", action="store_true", help="as JSON")
-    plan.set_defaults(run=_plan)
-    topo = commands.add_parser("topo", help="hosts, processors, devices, ports, ranks and islands (under mpirun: all)")
-    topo.add_argument("--record", metavar="FILE", help="write the files that it was found in, without serial numbers")
+    topo = command("topo", _topo, "draw the host, its devices and ports; under mpirun all hosts, ranks and islands")
+    topo.add_argument(
+        "--record", metavar="FILE", help="also write the system files that this was read from, without serial numbers"
+    )
     topo.add_argument("--facts", metavar="FILE", help="draw the machine of such a record")
-    topo.set_defaults(run=_topo)
-    tune = commands.add_parser("tune", help="measure on the job's ranks which algorithms are fastest (under mpirun)")
-    tune.add_argument("--file", default="", help="table to write, beside what it holds already (UCCH_TUNE_FILE)")
-    tune.add_argument("--collective", action="append", choices=sorted(ROWS), help=f"(default: {', '.join(_TUNED)})")
+    tune = command("tune", _tune, "measure on the job's ranks which algorithms are fastest (under mpirun)")
+    tune.add_argument("--file", default="", help="table to add the rules to (default: UCCH_TUNE_FILE)")
+    tune.add_argument(
+        "--collective",
+        action="append",
+        choices=sorted(ROWS),
+        metavar="NAME",
+        help=f"a collective to measure; again for more (default: {', '.join(_TUNED)})",
+    )
     tune.add_argument("--sizes", default="64:16M", metavar="MIN:MAX", help="bytes, in steps of 8 (64:16M)")
-    tune.set_defaults(run=_tune)
-    trace = commands.add_parser("trace", help="the timeline of a job that did not end well (UCCH_TRACE)")
+    trace = command("trace", _trace, "merge the timeline of a job that did not end well (UCCH_TRACE)")
     trace.add_argument("file", type=Path, help="the file that UCCH_TRACE named")
-    trace.set_defaults(run=_trace)
-    store = commands.add_parser("store", help="serve a store, at which ranks meet that come later (Grow and Enter)")
+    store = command("store", _store, "serve a store, at which ranks meet that come later (Grow and Enter)")
     store.add_argument("address", help="tcp://0.0.0.0:7000, with port 0 for a free one, or unix:///path")
     store.add_argument("secret", type=Path, help="file with at least 16 bytes, which all ranks are to know")
-    store.set_defaults(run=_store)
 
 
 def _in_job() -> bool:

@@ -379,7 +379,7 @@ class Receipt:
     def idle(self) -> bool:
         """True if, once it is closed, no data is on its way to the pages any more."""
         native = self._table.worker.native
-        return not any(lib.ucch_rma_landing(native, number) for number in self._numbers)
+        return not any(lib.ucch_rma_arriving(native, number) for number in self._numbers)
 
     def __del__(self) -> None:
         self.close()
