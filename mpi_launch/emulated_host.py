@@ -106,6 +106,8 @@ def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) ->
         **kept,
         "PATH": os.pathsep.join(path),
         "TMPDIR": str(directory / layout.name),
+        # Hosts have process numbers of their own, by which Open MPI names what it keeps: not in one folder.
+        "PRTE_MCA_prte_tmpdir_base": str(directory / layout.name),
         **_mpi_env(layout, directory, launch_agent),
     }
 

@@ -6,6 +6,7 @@ runtime over CUDA; two GPUs then serve four ranks, each an NVIDIA one and an AMD
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +119,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("choose", ["torch.cuda.set_device(local)", ""], ids=["chosen", "default"])
 @pytest.mark.parametrize("launcher", ["ucch-run", "mpirun", "torchrun"])
 def test_a_script_for_nccl_stays_as_it_is(
-    mpirun: Callable[..., Any], program: Callable[..., Any], tmp_path: Path, launcher: str, choose: str
+    mpirun: Callable[..., Any], tmp_path: Path, launcher: str, choose: str
 ) -> None:
     """Each rank works on the GPU of its LOCAL_RANK, whether the script chooses it or leaves it to torch."""
     path = tmp_path / "plain.py"
@@ -132,6 +133,8 @@ def test_a_script_for_nccl_stays_as_it_is(
             "torchrun": "torch.distributed.run --standalone --nproc-per-node 2",
         }
         command = [sys.executable, "-m", *words[launcher].split(), *[sys.executable] * (launcher == "ucch-run")]
-        job = program([*command, str(path)], LIMIT, {**os.environ, **replace})
+        command.append(str(path))
+        env = {**os.environ, **replace}
+        job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert job.returncode == 0 and job.stdout.count("fine") == 2, job.stdout + job.stderr
     assert "torch's process group: cuda by nccl" in job.stderr  # its own, as both devices are one vendor's

@@ -1,4 +1,6 @@
-"""Cases of test_harness.py."""
+"""Cases of test_harness.py, most of which do not come to their ends."""
+
+import threading
 
 from mpi4py import MPI
 
@@ -11,3 +13,8 @@ def raises() -> None:
     if MPI.COMM_WORLD.rank == 1:
         raise ValueError("no such luck")
     MPI.COMM_WORLD.Barrier()
+
+
+def stays() -> None:
+    if MPI.COMM_WORLD.rank == 1:
+        threading.Event().wait()

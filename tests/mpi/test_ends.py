@@ -142,8 +142,8 @@ try:
 except u.CollectiveTimeout as error:
     print(error, flush=True)
 """
-    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "2"}, check=False)
-    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 2 s (UCCH_TIMEOUT)"
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "4"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 4 s (UCCH_TIMEOUT)"
     assert said in job.stdout and job.returncode != 0, job.output
 
 

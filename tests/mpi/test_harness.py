@@ -4,9 +4,10 @@ import pytest
 
 
 def test_a_crew_says_which_rank_is_wrong_and_the_next_case_runs(crew) -> None:
-    with pytest.raises(pytest.fail.Exception, match="(?s)rank 1: .*no such luck"):
-        crew("harness_cases:raises")
-    assert crew("harness_cases:right").stdout.split() == ["rank", "0", "rank", "1"]
+    for case, words in (("raises", "(?s)rank 1: .*no such luck"), ("stays", "(?s)rank 1 did not come .* in stays")):
+        with pytest.raises(pytest.fail.Exception, match=words):
+            crew(f"harness_cases:{case}", timeout=1)
+        assert crew("harness_cases:right").stdout.split() == ["rank", "0", "rank", "1"]
 
 
 def test_failure_of_a_rank_fails_the_test(mpirun) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,9 +47,10 @@ def test_decoding(crew) -> None:
 SERVE = str(ROOT / "examples" / "serve_two_vendors.py")
 
 
-def test_serving_by_two_processes(program) -> None:
-    job = program(
-        [sys.executable, SERVE, "--cache", "float8", "--prompt", "83", "--seed", str(os.getpid())], 120, mpi_free()
+def test_serving_by_two_processes(tmp_path: Path) -> None:
+    command = [sys.executable, SERVE, "--cache", "float8", "--prompt", "83", "--seed", str(os.getpid())]
+    job = subprocess.run(
+        command, env=mpi_free(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert job.returncode == 0, job.stdout + job.stderr
     assert (
