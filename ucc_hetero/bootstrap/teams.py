@@ -136,12 +136,13 @@ class Teams:
         return team
 
     def _blame(self, error: BaseException) -> None:
-        """Raise what the failure of a team comes of, such as the death of a rank.
+        """Raise PeerError in the place of an error that the death of a rank has caused, once that is known.
 
-        Where one has died, libucp finds no memory of its, and libucc takes a connection that failed for a result.
+        libucp fails to attach the memory of a process that has died before its peers see its end, and libucc then takes
+        the failed connection for a result.
         """
         if self.look is not None and isinstance(error, UCCHError) and not isinstance(error, PeerError | RefusedError):
-            progress_until(bool, _WHY_S, self.look)
+            progress_until(self.look, _WHY_S)
 
     def _late(self, ranks: tuple[int, ...], link: str, team: ucc.Team | None) -> str:
         """Message where a team was not made in time. libucc does not tell which of its ranks is missing."""
