@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ucc_hetero.calls.state import explain
-from ucc_hetero.errors import CollectiveError, MismatchError
+from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 from ucc_hetero.native.libraries import lib
 
 
@@ -41,3 +41,11 @@ def test_a_rank_that_dies_meanwhile_is_the_reason(left: SimpleNamespace) -> None
     left.dead, left.difference, left.given_up = lambda: 0, lambda seq: (0, -1, ""), lambda rank: 6
     found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "barrier", 5.0)
     assert type(found) is CollectiveError and "rank 3 has given up, as call 6 has failed there" in str(found)
+
+
+def test_a_refusal_that_is_heard_of_after_it_has_made_a_rank_leave_is_the_reason(left: SimpleNamespace) -> None:
+    looks = iter([None, None])
+    left.difference, left.given_up = lambda seq: (0, -1, ""), lambda rank: 7
+    left.refusal = lambda: next(looks, (7, 0, "TypeError: no buffer"))
+    found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "alltoall float32[9]", 5.0)
+    assert isinstance(found, RefusedError) and "rank 0 refused its part: TypeError: no buffer" in str(found)

@@ -200,7 +200,7 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
     if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
-        progress_until(lambda: bool(refused(board, seq) or board.fate(peer)) or board.dead() != -1, _WHY_S)
+        progress_until(partial(_why_is_known, board, peer, seq), _WHY_S)
     if status in _BY_REFUSAL and (why := refused(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status in _TEXTS:
@@ -208,7 +208,7 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return kind(f"{where}: {text}")
     if status == lib.UCCH_FAIL_PEER:
         if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-            first, odd, called = _unlike(board, peer, seq)
+            first, odd, called = _unlike(board, seq)
             if first:
                 return MismatchError(
                     f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
@@ -254,17 +254,23 @@ _BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
 _WHY_S = 1.0
 
 
-def _unlike(board: Board, peer: int, seq: int) -> tuple[int, int, str]:
-    """The first call up to ``seq`` that ranks made differently, the rank that did, and what it called; call 0 for none.
+def _why_is_known(board: Board, peer: int, seq: int) -> bool:
+    """True once this rank need not wait to learn why ``peer`` takes no part in call ``seq``.
 
-    ``peer`` has left. If a call has failed there it may have been by what a rank of another host called: this rank
-    hears of that a moment later.
+    That a call has failed on ``peer`` is no reason: what made it fail, a rank of another host that refused a call, made
+    another one or died, is heard of before or after that.
     """
+    if refused(board, seq) or board.difference(seq)[0] or board.parted(seq)[0] or board.dead() != -1:
+        return True
+    return bool(board.fate(peer)) and not board.given_up(peer)
+
+
+def _unlike(board: Board, seq: int) -> tuple[int, int, str]:
+    """The first call up to ``seq`` that ranks made differently, the rank that did, and what it called; call 0 for
+    none."""
     first, odd = board.parted(seq)
     if first:
         return first, odd, board.label(odd, first) or "something else"
-    if board.given_up(peer) and max(board.hosts) > 0:
-        progress_until(lambda: bool(board.difference(seq)[0] or refused(board, seq)) or board.dead() != -1, _WHY_S)
     return board.difference(seq)
 
 
