@@ -12,6 +12,7 @@ import pytest
 from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
 from message_scripts import MATCHING
 
+from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
 
 #: Loaded before MPI, whose own copy of UCX would otherwise serve UCC too.
@@ -103,6 +104,25 @@ def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]
     cluster = emulate(hosts=2, slots=2, links=2, rate="1gbit")
     assert _found(cluster, {"UCCH_PORTS": "turns"}) == f"found {[('eth0', 1), ('eth1', 1)] * 2}"
     assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
+
+
+#: An interface inside each host, for its containers or its management: with one address on all hosts.
+INSIDE = """link add inside0 type veth peer name inside1
+link set inside1 up
+address add 172.17.0.1/16 dev inside0
+link set inside0 up
+"""
+
+
+@pytest.mark.parametrize("links", [1, 2])
+@pytest.mark.parametrize("named", ["all", "eth0,inside0"])
+def test_an_address_that_all_hosts_have_is_left_out(emulate: Callable[..., Cluster], links: int, named: str) -> None:
+    """libucp took it for a network between them, and all calls failed."""
+    cluster = emulate(hosts=2, slots=1, links=links, rate="none")
+    for host in cluster.hosts:
+        emulated_host.configure(host.pid, INSIDE, "")
+    kept = ",".join(["lo", "eth0", "eth1"][: links + 1]) if named == "all" else "eth0"
+    assert _found(cluster, {"UCX_NET_DEVICES": named}) == f"found {[(kept, 1)] * 2}"
 
 
 def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:

@@ -217,6 +217,27 @@ def test_wires_share_ports_in_common_networks(
     assert shared(hosts, offers, 0) == expected
 
 
+def test_addresses_inside_each_host() -> None:
+    mine, theirs, loopback, inside = 0x0A000001, 0x0A000002, 0x7F000001, 0xAC110001
+    first, second = {mine, loopback, inside}, {theirs, loopback, inside}
+    assert nics.repeated("xxy", [first, first, second]) == {inside}
+    assert nics.repeated("xxy", [first - {inside}, first, second]) == {inside}  # it came up between two looks
+    assert not nics.repeated("xx", [first, first])
+    assert not nics.repeated("xy", [first, first]), "containers that share a host's network"
+    assert not nics.repeated("xy", [first, {theirs, loopback}])
+
+
+@pytest.mark.parametrize("allowed, expected", [
+    ("", "mlx5_0:1,lo,eth0"), ("all", "mlx5_0:1,lo,eth0"), ("eth0,inside0", "eth0"), ("eth0", ""), ("mlx5_0:1", ""),
+    ("inside0", ""),  # the user's only one
+])  # fmt: skip
+def test_a_list_of_devices_without_some(monkeypatch: pytest.MonkeyPatch, allowed: str, expected: str) -> None:
+    monkeypatch.setattr(nics, "interfaces", lambda root: {"lo": 0x7F000001, "eth0": 0x0A000001, "inside0": 0xAC110001})
+    monkeypatch.setattr(nics.rdma, "active", lambda root: (nics.rdma.RdmaPort("mlx5_0:1", "InfiniBand"),))
+    assert nics.without({0xAC110001}, allowed) == expected
+    assert nics.without(set(), allowed) == ""
+
+
 CARDS = machines.ethernet("eth2", 100_000, "0000:18:00.0", "pci0000:15") | machines.ethernet(
     "eth3", 100_000, "0000:9a:00.0", "pci0000:97"
 )
@@ -259,7 +280,7 @@ def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     use("", 1)
     assert "UCX_MAX_EAGER_RAILS" not in os.environ
-    use("eth1", 2)
+    use("eth1", 1)
     assert os.environ["UCX_NET_DEVICES"] == "eth1" and "UCX_MAX_EAGER_RAILS" not in os.environ
     use("", 2)
     use("", 3)  # the user's own, or what was set before

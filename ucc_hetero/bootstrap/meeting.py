@@ -133,12 +133,18 @@ class Meeting:
         return all(e[3] for e in everyone)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
-        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
-        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
-        nodes, offers, turns = zip(*everyone, strict=True)
+        """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
+        address another host has, too."""
+        begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
+        offer = () if begun else nics.ports(allowed)
+        mine = frozenset(nics.interfaces().values())
+        everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
+        nodes, offers, found, turns = zip(*everyone, strict=True)
+        repeated = nics.repeated(nodes, found)
+        offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
         name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
-        nics.use(name, nics.rails(nodes, offers))
+        if not begun:
+            nics.use(name or nics.without(repeated, allowed), 1 if name else nics.rails(nodes, offers))
         wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
 
 
