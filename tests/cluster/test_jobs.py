@@ -125,6 +125,16 @@ def test_an_address_that_all_hosts_have_is_left_out(emulate: Callable[..., Clust
     assert _found(cluster, {"UCX_NET_DEVICES": named}) == f"found {[(kept, 1)] * 2}"
 
 
+def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=2, slots=1, rate="none")
+    for host in cluster.hosts:
+        emulated_host.configure(host.pid, INSIDE, "")
+    done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCX_NET_DEVICES": "inside0"}, timeout=100)
+    assert re.search(r"rank [01]: .* team of ranks \[0, 1\] .*could not connect.*UCX_NET_DEVICES=", done.stderr), (
+        done.stderr
+    )
+
+
 def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:
     for env, height in (({"UCCH_FABRIC": "all"}, 2), ({}, 1)):
         done = host_crew(SUMS, (2, 2, 2), UCCH_TIMEOUT="200", UCCH_EMULATE="nvidia:4,amd:2", **env)
