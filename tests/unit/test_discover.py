@@ -22,7 +22,7 @@ from ucc_hetero.machine.discover import (
     record,
     replay,
 )
-from ucc_hetero.machine.nics import Port, assign, flow_limit, near, ports, rails, shared, use
+from ucc_hetero.machine.nics import Port, assign, flow_limit, joining, near, ports, rails, shared, use
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -198,9 +198,27 @@ def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Por
     ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
     ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
     ("xy", [(A, B), (A, B._replace(speed=10))], 1),
+    ("xy", [(A, B), (A, B._replace(network=12 << 32))], 1),  # each has a network of its own
+    ("xy", [(A, A._replace(name="eth1"))] * 2, 2),  # both in one network
 ])  # fmt: skip
 def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
     assert rails(hosts, offers) == expected
+
+
+@pytest.mark.parametrize("hosts, offers, expected", [
+    ("xy", [(A, B)] * 2, ()),  # all of them
+    ("xx", [(A, B)] * 2, ()),  # nothing leaves the host
+    ("xy", [(A, B), (A,)], ("eth0",)),
+    ("xy", [(A, B), (A, B._replace(network=12 << 32))], ("eth0",)),
+    ("xy", [(A, B), (A, B._replace(speed=10))], ("eth0",)),
+    ("xy", [(A, B._replace(speed=10))] * 2, ("eth0",)),
+    ("xy", [(A, B), (A._replace(network=13 << 32), B._replace(network=12 << 32))], ()),  # routed, or none of them
+    ("xy", [(A, B), ()], ()),  # RDMA
+])  # fmt: skip
+def test_libucp_is_kept_to_networks_that_join_all_hosts(
+    hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
+) -> None:
+    assert joining(hosts, offers, 0) == expected
 
 
 @pytest.mark.parametrize("hosts, offers, expected", [
@@ -289,7 +307,7 @@ def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ports_of_this_machine() -> None:
     found = ports("")
-    assert len(found) != 1 and all(port.network for port in found)
+    assert all(port.network and port.address for port in found)
     assert list(found) == sorted(found, key=lambda port: port.network)
     assert ports("no-such-port") == ()
 

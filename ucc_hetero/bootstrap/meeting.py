@@ -141,10 +141,16 @@ class Meeting:
         everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
         nodes, offers, found, turns = zip(*everyone, strict=True)
         repeated = nics.repeated(nodes, found)
-        offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
+        # Of a port whose address another host has, too, the network is that host's own.
+        offers = tuple(
+            tuple(p._replace(network=~rank) if p.address in repeated else p for p in each)
+            for rank, each in enumerate(offers)
+        )
         name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
         if not begun:
-            nics.use(name or nics.without(repeated, allowed), 1 if name else nics.rails(nodes, offers))
+            joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
+            names = name or ",".join(joining) or nics.without(repeated, allowed)
+            nics.use(names, 1 if name else nics.rails(nodes, offers))
         wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
 
 

@@ -42,10 +42,8 @@ class Port(NamedTuple):
 
 
 def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
-    """This host's Ethernet ports among ``allowed`` (UCX's list of devices; empty or ``all``: any), by network.
-
-    None where there is anything better than plain Ethernet, or only one.
-    """
+    """This host's Ethernet ports among ``allowed`` (UCX's list of devices; empty or ``all``: any), by network; none
+    where there is anything better than plain Ethernet."""
     here = nics(root)
     if any((root / "sys/class/infiniband" / nic.name).exists() for nic in here):
         return ()
@@ -55,7 +53,7 @@ def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
         for address, mask in [_address(nic.name)]
         if address
     ]
-    return tuple(sorted(found, key=lambda port: port.network)) if len(found) > 1 else ()
+    return tuple(sorted(found, key=lambda port: port.network))
 
 
 def _chosen(here: Sequence[Nic], allowed: str) -> list[Nic]:
@@ -140,7 +138,7 @@ def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> fro
 
 def without(unwanted: Set[int], allowed: str, root: Path = Path("/")) -> str:
     """libucp's list of this host's devices among ``allowed`` but for interfaces with these addresses; empty where there
-    is nothing to leave out. Releases before 1.22 have no other way to leave one out."""
+    is nothing to leave out. libucp 1.18 has no other way to leave one out."""
     here = interfaces(root)
     out = {name for name, address in here.items() if address in unwanted}
     listed = allowed.split(",") if allowed not in ("", "all") else [*(port.name for port in rdma.active(root)), *here]
@@ -189,21 +187,32 @@ def assign(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> lis
     return out
 
 
-def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
-    """Ports that every transfer between hosts can be spread over; arguments as for ``assign``. Equal on every rank.
+def _common(offers: Sequence[tuple[Port, ...]]) -> set[int]:
+    """Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
+    slowest, and others may lead to no other host."""
+    return set.intersection(*({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers))
 
-    Those that are as fast as the fastest of their host: what goes over several ends with the slowest.
-    """
+
+def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
+    """Ports that every transfer between hosts can be spread over; arguments as for ``assign``. Equal on every rank."""
     if len(set(hosts)) < 2:
         return 1
-    return max(1, min(sum(port.speed == max(p.speed for p in offer) for port in offer) for offer in offers))
+    common = _common(offers)
+    return max(1, min(sum(port.network in common for port in offer) for offer in offers))
+
+
+def joining(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
+    """This rank's ports in networks that join all hosts, where it has others, too; nothing where libucp may choose.
+    Arguments as for ``assign``. libucp 1.18 takes any two ports for connected."""
+    common = _common(offers) if len(set(hosts)) > 1 else set()
+    found = tuple(port.name for port in offers[rank] if port.network in common)
+    return found if len(found) < len(offers[rank]) else ()
 
 
 def shared(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that every host is in with a port as fast as its fastest, in an order that is the
-    same on all ranks; nothing where there are not several. Arguments as for ``assign``."""
-    fastest = [{p.network for p in offer if p.speed == max(q.speed for q in offer)} for offer in offers]
-    common = set.intersection(*fastest)
+    """This rank's ports in networks that join all hosts, in an order that is the same on all ranks; nothing where there
+    are not several. Arguments as for ``assign``."""
+    common = _common(offers)
     if len(set(hosts)) < 2 or len(common) < 2:
         return ()
     by_network = {port.network: port.name for port in offers[rank]}
