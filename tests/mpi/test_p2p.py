@@ -242,7 +242,7 @@ keep[2].Start()
 comm.Irecv(one, left, 4)
 comm.Isend(np.zeros(1 << 20), right, 5)
 comm.Send(one, right, 6)
-limit(1.0)
+limit(0.3)
 fails(u.CollectiveTimeout, lambda: comm.Send(np.zeros(1 << 20), right, 7))
 fails(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
 """,
