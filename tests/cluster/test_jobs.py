@@ -50,13 +50,6 @@ def transports(cluster: Cluster, env: dict[str, str] | None = None) -> set[str]:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_between_hosts_only_the_network(emulate: Callable[..., Cluster]) -> None:
-    found = transports(emulate(hosts=3, slots=1, rate="4gbit"))
-    assert "tcp/eth0" in found
-    assert not found & SHARED_MEMORY
-
-
-@pytest.mark.usefixtures("libraries")
 def test_within_hosts_shared_memory(cluster: Cluster) -> None:
     found = transports(cluster)
     assert "tcp/eth0" in found
@@ -64,9 +57,9 @@ def test_within_hosts_shared_memory(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_both_links_are_used(emulate: Callable[..., Cluster]) -> None:
+def test_between_hosts_only_the_network_and_all_links(emulate: Callable[..., Cluster]) -> None:
     found = transports(emulate(hosts=2, slots=1, links=2, rate="4gbit"))
-    assert {"tcp/eth0", "tcp/eth1"} <= found
+    assert {"tcp/eth0", "tcp/eth1"} <= found and not found & SHARED_MEMORY
 
 
 SUMS = """
