@@ -45,7 +45,6 @@ class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
-        env.refuse_gone()
         self.libraries = load()
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
