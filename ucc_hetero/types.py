@@ -132,7 +132,7 @@ def op_of(op: Any) -> Op | None:
         return found
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(op, mpi.Op):
-        more = ": MPI.Op.Create makes one of a function" if callable(op) else ""
+        more = ": MPI.Op.Create makes one of a function" if hasattr(op, "__name__") else ""
         raise TypeError(f"op must be a reduction such as MPI.SUM or 'SUM', not {type(op).__name__}{more}")
     if not _from_mpi:
         _from_mpi.update({getattr(mpi, name).handle: ours for name, ours in OPS.items() if hasattr(mpi, name)})

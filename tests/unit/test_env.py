@@ -95,7 +95,9 @@ def test_wrong_values_are_named_together(monkeypatch: pytest.MonkeyPatch) -> Non
     env.check()
     monkeypatch.setenv("UCCH_WIRES", "17")
     monkeypatch.setenv("UCCH_TIMEOUT", "soon")
-    with pytest.raises(ValueError, match="UCCH_TIMEOUT: 'soon' is not a number of seconds, or inf; UCCH_WIRES: '17' is"):
+    with pytest.raises(
+        ValueError, match="UCCH_TIMEOUT: 'soon' is not a number of seconds, or inf; UCCH_WIRES: '17' is"
+    ):
         env.check()
 
 

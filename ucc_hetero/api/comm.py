@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
@@ -18,7 +19,7 @@ from ..calls.request import Request
 from ..calls.runner import Runner
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
-from ..errors import LibraryNotFound, UCCHError
+from ..errors import AgreementError, CollectiveError, LibraryNotFound
 from ..native.libraries import load
 from ..p2p.messages import Messages
 from ..p2p.neighbours import Neighbourhood
@@ -61,8 +62,8 @@ class _Freed:
 @forms
 @described(
     raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
-    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, the name of one as text (``'sum'``), or "
-    "one of MPI's.",
+    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, one's name as text in any "
+    "case (``'sum'``), or one of MPI's.",
     stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
 )
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
@@ -110,13 +111,14 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
-        refuse_foreign_launcher(MPI.COMM_WORLD)
+        if parent == MPI.COMM_WORLD:
+            refuse_foreign_launcher(parent)
         try:
             with met(Timely(parent, settings.timeout(), "the making of a communicator")) as meeting:
                 self._join(meeting.mpi.apart(parent.Dup), meeting)
-        except UCCHError:
+        except CollectiveError:
             raise
-        except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # twenty lines of frames of ours say no more
             raise mistake.with_traceback(None) from None
 
     @classmethod
@@ -257,9 +259,19 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
         # give: they would run on the host and across no bridge.
         if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
-            raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
-        found = getattr(self._mpi, name)
+            raise AttributeError(self._lacks(name))
+        try:
+            found = getattr(self._mpi, name)
+        except AttributeError:
+            raise AttributeError(self._lacks(name)) from None
         return partial(self._of_objects, name) if name in _PICKLED else found
+
+    def _lacks(self, name: str) -> str:
+        if not name.startswith("_") and hasattr(self._mpi, name):
+            return f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory"
+        known = {each.lower(): each for each in dir(type(self)) if each[0].isupper()}
+        near = difflib.get_close_matches(name.replace("_", "").lower(), known, 1, 0.85)
+        return f"Communicator has no {name}{f'; did you mean {known[near[0]]}?' if near else ''}"
 
     def _of_objects(self, name: str, *args: Any, **more: Any) -> Any:
         """The result of a collective of Python objects; its operation may be one of ours, or a name."""

@@ -127,15 +127,19 @@ class Meeting:
         everyone = self.mpi.allgather(mine)
         bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
         if failure is not None and len(bad) == self._size:
-            if isinstance(failure, ValueError) and len(set(bad.values())) == 1:
+            if len(set(bad.values())) == 1:
                 settings.told(failure, self._rank)
             raise failure  # all the same: no need of a list
         if bad:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
-            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+            wrong = AgreementError(f"some ranks of this job cannot take part:\n{lines}")
+            raise settings.told(wrong, self._rank) from failure
         self._facts = [unpacked(e[0]) for e in everyone]
         self._words, self._table = [e[1] for e in everyone], everyone[0][2]
-        agreement.judge(self._facts)
+        try:
+            agreement.judge(self._facts)
+        except AgreementError as differ:
+            raise settings.told(differ, self._rank) from None
         return all(e[3] for e in everyone)
 
     def _divide_ports(self) -> None:

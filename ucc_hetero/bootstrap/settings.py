@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping
+from typing import TypeVar
 
 from .. import env, log
 from ..errors import ranks_text
+from ..planner.rules import parse_tune
+
+_Error = TypeVar("_Error", bound=Exception)
 
 #: The settings that were read last, and what is wrong with them.
 _read: tuple[dict[str, str], str] = ({}, "")
-#: Errors that a lower rank of the job raises, too.
-_told: weakref.WeakSet[BaseException] = weakref.WeakSet()
+#: Attribute of errors that the first rank prints.
+_TOLD = "_first_rank_prints"
 
 
 def read() -> str:
@@ -31,6 +34,7 @@ def read() -> str:
 def _mistakes() -> str:
     try:
         env.check()
+        parse_tune(env.get("TUNE"))
         log.configure()
     except ValueError as error:
         return str(error)
@@ -58,13 +62,13 @@ def wrong(mistakes: Mapping[int, str], rank: int, size: int) -> ValueError:
     return told(error, rank)
 
 
-def told(error: ValueError, rank: int) -> ValueError:
+def told(error: _Error, rank: int) -> _Error:
     """An error that all ranks raise alike: where it ends the job, the first rank prints it."""
     if rank:
-        _told.add(error)
+        setattr(error, _TOLD, True)
     return error
 
 
 def is_told(error: BaseException) -> bool:
     """True if another rank prints this error."""
-    return error in _told
+    return hasattr(error, _TOLD)

@@ -12,7 +12,7 @@ from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Meeting
-from ..device import report, stream_handle
+from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported
 from ..native.libraries import ffi, lib, repeater
@@ -381,7 +381,7 @@ class Runner(State):
         program = prepared.program
         runtime = self.members.runtime
         if runtime is None:
-            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})")
+            raise DeviceError(no_runtime(self.rank, self.members.place.vendor))
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
         # Calls that could not be launched yet hold the stream, where streams may be held.
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
@@ -560,7 +560,9 @@ class Runner(State):
 
     def _refuse_active(self, held: int) -> None:
         if held > 0:
-            raise ValueError(f"rank {self.rank}: {held} requests of this communicator are still active")
+            raise ValueError(
+                f"rank {self.rank}: {held} requests of this communicator are still active; Wait for them before Free"
+            )
 
     def _all_ended(self) -> bool:
         """True if nothing that was dropped, delegated or launched is under way."""
