@@ -383,6 +383,16 @@ def absent() -> None:
         print("absence noticed")
 
 
+def in_no_other_call() -> None:
+    """A rank that does not call is not said to be in a call of another communicator that has failed there."""
+    one, other = Communicator(WORLD), Communicator(WORLD)
+    for comm, alone in ((other, 1), (one, 0)):
+        if WORLD.rank == alone:
+            with pytest.raises(CollectiveTimeout, match=rf"rank\(s\) \[{1 - alone}\] have not called it; the last"):
+                comm.Barrier()
+        WORLD.barrier()
+
+
 def order(all_wait: bool = False) -> None:
     """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
 

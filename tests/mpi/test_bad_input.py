@@ -33,6 +33,10 @@ def test_mistakes(crew, what: str, vendors: str) -> None:
     crew(f"bad_input_cases:{what}", 4, env=env, layout=vendors, timeout=150)
 
 
+def test_a_call_that_failed_is_no_call_that_a_rank_is_in(crew) -> None:
+    crew("bad_input_cases:in_no_other_call", 2, env={"UCCH_TIMEOUT": "0.5"}, timeout=150)
+
+
 @pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
 def test_refusals(crew, ranks: int, vendors: str) -> None:
     """A mistake that one rank makes ends the communicator on all, one that all make ends nothing."""
