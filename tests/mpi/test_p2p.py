@@ -100,6 +100,36 @@ print("end", flush=True)
         assert words in job.stdout, (words, job.output)
 
 
+def test_objects_and_buffers_that_are_received_by_the_wrong_method(mpirun) -> None:
+    """Neither waits longer than the deadline, and each says what has come instead."""
+    script = """
+if rank == 1:
+    sent = comm.isend("text", 0, 10), comm.Isend(np.ones(4), 0, 11)
+world.Barrier()
+limit(0.3)
+if rank == 0:
+    fails(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=5))
+    fails(u.CollectiveTimeout, lambda: comm.Recv(one, 1, 10))
+    fails(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=11))
+    status = MPI.Status()
+    assert comm.recv(status=status) == "text" and (status.source, status.tag) == (1, 10)
+    fails(u.CollectiveTimeout, lambda: comm.recv())
+    comm.Recv(one, 1, 11)
+    assert (one == 1).all() and comm.recv(source=MPI.PROC_NULL) is None
+world.Barrier()
+print("end", flush=True)
+"""
+    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
+    assert job.stdout.count("caught") == 4 and job.said("end") == 2, job.output
+    for words in (
+        "rank 0: recv of a Python object from rank 1, tag 5: none came within 0.3 s (UCCH_TIMEOUT)\n",
+        "(UCCH_TIMEOUT=0.3); a Python object of send() waits, which recv() receives",
+        "from rank 1, tag 11: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits, which Recv() receives",
+        "from any rank, any tag: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits",
+    ):
+        assert words in job.stdout, (words, job.output)
+
+
 def test_messages_of_mpis_move_while_a_call_waits(mpirun) -> None:
     """Its sender is in our call, which the receiver comes to once it has the message."""
     script = (
