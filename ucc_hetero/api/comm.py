@@ -108,7 +108,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
-        refuse_foreign_launcher(MPI.COMM_WORLD)
+        refuse_foreign_launcher()
         with met(Timely(parent, env.get("TIMEOUT"), "the making of a communicator")) as meeting:
             self._join(meeting.mpi.apart(parent.Dup), meeting)
 
