@@ -1,7 +1,7 @@
 """Every environment variable of ucc_hetero: one table with parser, default and documentation.
 
 All begin with ``UCCH_``. ``get("TIMEOUT")`` reads, parses and checks one; a variable that begins with ``UCCH_`` and is
-not in the table is a typing mistake and gives one warning.
+not in the table is a typing mistake and gives one warning (``log.configure``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import math
 import os
 import re
 import signal
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from .machine import fabric
-from .machine.launchers import number
 from .machine.vendors import VENDORS, Vendor
 
 PREFIX = "UCCH_"
@@ -355,14 +353,22 @@ def unknown(environ: Iterable[str] | None = None) -> list[str]:
     return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
 
 
-_warned: set[str] = set()
+def check() -> None:
+    """Read every variable that is set.
 
-
-def refuse_gone() -> None:
-    """``ValueError`` where a variable is set that there was and is no more; it says what to do instead."""
-    for name, instead in GONE.items():
-        if os.environ.get(PREFIX + name, "").strip():
-            raise ValueError(f"{PREFIX}{name} is no more: {instead}")
+    Raises:
+        ValueError: Names each that there was and is no more, and each whose value cannot be read, with what it may be.
+    """
+    mistakes = [
+        f"{PREFIX}{name} is no more: {do}" for name, do in GONE.items() if os.environ.get(PREFIX + name, "").strip()
+    ]
+    for name in TABLE:
+        try:
+            get(name)
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
 
 
 def meant(name: str) -> str:
@@ -370,17 +376,8 @@ def meant(name: str) -> str:
     word = name.removeprefix(PREFIX)
     if word in GONE:
         return GONE[word]
-    near = difflib.get_close_matches(word, TABLE, 1)
+    near = difflib.get_close_matches(word.upper(), TABLE, 1)
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
-
-
-def warn_unknown() -> None:
-    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
-    for name in unknown():
-        if name not in _warned:
-            _warned.add(name)
-            if number("LOCAL_RANK", os.environ, 0) == 0:
-                warnings.warn(f"unknown variable {name}: {meant(name)}", stacklevel=2)
 
 
 @contextmanager

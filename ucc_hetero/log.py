@@ -13,6 +13,7 @@ import socket
 import threading
 
 from ucc_hetero import env
+from ucc_hetero.machine.launchers import number
 
 #: Below DEBUG: one line per step.
 TRACE = 5
@@ -85,11 +86,14 @@ def path(template: str) -> str:
 def configure() -> None:
     """Apply the environment's settings; calling it again applies changes and keeps one handler.
 
-    ``ValueError`` for a bad setting, ``OSError`` if the log file cannot be opened.
+    ``ValueError`` for a bad setting, a log file that cannot be opened among them.
     """
     global _handler
     level, subsystems, file = env.get("LOG_LEVEL"), env.get("LOG_SUBSYS"), env.get("LOG_FILE")
-    handler: logging.Handler = logging.FileHandler(path(file)) if file else logging.StreamHandler()
+    try:
+        handler: logging.Handler = logging.FileHandler(path(file)) if file else logging.StreamHandler()
+    except OSError as error:
+        raise ValueError(f"{env.PREFIX}LOG_FILE: {path(file)!r} cannot be written: {error.strerror}") from None
     handler.setFormatter(_Format())
     handler.addFilter(_Filter(subsystems))
     root = logging.getLogger(_ROOT)
@@ -100,3 +104,20 @@ def configure() -> None:
     root.setLevel(_LEVELS[level])
     root.propagate = False
     _handler = handler
+
+
+def configured() -> bool:
+    """True once :func:`configure` has taken effect."""
+    return _handler is not None
+
+
+_warned: set[str] = set()
+
+
+def warn_unknown() -> None:
+    """Warn of unknown variables, once each in a process, and in one of the ranks on a host."""
+    for name in env.unknown():
+        if name not in _warned:
+            _warned.add(name)
+            if number("LOCAL_RANK", os.environ, 0) == 0:
+                log("init").warning("unknown variable %s: %s", name, env.meant(name))

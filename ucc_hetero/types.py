@@ -5,6 +5,7 @@ Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reducti
 
 from __future__ import annotations
 
+import difflib
 import sys
 from dataclasses import dataclass
 from enum import Enum
@@ -112,20 +113,27 @@ _from_mpi: dict[int, Op] = {}
 
 
 def op_of(op: Any) -> Op | None:
-    """Our operation for what a caller passed; None for an MPI operation that has no counterpart (a user's own).
+    """Our operation for what a caller passed: one of ours, of MPI's, or a name in any case, as CuPy has them.
 
-    Raises ``TypeError`` for something that is no operation, ``ValueError`` for an unknown name.
+    Returns:
+        The operation; None for one of MPI's that has no counterpart (a user's own).
+
+    Raises:
+        TypeError: It is no operation.
+        ValueError: No operation has this name.
     """
     if type(op) is Op:
         return op
     if isinstance(op, str):
         found = OPS.get(op.upper())
         if found is None:
-            raise ValueError(f"op {op!r} is not one of {', '.join(OPS)}")
+            near = difflib.get_close_matches(op.upper(), OPS, 1)
+            raise ValueError(f"op {op!r} is not one of {', '.join(OPS)}{f'; did you mean {near[0]}?' if near else ''}")
         return found
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(op, mpi.Op):
-        raise TypeError(f"op must be a reduction such as MPI.SUM or 'SUM', not {type(op).__name__}")
+        more = ": MPI.Op.Create makes one of a function" if hasattr(op, "__name__") else ""
+        raise TypeError(f"op must be a reduction such as MPI.SUM or 'SUM', not {type(op).__name__}{more}")
     if not _from_mpi:
         _from_mpi.update({getattr(mpi, name).handle: ours for name, ours in OPS.items() if hasattr(mpi, name)})
     return _from_mpi.get(op.handle)

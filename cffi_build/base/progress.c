@@ -26,9 +26,9 @@
 /* The thread sleeps with a mutex of its own. With the lock, it would wait for that at the end of a sleep without being
  * counted (lock.c): callers that make progress would not let it have the lock, and wake it in vain whenever they let
  * go. */
-static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
-static _Atomic int in_bed;
+static _Atomic int sleeps;
 static int woken; /* with that mutex */
 static int (*enter)(void);
 static void (*leave)(int);
@@ -74,10 +74,11 @@ int ucch_progress_once(void) {
 /* ---- the progress thread ---- */
 
 /* Sleep until woken, `seconds` at most (0: for ever): 1 if it was woken. */
-static int lie(double seconds) {
+static int sleep_until_woken(double seconds) {
     struct timespec until = ucch_time_after(seconds);
     for (int ended = 0; !woken && !ended;)
-        ended = (seconds > 0 ? pthread_cond_timedwait(&wake, &bed, &until) : pthread_cond_wait(&wake, &bed)) != 0;
+        ended = (seconds > 0 ? pthread_cond_timedwait(&wake, &sleep_lock, &until)
+                             : pthread_cond_wait(&wake, &sleep_lock)) != 0;
     return woken;
 }
 
@@ -86,27 +87,27 @@ static int lie(double seconds) {
 static void sleep_locked(double seconds, double then) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
     thread_dozes = seconds > 0 && seconds <= LAUNCH_TICK_S;
-    pthread_mutex_lock(&bed);
+    pthread_mutex_lock(&sleep_lock);
     woken = 0;
-    in_bed = 1;
+    sleeps = 1;
     ucch_unlock();
-    for (int up = lie(seconds); !up && waiters;) {
+    for (int up = sleep_until_woken(seconds); !up && waiters;) {
         thread_dozes = then <= LAUNCH_TICK_S;
         thread_asleep = 1; /* first: who leaves off waiting either sees this or is seen */
-        if (waiters) up = lie(then);
+        if (waiters) up = sleep_until_woken(then);
     }
-    pthread_mutex_unlock(&bed);
+    pthread_mutex_unlock(&sleep_lock);
     ucch_lock();
-    in_bed = thread_asleep = thread_dozes = 0;
+    sleeps = thread_asleep = thread_dozes = 0;
 }
 
 /* Work has come for which no thread waits in the library: the progress thread is to look at once. */
 void ucch_wake_locked(void) {
-    if (!in_bed) return;
-    pthread_mutex_lock(&bed);
+    if (!sleeps) return;
+    pthread_mutex_lock(&sleep_lock);
     woken = 1;
     pthread_cond_signal(&wake);
-    pthread_mutex_unlock(&bed);
+    pthread_mutex_unlock(&sleep_lock);
 }
 
 /* A caller is polling; the progress thread stands down. */
@@ -209,9 +210,9 @@ void ucch_progress_idle(void) {
 
 /* No other thread is in this process, which may have to release memory that it has inherited. */
 static void after_fork(void) {
-    thread_on = thread_asleep = in_bed = 0;
+    thread_on = thread_asleep = sleeps = 0;
     ucch_lock_after_fork();
-    bed = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 

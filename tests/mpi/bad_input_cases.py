@@ -59,6 +59,17 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (TypeError, "recvbuf", lambda: comm.Allreduce(a, 5)),
         (TypeError, "needed here", lambda: comm.Allreduce(a, None)),
         (TypeError, "needed here", lambda: comm.Bcast(MPI.IN_PLACE)),
+        (
+            TypeError,
+            f"recvbuf on rank {me}: a list of numbers is no memory: pass numpy.array",
+            lambda: comm.Allreduce(a, [0.0] * 4),
+        ),
+        (TypeError, f"buf on rank {me}: a tuple of numbers is no memory", lambda: comm.Isend((1, 2), 0)),
+        (
+            TypeError,
+            "a list of arrays is no message: pass one array",
+            lambda: comm.Allgather(a, [b.copy() for _ in range(p)]),
+        ),
         # Memory that cannot be used so.
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Allreduce(a, fixed)),
         (BufferError, "recvbuf on rank .*read-only", lambda: comm.Iallreduce(a, bytes(32))),
@@ -92,7 +103,12 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         # Operations.
         (NotImplementedError, "BAND on float64 is not supported", lambda: comm.Allreduce(a, b, MPI.BAND)),
         (ValueError, "'AVERAGE' is not one of", lambda: comm.Scan(a, b, "AVERAGE")),
-        (TypeError, "op must be", lambda: comm.Reduce(a, b, op=np.add)),
+        (
+            ValueError,
+            f"allreduce on rank {me}: op 'product' .* did you mean PROD",
+            lambda: comm.Allreduce(a, b, "product"),
+        ),
+        (TypeError, f"reduce on rank {me}: op must be .*Op.Create", lambda: comm.Reduce(a, b, op=np.add)),
     ]
 
 
@@ -111,7 +127,7 @@ def arguments() -> None:
             error, text, call = wrong_arguments(alone)[number]
             if alone.rank == last:
                 made(alone, error, text, call)
-            if re.search("^(dest|tag)", text):  # messages concern nobody else
+            if re.search("^(dest|tag|buf)", text):  # messages concern nobody else
                 goes_on(alone)
             else:
                 what = "(its part|call 1)" if alone.rank == last else "its part"  # and calls another one now
@@ -272,8 +288,12 @@ def too_long(late: bool) -> None:
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
-def mismatches() -> None:
-    """Every rank that takes part learns of it, quickly; a new communicator works at once."""
+def mismatches(long_blocks: bool = True) -> None:
+    """Every rank that takes part learns of it, quickly; a new communicator works at once.
+
+    ``long_blocks``: those of `too_long`, too: that their call has failed ranks of other hosts take for certain after
+    seconds, as those of `given_up`.
+    """
     with Communicator(WORLD) as comm:
         count = len(disagreements(comm))
         for text, call in uneven_disagreements(comm):
@@ -281,8 +301,8 @@ def mismatches() -> None:
                 call()
             goes_on(comm)
         in_flight(comm)
-    too_long(late=False)
-    too_long(late=True)
+    for late in (False, True) if long_blocks else ():
+        too_long(late)
     for index in drawn(count):
         comm = Communicator(WORLD)
         text, call = disagreements(comm)[index]
@@ -367,13 +387,24 @@ def absent() -> None:
         print("absence noticed")
 
 
+def in_no_other_call() -> None:
+    """A rank that does not call is not said to be in a call of another communicator that has failed there."""
+    one, other = Communicator(WORLD), Communicator(WORLD)
+    for comm, alone in ((other, 1), (one, 0)):
+        if WORLD.rank == alone:
+            with pytest.raises(CollectiveTimeout, match=rf"rank\(s\) \[{1 - alone}\] have not called it; the last"):
+                comm.Barrier()
+        WORLD.barrier()
+
+
 def order(all_wait: bool = False) -> None:
     """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
 
     ``all_wait``: nobody hears that another one has given up before its own time is over.
     """
-    os.environ["UCCH_TIMEOUT"] = "6"
+    os.environ["UCCH_TIMEOUT"] = "4"
     comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
+    WORLD.Barrier()  # nobody's time begins before all are there
     for comm in comms if me else comms[::-1]:
         try:
             comm.Allreduce(np.ones(4), np.zeros(4))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import Communicator, Request
+from ucc_hetero import SUM, Communicator, PersistentRequest, Request
 from ucc_hetero.bootstrap.teams import Teams
 
 
@@ -167,6 +167,28 @@ def case_identity(comm: Communicator) -> None:
             comm.Is_intra() and not comm.Is_inter() and repr(same) == f"<Communicator rank {comm.rank} of {comm.size}>"
         )
         refused(AttributeError, lambda: comm.Create_intercomm, "comm.mpi.Create_intercomm")
+        refused(AttributeError, lambda: comm.all_reduce, "did you mean Allreduce?")
+        refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
+
+
+def case_names_of_operations(comm: Communicator) -> None:
+    """A name as text is the operation, in any case and in every form of call."""
+    p, me = comm.size, comm.rank
+    mine, out, blocks = np.full(3, me + 1), np.zeros(3, int), np.full(3 * p, me + 1)
+    sums = comm.Allreduce, comm.Iallreduce, comm.Allreduce_init, comm.Reduce, comm.Reduce_scatter_block, comm.Scan
+    for name in ("sum", "Sum", "SUM"):
+        for call in sums:
+            out[:] = 0
+            request = call(blocks if call == comm.Reduce_scatter_block else mine, out, name)
+            if isinstance(request, PersistentRequest):
+                request.Start()
+            if request is not None:
+                request.Wait()
+            ranks = me + 1 if call == comm.Scan else p if call != comm.Reduce or me == 0 else 0
+            assert (out == ranks * (ranks + 1) // 2).all(), (name, call)
+    pair, most = np.array([(me, me)], "i,i"), np.zeros(1, "i,i")
+    comm.Allreduce([pair, 1, MPI.INT_INT], [most, 1, MPI.INT_INT], "maxloc")
+    assert most[0].tolist() == (p - 1, p - 1)
 
 
 def case_objects(comm: Communicator) -> None:
@@ -180,6 +202,10 @@ def case_objects(comm: Communicator) -> None:
     assert comm.alltoall([(me, r) for r in range(p)]) == [(r, me) for r in range(p)]
     assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
     assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)
+    assert comm.allreduce(me, SUM) == comm.allreduce(me, op="sum") == sum(range(p))  # operations of ours, too
+    for_arrays = f"allreduce on rank {me}: op AVG is for arrays: Allreduce"
+    refused(ValueError, lambda: comm.allreduce(me, op="avg"), for_arrays)
+    refused(ValueError, lambda: comm.scan(me, "product"), "did you mean PROD?")
     right, left = (me + 1) % p, (me - 1) % p
     sent = comm.isend({"round": me}, dest=right, tag=11)
     assert comm.recv(source=left, tag=11) == {"round": left}

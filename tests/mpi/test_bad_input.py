@@ -33,6 +33,10 @@ def test_mistakes(crew, what: str, vendors: str) -> None:
     crew(f"bad_input_cases:{what}", 4, env=env, layout=vendors, timeout=150)
 
 
+def test_a_call_that_failed_is_no_call_that_a_rank_is_in(crew) -> None:
+    crew("bad_input_cases:in_no_other_call", 2, env={"UCCH_TIMEOUT": "0.5"}, timeout=150)
+
+
 @pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
 def test_refusals(crew, ranks: int, vendors: str) -> None:
     """A mistake that one rank makes ends the communicator on all, one that all make ends nothing."""
@@ -86,3 +90,20 @@ def test_library_missing_on_one_rank(mpirun, tmp_path: Path) -> None:
     job = mpirun(OPEN, 3, args=["one"], env={"UCCH_UCC_LIB": str(tmp_path / "libucc.so.1")})
     assert job.stdout.count("AgreementError: some ranks of this job cannot take part") == 3, job.output
     assert "rank 1: LibraryNotFound" in job.stdout
+
+
+@pytest.mark.parametrize(("wrong", "who"), [("012", "all 3 ranks"), ("1", "rank 1")])
+def test_a_wrong_setting_is_said_once(mpirun, wrong: str, who: str) -> None:
+    """By the first rank, for all of them, below the line that asked for a communicator and one of this package's."""
+    script = f"""
+import os
+from mpi4py import MPI
+if str(MPI.COMM_WORLD.rank) in "{wrong}":
+    os.environ["UCCH_TIMEOUT"] = "abc"
+from ucc_hetero import Communicator
+Communicator()
+"""
+    job = mpirun(script, 3, check=False)
+    said = f"ValueError: UCCH_TIMEOUT: 'abc' is not a number of seconds, or inf (on {who})"
+    assert job.returncode != 0 and job.output.count(said) == 1, job.output
+    assert job.output.count("ucc_hetero/") == 1 and "ucc_hetero/api/comm.py" in job.output, job.output

@@ -61,6 +61,19 @@ def test_the_launcher_of_another_mpi(name: str) -> None:
     assert f"{name}=3: a launcher has started 3 ranks, but each is alone in its MPI" in said
 
 
+@pytest.mark.parametrize(
+    ("launcher", "env", "cure"),
+    [
+        ("torchrun", {"WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "none"}, "start the script with mpirun"),
+        ("srun", {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0"}, "srun --mpi=pmix"),
+    ],
+)
+def test_a_launcher_without_mpi(launcher: str, env: dict[str, str], cure: str) -> None:
+    """Likewise."""
+    said = alone("import ucc_hetero; ucc_hetero.Communicator()", **env)
+    assert f"{launcher} has started 3 ranks, but each is alone in its MPI: {cure}" in said
+
+
 NO_MPI = r"""
 import ucc_hetero
 from mpi4py import _mpiabi
@@ -124,7 +137,7 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
             print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
         """
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
-    said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 3"  # the script's, and two of ours
+    said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 2"  # the script's, and one of ours
     assert job.stdout.count(said) == 3, job.output
 
 

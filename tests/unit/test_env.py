@@ -5,7 +5,6 @@ import math
 import os
 import re
 import socket
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,23 +73,47 @@ def test_defaults_and_unknown_names() -> None:
         env.get("NO_SUCH", {})
 
 
-def test_unknown_variables_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variables_are_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a line of the log, which shows none of this package's source, with the known name that is most like it."""
+    monkeypatch.setattr(module, "_warned", set())
     monkeypatch.setenv("UCCH_TIMEOUTT", "3")
+    monkeypatch.setenv("UCCH_log_level", "info")
     assert "UCCH_TIMEOUTT" in env.unknown() and "UCCH_TIMEOUT" not in env.unknown(["UCCH_TIMEOUT", "PATH"])
-    with pytest.warns(UserWarning, match=r"unknown variable UCCH_TIMEOUTT: did you mean UCCH_TIMEOUT\?"):
-        env.warn_unknown()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        env.warn_unknown()
+    configure()
+    module.warn_unknown()
+    module.warn_unknown()
+    said = capsys.readouterr().err.splitlines()
+    assert [re.sub(".* UCCH WARN INIT ", "", line) for line in said] == [
+        "unknown variable UCCH_TIMEOUTT: did you mean UCCH_TIMEOUT?",
+        "unknown variable UCCH_log_level: did you mean UCCH_LOG_LEVEL?",
+    ]
+
+
+def test_wrong_values_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    env.check()
+    monkeypatch.setenv("UCCH_WIRES", "17")
+    monkeypatch.setenv("UCCH_TIMEOUT", "soon")
+    with pytest.raises(
+        ValueError, match="UCCH_TIMEOUT: 'soon' is not a number of seconds, or inf; UCCH_WIRES: '17' is"
+    ):
+        env.check()
 
 
 def test_a_variable_that_is_gone_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, instead in env.GONE.items():
         assert name not in env.TABLE and env.meant("UCCH_" + name) == instead
-    env.refuse_gone()
+    env.check()
     monkeypatch.setenv("UCCH_WIRE_UCX_DIR", "/opt/ucx")
     with pytest.raises(ValueError, match="UCCH_WIRE_UCX_DIR is no more: set UCCH_UCX_DIR"):
-        env.refuse_gone()
+        env.check()
+
+
+def test_a_log_file_that_cannot_be_written_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UCCH_LOG_FILE", str(tmp_path / "none" / "%r.log"))
+    with pytest.raises(ValueError, match=r"UCCH_LOG_FILE: '.*/none/3.log' cannot be written: No such file"):
+        configure()
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from contextlib import suppress
 from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
-from .. import env, log
-from ..bootstrap import exit
+from ..bootstrap import exit, settings
 from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
@@ -19,13 +19,13 @@ from ..calls.request import Request
 from ..calls.runner import Runner
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
-from ..errors import LibraryNotFound, UCCHError
+from ..errors import AgreementError, CollectiveError, LibraryNotFound
 from ..native.libraries import load
 from ..p2p.messages import Messages
 from ..p2p.neighbours import Neighbourhood
 from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
-from ..types import OPS
+from ..types import OPS, op_of
 from .comm_faults import FaultMethods
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
@@ -48,6 +48,10 @@ _PICKLED = (
 )  # fmt: skip
 
 
+#: Those of them that reduce: the operation is the second argument.
+_REDUCING = ("allreduce", "exscan", "reduce", "scan")
+
+
 class _Freed:
     """Stands where the runner was: every use after ``Free`` ends here."""
 
@@ -58,7 +62,8 @@ class _Freed:
 @forms
 @described(
     raises="ValueError, CollectiveError: And the others that :class:`Communicator` names.",
-    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, or one of MPI's.",
+    op="``SUM``, ``PROD``, ``MAX``, ``MIN``, ``AVG``, ``LAND``, ``BAND`` and the like, one's name as text in any "
+    "case (``'sum'``), or one of MPI's.",
     stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
 )
 class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
@@ -98,8 +103,6 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             load()
         from mpi4py import MPI
 
-        log.configure()
-        env.warn_unknown()
         parent = MPI.COMM_WORLD if comm is None else getattr(comm, "mpi", comm)
         if not isinstance(parent, MPI.Comm):
             raise TypeError(f"comm must be an mpi4py communicator or a Communicator, not {type(comm).__name__}")
@@ -108,9 +111,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
-        refuse_foreign_launcher()
-        with met(Timely(parent, env.get("TIMEOUT"), "the making of a communicator")) as meeting:
-            self._join(meeting.mpi.apart(parent.Dup), meeting)
+        if parent == MPI.COMM_WORLD:
+            refuse_foreign_launcher()
+        try:
+            with met(Timely(parent, settings.timeout(), "the making of a communicator")) as meeting:
+                self._join(meeting.mpi.apart(parent.Dup), meeting)
+        except CollectiveError:
+            raise
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # twenty lines of frames of ours say no more
+            raise mistake.with_traceback(None) from None
 
     @classmethod
     def _adopt(cls, mpi: Any, meeting: Meeting | None = None) -> Communicator:
@@ -121,12 +130,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
 
     def _join(self, mpi: Any, meeting: Meeting | None = None) -> None:
         self._mpi = mpi
-        try:
-            self._run = Runner(self._mpi, meeting)
-        except UCCHError:
-            raise
-        except ValueError as mistake:  # in a setting, which it names: twenty lines of this package's frames say nothing
-            raise mistake.with_traceback(None) from None
+        self._run = Runner(self._mpi, meeting)
         self._messages = Messages(self._run)
         self._recovery = Recovery(self._run)
         self.rank: int = self._run.rank
@@ -255,9 +259,39 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
         # give: they would run on the host and across no bridge.
         if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
-            raise AttributeError(f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory")
-        found = getattr(self._mpi, name)
-        return partial(self._together, name) if name in _PICKLED else found
+            raise AttributeError(self._lacks(name))
+        try:
+            found = getattr(self._mpi, name)
+        except AttributeError:
+            raise AttributeError(self._lacks(name)) from None
+        return partial(self._of_objects, name) if name in _PICKLED else found
+
+    def _lacks(self, name: str) -> str:
+        if not name.startswith("_") and hasattr(self._mpi, name):
+            return f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory"
+        known = {each.lower(): each for each in dir(type(self)) if each[0].isupper()}
+        near = difflib.get_close_matches(name.replace("_", "").lower(), known, 1, 0.85)
+        return f"Communicator has no {name}{f'; did you mean {known[near[0]]}?' if near else ''}"
+
+    def _of_objects(self, name: str, *args: Any, **more: Any) -> Any:
+        """The result of a collective of Python objects; its operation may be one of ours, or a name."""
+        if name in _REDUCING:
+            args = args[:1] + tuple(self._mpi_op(name, op) for op in args[1:2]) + args[2:]
+            more |= {"op": self._mpi_op(name, more["op"])} if "op" in more else {}
+        return self._together(name, *args, **more)
+
+    def _mpi_op(self, name: str, op: Any) -> Any:
+        from mpi4py import MPI
+
+        if isinstance(op, MPI.Op):
+            return op
+        try:
+            ours = str(op_of(op))
+        except (TypeError, ValueError) as mistake:
+            raise type(mistake)(f"{name} on rank {self.rank}: {mistake}") from None
+        if not hasattr(MPI, ours):
+            raise ValueError(f"{name} on rank {self.rank}: op {ours} is for arrays: {name.capitalize()}")
+        return getattr(MPI, ours)
 
     # --- blocking collectives ----------------------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
-from .. import env
-from ..bootstrap import growth
+from ..bootstrap import growth, settings
 from ..bootstrap.storecomm import begin_without_mpi
 from ..calls.recovery import Recovery
 
@@ -113,4 +112,4 @@ class FaultMethods(ABC):
             CollectiveTimeout: They have not called :meth:`Grow` within that time.
         """
         begin_without_mpi()
-        return cls._adopt(growth.arrive(store, env.get("TIMEOUT") if timeout is None else timeout))
+        return cls._adopt(growth.arrive(store, settings.timeout() if timeout is None else timeout))

@@ -12,7 +12,7 @@ from ..docstrings import forms
 from ..p2p.exchange import Exchange, start_all
 from ..p2p.messages import Messages
 from ..p2p.partitioned import PartitionedRequest, Partitions
-from ..p2p.probe import Message, mprobe, probe
+from ..p2p.probe import Message, mprobe, object_message, probe
 
 
 @forms
@@ -82,6 +82,26 @@ class MessageMethods(ABC):
             TruncationError, CollectiveTimeout, PeerError: And the others that :class:`Communicator` names.
         """
         self._messages.run(self._messages.incoming(buf, *self._wild(source, tag), stream=stream), status)
+
+    def recv(self, buf: Any = None, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
+        """Receive a Python object that ``send`` and its like have sent; from any source and with any tag by default.
+
+        Args:
+            buf: Memory for its pickle, as in mpi4py.
+            source: Rank; any if None.
+            tag: Any if None.
+            status: ``MPI.Status`` to be filled.
+
+        Returns:
+            The object.
+
+        Raises:
+            CollectiveTimeout, PeerError: None came within ``UCCH_TIMEOUT`` seconds, or its sender died.
+        """
+        messages, place = self._messages, self._wild(source, tag)
+        if buf is not None:
+            return messages.state.mpi.recv(buf, *place, status)
+        return object_message(messages, *place).recv(status)
 
     def Sendrecv(
         self,

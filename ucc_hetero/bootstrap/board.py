@@ -129,7 +129,10 @@ class Board:
         for other in list(_boards):
             if other is self or not other.native or name not in other.processes:
                 continue
-            seq, label, waits = other._under_way(other.processes.index(name))
+            at = other.processes.index(name)
+            if other.fate(at) != lib.UCCH_THERE:  # it has given that communicator up
+                continue
+            seq, label, waits = other._under_way(at)
             if seq >= other.next:
                 found.append((math.inf if waits < 0 else waits, other.id, seq, label))
         if not found:

@@ -14,7 +14,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -24,7 +26,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import record
 from ..transport import wires
-from . import faults, links, process, timely
+from . import faults, links, process, settings, timely
 
 #: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
 living: list[Any] = []
@@ -39,6 +41,8 @@ _WORD = 2.0
 _registered = False
 #: With which status this process ends because it has failed; 0 while it has not.
 _status = 0
+#: Prints the error by which this process ends where another rank, which is about to end the job, prints it, too.
+_unsaid: Callable[[], object] | None = None
 #: The process whose end is arranged: a child that uses its parent's MPI has none of that.
 _pid = 0
 
@@ -52,9 +56,12 @@ def register() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
-        global _status
+        global _status, _unsaid
         _status = 1
-        previous(kind, value, tb)
+        if settings.is_told(value) and _ends_job():
+            _unsaid = partial(previous, kind, value, tb)
+        else:
+            previous(kind, value, tb)
 
     sys.excepthook = hook
     if sys.exit is _sys_exit:
@@ -151,6 +158,7 @@ def _end() -> None:
     if _status:
         lib.ucch_flight_await(_WORD)
     if _status and not (over or survives):
+        _say_unsaid()
         _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
     for comm in living:
         comm._run.board.leave()
@@ -177,6 +185,23 @@ def _end() -> None:
         _close()
     if survives:
         faults.leave_late()
+
+
+def _ends_job() -> bool:
+    """True if a rank that fails ends the others."""
+    MPI: Any = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
+        return False
+    return bool(faults.lacking(MPI.COMM_WORLD))
+
+
+def _say_unsaid() -> None:
+    """Print the error that another rank prints, too, unless that one ends this one first."""
+    global _unsaid
+    unsaid, _unsaid = _unsaid, None
+    if unsaid is not None:
+        time.sleep(_WORD)
+        unsaid()
 
 
 def _desert() -> None:

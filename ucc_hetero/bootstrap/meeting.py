@@ -16,7 +16,7 @@ from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
-from . import agreement, numbers, process
+from . import agreement, numbers, process, settings
 from .board import Page, offered
 from .turns import turn
 
@@ -63,13 +63,17 @@ class Meeting:
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         self._words: list[Words | None] = []
         self._facts: list[Facts] | None = None
+        #: What is wrong with this rank's settings.
+        self._mistake = settings.read()
         #: Of measured choices, as rank 0 found it.
         self._table = NO_TABLE
 
     def come(self, ready: bool) -> bool:
         """Exchange words, and facts where ranks are to, and do not have those of a job in common. True if all ranks are
-        ready; collective."""
-        everyone = self.mpi.allgather((ready, *self._said_again()))
+        ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
+        everyone = self.mpi.allgather((self._mistake or ready, *self._said_again()))
+        if mistakes := {rank: each for rank, (each, *_) in enumerate(everyone) if isinstance(each, str)}:
+            raise settings.wrong(mistakes, self._rank, self._size)
         self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
         if self._anew and not self.known(range(self._size)):
             return self._exchange(ready)
@@ -123,22 +127,40 @@ class Meeting:
         everyone = self.mpi.allgather(mine)
         bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
         if failure is not None and len(bad) == self._size:
+            if len(set(bad.values())) == 1:
+                settings.told(failure, self._rank)
             raise failure  # all the same: no need of a list
         if bad:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
-            raise AgreementError(f"some ranks of this job cannot take part:\n{lines}") from failure
+            wrong = AgreementError(f"some ranks of this job cannot take part:\n{lines}")
+            raise settings.told(wrong, self._rank) from failure
         self._facts = [unpacked(e[0]) for e in everyone]
         self._words, self._table = [e[1] for e in everyone], everyone[0][2]
-        agreement.judge(self._facts)
+        try:
+            agreement.judge(self._facts)
+        except AgreementError as differ:
+            raise settings.told(differ, self._rank) from None
         return all(e[3] for e in everyone)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
-        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
-        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
-        nodes, offers, turns = zip(*everyone, strict=True)
+        """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
+        address another host has, too."""
+        begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
+        offer = () if begun else nics.ports(allowed)
+        mine = frozenset(nics.interfaces().values())
+        everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
+        nodes, offers, found, turns = zip(*everyone, strict=True)
+        repeated = nics.repeated(nodes, found)
+        # Of a port whose address another host has, too, the network is that host's own.
+        offers = tuple(
+            tuple(p._replace(network=~rank) if p.address in repeated else p for p in each)
+            for rank, each in enumerate(offers)
+        )
         name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
-        nics.use(name, nics.rails(nodes, offers))
+        if not begun:
+            joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
+            names = name or ",".join(joining) or nics.without(repeated, allowed)
+            nics.use(names, 1 if name else nics.rails(nodes, offers))
         wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
 
 

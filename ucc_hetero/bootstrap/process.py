@@ -45,7 +45,6 @@ class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
-        env.refuse_gone()
         self.libraries = load()
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
@@ -404,6 +403,30 @@ def refuse_foreign_launcher() -> None:
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
             "in MPI4PY_LIBMPI"
         )
+    if not told and world.Get_size() == 1:
+        _refuse_launcher_without_mpi()
+
+
+#: Variables in which launchers that know nothing of MPI tell how many ranks they have started: what marks the launcher,
+#: its name, and the way out.
+_WITHOUT_MPI = {
+    "WORLD_SIZE": (
+        "TORCHELASTIC_RUN_ID", "torchrun", "start the script with mpirun or ucch-run, or use torch.distributed's "
+        "methods with the backend ucch",
+    ),
+    "SLURM_STEP_NUM_TASKS": (
+        "SLURM_PROCID", "srun", "srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun in an allocation",
+    ),
+}  # fmt: skip
+
+
+def _refuse_launcher_without_mpi() -> None:
+    for name, (mark, launcher, cure) in _WITHOUT_MPI.items():
+        size = os.environ.get(name, "")
+        if mark in os.environ and size.isdigit() and int(size) > 1:
+            raise NotSupported(
+                f"{name}={size}: {launcher} has started {size} ranks, but each is alone in its MPI: {cure}"
+            )
 
 
 def _after_fork() -> None:

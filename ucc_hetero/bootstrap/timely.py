@@ -31,8 +31,8 @@ _ASKED, _HERE = b"?", b"!"
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
 
-def _largest_tag() -> int:
-    """MPI's largest tag: one that a script hardly takes."""
+def largest_tag() -> int:
+    """MPI's largest tag, that of this package's questions: one that a script hardly takes."""
     from mpi4py import MPI
 
     tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
@@ -48,7 +48,7 @@ class Timely:
 
     def __init__(self, mpi: Any, seconds: float, what: str, tag: int | None = None) -> None:
         self._mpi, self._seconds, self._what = mpi, seconds, what
-        self._tag = _largest_tag() if tag is None else tag
+        self._tag = largest_tag() if tag is None else tag
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
 

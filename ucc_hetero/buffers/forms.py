@@ -95,7 +95,7 @@ def as_buffer(
         entries = _entries(memory, element, number, displ, blocks)
         return _select(memory, element, entries, _natural(displ, "displacement") * element.extent, writable)
     except (BufferError, TypeError, ValueError) as error:
-        raise _located(error, argument, rank) from error
+        raise _located(error, argument, rank, spec) from error
 
 
 def as_vbuffer(
@@ -193,11 +193,22 @@ def _segments(memory: Memory | None, element: Element, counts: Any, displs: Any,
     return VBuffer(buffer, tuple(sizes), tuple(starts))
 
 
-def _located(error: Exception, argument: str, rank: int) -> Exception:
-    text = f"{argument} on rank {rank}: {error}"
+def _located(error: Exception, argument: str, rank: int, spec: object = None) -> Exception:
+    text = f"{argument} on rank {rank}: {_no_message(spec) or error}"
     if isinstance(error, BufferError):
         return BufferError(text)
     return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
+
+
+def _no_message(spec: object) -> str:
+    """What a list is that its caller took for data; empty for anything else."""
+    if isinstance(spec, (list, tuple)) and spec:
+        kind = type(spec).__name__
+        if all(isinstance(each, (int, float, complex, np.number)) for each in spec):
+            return f"a {kind} of numbers is no memory: pass numpy.array of it (a list is [array, count, dtype])"
+        if len(spec) > 1 and all(hasattr(each, "shape") for each in spec):
+            return f"a {kind} of arrays is no message: pass one array (a list is [array, count, dtype])"
+    return ""
 
 
 def _is_datatype(item: object) -> bool:

@@ -19,7 +19,7 @@ from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor
 from ..native.libraries import ffi
 from ..planner.collectives import ROWS, Call, Shape
-from ..types import DTYPES, DType, Op, op_of
+from ..types import DTYPES, DType, Op, is_delegated, op_of
 
 
 class CallSpec(NamedTuple):
@@ -385,6 +385,14 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
     if not (0 <= number < size or (number == -1 and not (name in ROWS and ROWS[name].rooted))):
         raise ValueError(f"{name} on rank {rank}: root {root} is not a rank of this communicator of {size}")
     return number
+
+
+def delegated(call: CallSpec, rank: int) -> bool:
+    """True if MPI computes the call's operation. ``TypeError`` or ``ValueError`` for what is no operation."""
+    try:
+        return is_delegated(call.op)
+    except (TypeError, ValueError) as mistake:
+        raise type(mistake)(f"{call.name} on rank {rank}: {mistake}") from None
 
 
 # --- calls that look like earlier ones --------------------------------------------------------------------------------

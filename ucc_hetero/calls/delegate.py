@@ -18,7 +18,7 @@ from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import lib
-from ..types import Op, op_of
+from ..types import op_of
 from .arguments import CallSpec, root_of
 from .persistent import PersistentRequest, idle
 from .request import fill_empty
@@ -150,7 +150,7 @@ class Delegate:
         found = op_of(op)
         shown = found.name if found else "an operation of the user's"
         label = f"{name} {shown}" + (f" root={root}" if root >= 0 else "")
-        theirs = getattr(MPI, op.name) if isinstance(op, Op) else op
+        theirs = getattr(MPI, found.name) if found else op
         method = getattr(state.mpi, f"I{name}")
         args = [MPI.IN_PLACE if send is None else send, recv]
         args += [counts, theirs] if name == "reduce_scatter" else [theirs]

@@ -12,14 +12,13 @@ from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Meeting
-from ..device import report, stream_handle
+from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
-from ..types import is_delegated
-from .arguments import CallSpec, Completion, look
+from .arguments import CallSpec, Completion, delegated, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
@@ -129,7 +128,7 @@ class Runner(State):
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
         self.ready()
-        if is_delegated(call.op):
+        if delegated(call, self.rank):
             self.delegate.start(call).Wait()
             return
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
@@ -219,7 +218,7 @@ class Runner(State):
                 return self._request(program, kind, keep)
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.ready()
-        if is_delegated(call.op):
+        if delegated(call, self.rank):
             return self.delegate.start(call)
         prepared = self._prepared.prepare(call)
         if prepared is None:
@@ -268,7 +267,7 @@ class Runner(State):
             if launched is not None:
                 return launched
         self.ready()
-        if is_delegated(call.op):
+        if delegated(call, self.rank):
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
             )
@@ -382,7 +381,7 @@ class Runner(State):
         program = prepared.program
         runtime = self.members.runtime
         if runtime is None:
-            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(self.members.place.vendor)})")
+            raise DeviceError(no_runtime(self.rank, self.members.place.vendor))
         both, at = (prepared.send, prepared.recv), _cast("void *", stream)
         # Calls that could not be launched yet hold the stream, where streams may be held.
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
@@ -401,7 +400,7 @@ class Runner(State):
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
         try:
-            if is_delegated(call.op):
+            if delegated(call, self.rank):
                 self.ready(calls=False)
                 return self.delegate.request(call, refuse=self.refuse)
             prepared = self._set_up(call)
@@ -561,7 +560,9 @@ class Runner(State):
 
     def _refuse_active(self, held: int) -> None:
         if held > 0:
-            raise ValueError(f"rank {self.rank}: {held} requests of this communicator are still active")
+            raise ValueError(
+                f"rank {self.rank}: {held} requests of this communicator are still active; Wait for them before Free"
+            )
 
     def _all_ended(self) -> bool:
         """True if nothing that was dropped, delegated or launched is under way."""

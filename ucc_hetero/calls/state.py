@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from .. import env
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
+from ..bootstrap import settings
 from ..bootstrap.board import Board
 from ..bootstrap.meeting import Meeting
 from ..bootstrap.membership import Membership
@@ -48,7 +48,7 @@ class State:
     """
 
     def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
-        timeout = env.get("TIMEOUT")
+        timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
         self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)

@@ -6,7 +6,15 @@ the vendor ``host``.
 
 from ucc_hetero.device.pointers import pointer_vendor, whose
 from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
-from ucc_hetero.device.registry import available, collective_library, late_settings, register, report, runtime_of
+from ucc_hetero.device.registry import (
+    available,
+    collective_library,
+    late_settings,
+    no_runtime,
+    register,
+    report,
+    runtime_of,
+)
 from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
 from ucc_hetero.device.streams import stream_handle, uncaptured
 from ucc_hetero.device.vector import Vector
@@ -25,6 +33,7 @@ __all__ = [
     "free_memory",
     "late_settings",
     "local_rank",
+    "no_runtime",
     "own_device",
     "place_of",
     "pointer_vendor",

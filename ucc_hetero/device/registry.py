@@ -71,6 +71,12 @@ def report(vendor: str) -> str:
     return "; ".join(_tried.get(vendor, [])) or f"no runtime is known for {vendor!r}"
 
 
+def no_runtime(rank: int, vendor: str) -> str:
+    """What is wrong with ``stream=`` on a rank without a device, and the way out."""
+    why = f" ({report(vendor)})" if vendor in VENDORS and VENDORS[vendor].setting else ""
+    return f"rank {rank} has no GPU runtime for stream={why}; leave it out for host memory"
+
+
 @cache
 def collective_library(memory: int) -> bool:
     """True if libucc has loaded the vendor's own collective library for this memory (``ucc_memory_type_t``); asked

@@ -22,7 +22,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
-from ..device import pointer_vendor, report, uncaptured
+from ..device import no_runtime, pointer_vendor, uncaptured
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -39,7 +39,7 @@ from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
-from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer
+from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, object_waits
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
@@ -271,8 +271,7 @@ class Messages:
             return None
         handle = uncaptured(stream, f"a message of rank {self.rank}")
         if self.state.members.runtime is None:
-            vendor = self.state.members.place.vendor
-            raise DeviceError(f"rank {self.rank} has no GPU runtime for stream= ({report(vendor)})")
+            raise DeviceError(no_runtime(self.rank, self.state.members.place.vendor))
         return handle
 
     def _in_place(self, transfer: Transfer) -> None:
@@ -601,9 +600,8 @@ class Messages:
         if error.status == lib.UCCH_FAIL_REVOKED:
             return RevokedError(f"{where}: a rank has revoked the communicator")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
-            return CollectiveTimeout(
-                f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
-            )
+            late = f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
+            return CollectiveTimeout(late + self._of_other_kind(transfer))
         if error.status == lib.UCCH_FAIL_MEMORY:
             return CollectiveError(f"{where}: no memory left on this host")
         if error.status == lib.UCCH_FAIL_LOST:
@@ -631,6 +629,12 @@ class Messages:
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
+
+    def _of_other_kind(self, transfer: Moved) -> str:
+        """What a receive in vain could have had: an object that ``send`` has sent."""
+        if transfer.what != "receive" or not object_waits(self.state.mpi, transfer.peer, transfer.tag):
+            return ""
+        return "; a Python object of send() waits, which recv() receives"
 
     def _said(self, transfer: Moved) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"

@@ -191,3 +191,37 @@ def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bo
             f"{time.monotonic() - began:.3g} s (UCCH_TIMEOUT={messages.timeout:g})"
         )
     return found[0]
+
+
+def object_message(messages: Messages, source: int, tag: int) -> Any:
+    """MPI's message of a Python object, taken out once it has come.
+
+    Raises:
+        CollectiveTimeout: None came within the communicator's time limit.
+        PeerError: The source has ended, and none came.
+    """
+    mpi, found, left = messages.state.mpi, None, 0.0
+    origin = "any rank" if source == messages.any_source else f"rank {source}"
+    what = "any tag" if tag == messages.any_tag else f"tag {tag}"
+    where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
+
+    def come() -> bool:
+        nonlocal found
+        found = mpi.improbe(source, tag)
+        return found is not None
+
+    def look() -> None:
+        nonlocal left
+        if source >= 0 and messages.gone(source):
+            left = left or time.monotonic()
+            if time.monotonic() - left > 1:
+                raise PeerError(f"{where}: it has left the job or died")
+
+    messages.usable()
+    if not progress_until(come, messages.timeout, look, step=1e-6, spin=2e-4, apart=_LOOK_S):
+        buffers = probe(messages, source, tag, None, remove=False) is not None
+        raise CollectiveTimeout(
+            f"{where}: none came within {messages.timeout:g} s (UCCH_TIMEOUT)"
+            f"{'; a buffer of Send() waits, which Recv() receives' if buffers else ''}"
+        )
+    return found

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
+from ..bootstrap.faults import EXCHANGE_ERRORS
+from ..bootstrap.timely import largest_tag
 from ..buffers import Buffer, pack, unpack
 from ..native.libraries import ffi, lib
 from ..transport.bounce import Bounce
@@ -20,6 +23,18 @@ SOURCE_MASK = OWN - 1 - TAG_MASK
 def source_and_tag(code: int) -> tuple[int, int]:
     """The source rank and the MPI tag in a UCX tag."""
     return (code & SOURCE_MASK) >> SOURCE_SHIFT, code & TAG_MASK
+
+
+def object_waits(mpi: Any, source: int, tag: int) -> bool:
+    """True if a Python object has come over ``mpi``, which no receive of a buffer takes."""
+    if hasattr(mpi, "world"):  # an exchange that is not MPI's
+        return False
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    with suppress(*EXCHANGE_ERRORS):
+        return bool(mpi.Iprobe(source, min(tag, largest_tag()), status)) and status.tag != largest_tag()
+    return False
 
 
 class Transfer:

@@ -99,20 +99,22 @@ def _section(section: str) -> list[Rule]:
         try:
             key, value = _token(token.strip())
         except ValueError as error:
-            raise ValueError(f"tune section {section!r}: {error}") from None
+            raise ValueError(f"UCCH_TUNE: section {section!r}: {error}") from None
         if key in found:
-            raise ValueError(f"tune section {section!r}: {token.strip()!r} gives the {key} a second time")
+            raise ValueError(f"UCCH_TUNE: section {section!r}: {token.strip()!r} gives the {key} a second time")
         found[key] = value
     collectives = found.pop("collectives", ())
     if not collectives:
-        raise ValueError(f"tune section {section!r}: no collective; one of {', '.join(ROWS)} must be named")
+        raise ValueError(f"UCCH_TUNE: section {section!r}: no collective; one of {', '.join(ROWS)} must be named")
     if "algorithm" not in found:
-        raise ValueError(f"tune section {section!r}: no algorithm, such as @flat")
+        raise ValueError(f"UCCH_TUNE: section {section!r}: no algorithm, such as @flat")
     low, high = found.pop("range", (0, math.inf))
     for collective in collectives:
         if found["algorithm"] not in algorithms.names(collective):
             known = ", ".join("@" + name for name in algorithms.names(collective))
-            raise ValueError(f"tune section {section!r}: {collective} has no @{found['algorithm']}; it has {known}")
+            raise ValueError(
+                f"UCCH_TUNE: section {section!r}: {collective} has no @{found['algorithm']}; it has {known}"
+            )
     return [Rule(collective, low, high, **found) for collective in collectives]
 
 

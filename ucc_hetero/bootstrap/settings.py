@@ -1,0 +1,74 @@
+"""Settings of a rank (``UCCH_*``): read as ranks meet, who tell each other what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypeVar
+
+from .. import env, log
+from ..errors import ranks_text
+from ..planner.rules import parse_tune
+
+_Error = TypeVar("_Error", bound=Exception)
+
+#: The settings that were read last, and what is wrong with them.
+_read: tuple[dict[str, str], str] = ({}, "")
+#: Attribute of errors that the first rank prints.
+_TOLD = "_first_rank_prints"
+
+
+def read() -> str:
+    """Read this rank's settings; those of the log take effect, unknown ones are warned of.
+
+    Returns:
+        What is wrong with them; empty where nothing is. Read again only where one has changed.
+    """
+    global _read
+    now = {name: text for name, text in os.environ.items() if name.startswith(env.PREFIX)}
+    if now != _read[0] or not log.configured():
+        _read = now, _mistakes()
+    return _read[1]
+
+
+def _mistakes() -> str:
+    try:
+        env.check()
+        parse_tune(env.get("TUNE"))
+        log.configure()
+    except ValueError as error:
+        return str(error)
+    log.warn_unknown()
+    return ""
+
+
+def timeout() -> float:
+    """``UCCH_TIMEOUT`` in seconds, or its default where the ranks are about to learn that it is wrong."""
+    try:
+        return float(env.get("TIMEOUT"))
+    except ValueError:
+        return float(env.TABLE["TIMEOUT"].default)
+
+
+def wrong(mistakes: Mapping[int, str], rank: int, size: int) -> ValueError:
+    """The error of all ranks of ``size`` where some have wrong settings."""
+    texts = set(mistakes.values())
+    if len(texts) == 1:
+        who = f"all {size} ranks" if size > 1 and len(mistakes) == size else ranks_text(sorted(mistakes))
+        error = ValueError(f"{texts.pop()} (on {who})")
+    else:
+        lines = [f"  rank {each}: {mistakes[each]}" for each in sorted(mistakes)]
+        error = ValueError("\n".join(["settings are wrong:", *lines]))
+    return told(error, rank)
+
+
+def told(error: _Error, rank: int) -> _Error:
+    """An error that all ranks raise alike: where it ends the job, the first rank prints it."""
+    if rank:
+        setattr(error, _TOLD, True)
+    return error
+
+
+def is_told(error: BaseException) -> bool:
+    """True if another rank prints this error."""
+    return hasattr(error, _TOLD)
