@@ -25,7 +25,7 @@ def allreduce_sparse(group: Collectives, tensor: Any, how: Reduction) -> Work:
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, device=tensor.device).coalesce()
     with torch.no_grad():  # detach() of a sparse tensor does not share its elements
         tensor.copy_(total)
-    return group.done([tensor])
+    return group._done([tensor])
 
 
 def _gather(group: Collectives, rows: Any, counts: list[int]) -> Any:
