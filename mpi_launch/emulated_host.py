@@ -37,6 +37,10 @@ _SYSCTL = {
 #: Variables that logging in sets, by itself or through the user's profile.
 _LOGIN = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 
+#: Where Open MPI keeps the files of a job, by process numbers, of which each host has its own: in its ``TMPDIR``.
+#: mpirun hands this variable on to the daemons of all hosts, two of which may then have one folder.
+_OPEN_MPIS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
+
 #: Longest wait for a host to come up or go down; seconds.
 _PATIENCE = 20.0
 
@@ -106,8 +110,6 @@ def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) ->
         **kept,
         "PATH": os.pathsep.join(path),
         "TMPDIR": str(directory / layout.name),
-        # Hosts have process numbers of their own, by which Open MPI names what it keeps: not in one folder.
-        "PRTE_MCA_prte_tmpdir_base": str(directory / layout.name),
         **_mpi_env(layout, directory, launch_agent),
     }
 
@@ -184,7 +186,8 @@ class EmulatedHost:
         machine that passes on signals and the exit status; when the stand-in is killed the program ends too.
         """
         # A job must not inherit another's.
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(INSIDE_A_JOB)}
+        gone = (*INSIDE_A_JOB, _OPEN_MPIS_FOLDER)
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(gone)}
         full = {**mine, **self.env, **(env or {})}
         return subprocess.Popen([*_PYTHON, "exec", str(self._directory), self.name, *argv], env=full, **options)
 

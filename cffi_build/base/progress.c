@@ -23,7 +23,13 @@
 #define IDLE_TICK_S 10e-3
 /* How late the kernel may end a sleep of the thread, in ns. By default it is as much as the shortest sleep. */
 #define SLACK_NS 5000
+/* The thread sleeps with a mutex of its own. With the lock, it would wait for that at the end of a sleep without being
+ * counted (lock.c): callers that make progress would not let it have the lock, and wake it in vain whenever they let
+ * go. */
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static _Atomic int sleeps;
+static int woken; /* with that mutex */
 static int (*enter)(void);
 static void (*leave)(int);
 static void (*begin)(void);
@@ -67,16 +73,42 @@ int ucch_progress_once(void) {
 
 /* ---- the progress thread ---- */
 
-/* Sleep until woken, `seconds` at most (0: for ever). */
-static void sleep_locked(double seconds) {
+/* Sleep until woken, `seconds` at most (0: for ever): 1 if it was woken. */
+static int sleep_until_woken(double seconds) {
+    struct timespec until = ucch_time_after(seconds);
+    for (int ended = 0; !woken && !ended;)
+        ended = (seconds > 0 ? pthread_cond_timedwait(&wake, &sleep_lock, &until)
+                             : pthread_cond_wait(&wake, &sleep_lock)) != 0;
+    return woken;
+}
+
+/* Sleep without the lock until woken, `seconds` at most (0: for ever), and, while callers make progress, on and on in
+ * turns of `then`. */
+static void sleep_locked(double seconds, double then) {
     thread_asleep = seconds == 0 || seconds > TICK_S;
     thread_dozes = seconds > 0 && seconds <= LAUNCH_TICK_S;
-    ucch_sleep_locked(&wake, seconds);
-    thread_asleep = thread_dozes = 0;
+    pthread_mutex_lock(&sleep_lock);
+    woken = 0;
+    sleeps = 1;
+    ucch_unlock();
+    for (int up = sleep_until_woken(seconds); !up && waiters;) {
+        thread_dozes = then <= LAUNCH_TICK_S;
+        thread_asleep = 1; /* first: who leaves off waiting either sees this or is seen */
+        if (waiters) up = sleep_until_woken(then);
+    }
+    pthread_mutex_unlock(&sleep_lock);
+    ucch_lock();
+    sleeps = thread_asleep = thread_dozes = 0;
 }
 
 /* Work has come for which no thread waits in the library: the progress thread is to look at once. */
-void ucch_wake_locked(void) { pthread_cond_signal(&wake); }
+void ucch_wake_locked(void) {
+    if (!sleeps) return;
+    pthread_mutex_lock(&sleep_lock);
+    woken = 1;
+    pthread_cond_signal(&wake);
+    pthread_mutex_unlock(&sleep_lock);
+}
 
 /* A caller is polling; the progress thread stands down. */
 void ucch_wait_begin(void) { waiters++; }
@@ -85,13 +117,13 @@ void ucch_wait_begin(void) { waiters++; }
 void ucch_wait_end(void) {
     if (--waiters || !busy()) return;
     ucch_lock(); /* the thread may be about to sleep, because a caller waits */
-    if (busy() && thread_asleep) pthread_cond_signal(&wake);
+    if (busy() && thread_asleep) ucch_wake_locked();
     ucch_unlock();
 }
 
 /* No thread waits for calls in streams: they are polled now and then, for their ends and for failures. */
 static void collect_locked(void) {
-    sleep_locked(LAUNCH_TICK_S);
+    sleep_locked(LAUNCH_TICK_S, LAUNCH_TICK_S);
     /* All that have ended by now: of several requests libucc looks at one in a round of progress. */
     for (int moved = 1; moved && thread_on && !waiters;) {
         moved = ucch_progress_locked();
@@ -108,7 +140,7 @@ static double idle_locked(double tick) {
     thread_asleep = 1; /* first: a caller either sees this or is seen */
     if (atomic_exchange(&called, 0)) tick = TICK_S;
     int forever = !busy() && tick > LONG_TICK_S;
-    sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0);
+    sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
         ucch_poll_all_locked();
@@ -129,7 +161,7 @@ static double work_locked(double quiet) {
     if (ucch_has_moved(moved, now - began)) quiet = now;
     double nap = ucch_nap(now - quiet);
     if (nap > 0) {
-        sleep_locked(nap);
+        sleep_locked(nap, LONG_TICK_S);
         ucch_napped(now, nap);
     } else {
         ucch_unlock();
@@ -171,15 +203,16 @@ static void *thread_main(void *unused) {
 void ucch_progress_idle(void) {
     ucch_lock();
     idle_progress = 1;
-    pthread_cond_broadcast(&wake);
+    ucch_wake_locked();
     ucch_unlock();
     ucch_progress_thread(1);
 }
 
 /* No other thread is in this process, which may have to release memory that it has inherited. */
 static void after_fork(void) {
-    thread_on = thread_asleep = 0;
+    thread_on = thread_asleep = sleeps = 0;
     ucch_lock_after_fork();
+    sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
@@ -196,7 +229,7 @@ int ucch_progress_thread(int on) {
         if (!thread_on) return 0;
         ucch_lock();
         thread_on = 0;
-        pthread_cond_broadcast(&wake);
+        ucch_wake_locked();
         ucch_unlock();
         pthread_join(thread, NULL);
         return 0;
@@ -205,7 +238,7 @@ int ucch_progress_thread(int on) {
         called = 1;
         if (thread_asleep) {
             ucch_lock();
-            pthread_cond_broadcast(&wake);
+            ucch_wake_locked();
             ucch_unlock();
         }
         return 0;

@@ -262,6 +262,9 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"kernel.yama.ptrace_scope is {f.ptrace_scope}: ranks cannot copy from each other's memory (cma)"),
     ("cores-few", lambda f: f.ranks_here > f.cores
      and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
+    ("sched-groups", lambda f: f.session_groups and f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
+     and "Linux 6.18 shares cores among sessions: threads that yield and nap, as those of waiting ranks do, can keep "
+     "other sessions from the cores for seconds"),
     ("numa-balancing", lambda f: f.numa_balancing and f.usable
      and "the kernel moves pages between NUMA nodes under running transfers"),
     ("flow-limit", lambda f: over_tcp(f) and f.flow_limit[1]

@@ -113,6 +113,8 @@ class Facts:
     host_cores: int
     ranks_here: int
     numa_balancing: bool
+    #: True if the scheduler shares cores among sessions first.
+    session_groups: bool
     clock_synchronised: bool
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...]
@@ -302,6 +304,7 @@ def hardware(root: Path) -> dict[str, Any]:
         "sysctl": tuple((name, set_to) for name in _SYSCTL if (set_to := text(_file_of(root, name)))),
         "ptrace_scope": number(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
         "numa_balancing": number(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
+        "session_groups": number(text(root / "proc/sys/kernel/sched_autogroup_enabled"), 0) > 0,
     }
 
 

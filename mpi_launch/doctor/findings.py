@@ -69,6 +69,7 @@ CODES = {
     "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g"),
     "ptrace": ("warning", "sysctl kernel.yama.ptrace_scope=0; docker run --cap-add=SYS_PTRACE"),
     "cores-few": ("warning", "start no more ranks than cores; otherwise ranks wait for each other's turn on a core"),
+    "sched-groups": ("warning", "sysctl kernel.sched_autogroup_enabled=0"),
     "numa-balancing": ("warning", "sysctl kernel.numa_balancing=0"),
     "clock": ("warning", "start chronyd or systemd-timesyncd (in a container: on its host)"),
     # Settings

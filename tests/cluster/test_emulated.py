@@ -131,10 +131,14 @@ def test_mpirun(cluster: Cluster) -> None:
     assert interleaved.stdout.split() == ["node0", "node1", "node0", "node1"]
 
 
-def test_uneven_hosts(emulate: Callable[..., Cluster]) -> None:
+def test_uneven_hosts(emulate: Callable[..., Cluster], flavour: tuple[str, int]) -> None:
+    """Each of which has a folder of its own for what mpirun's daemon keeps there."""
     cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
     names = cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True).stdout.split()
     assert names == ["node0", "node0", "node1", "node2"]
+    if flavour[0] == "openmpi" and flavour[1] >= 5:
+        kept = cluster.mpirun(["sh", "-c", "ls -d $TMPDIR/prted.*"]).stdout.split()
+        assert sorted(Path(each).parent.name for each in kept) == ["node1", "node2"], kept
 
 
 def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:

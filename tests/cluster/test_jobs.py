@@ -12,6 +12,7 @@ import pytest
 from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
 from message_scripts import MATCHING
 
+from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
 
 #: Loaded before MPI, whose own copy of UCX would otherwise serve UCC too.
@@ -49,13 +50,6 @@ def transports(cluster: Cluster, env: dict[str, str] | None = None) -> set[str]:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_between_hosts_only_the_network(emulate: Callable[..., Cluster]) -> None:
-    found = transports(emulate(hosts=3, slots=1, rate="4gbit"))
-    assert "tcp/eth0" in found
-    assert not found & SHARED_MEMORY
-
-
-@pytest.mark.usefixtures("libraries")
 def test_within_hosts_shared_memory(cluster: Cluster) -> None:
     found = transports(cluster)
     assert "tcp/eth0" in found
@@ -63,9 +57,9 @@ def test_within_hosts_shared_memory(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_both_links_are_used(emulate: Callable[..., Cluster]) -> None:
+def test_between_hosts_only_the_network_and_all_links(emulate: Callable[..., Cluster]) -> None:
     found = transports(emulate(hosts=2, slots=1, links=2, rate="4gbit"))
-    assert {"tcp/eth0", "tcp/eth1"} <= found
+    assert {"tcp/eth0", "tcp/eth1"} <= found and not found & SHARED_MEMORY
 
 
 SUMS = """
@@ -103,6 +97,35 @@ def test_ranks_of_a_host_take_turns_at_its_ports(emulate: Callable[..., Cluster]
     cluster = emulate(hosts=2, slots=2, links=2, rate="1gbit")
     assert _found(cluster, {"UCCH_PORTS": "turns"}) == f"found {[('eth0', 1), ('eth1', 1)] * 2}"
     assert _found(cluster, {}) == f"found {[('eth0,eth1', 1)] * 4}"
+
+
+#: An interface inside each host, for its containers or its management: with one address on all hosts.
+INSIDE = """link add inside0 type veth peer name inside1
+link set inside1 up
+address add 172.17.0.1/16 dev inside0
+link set inside0 up
+"""
+
+
+@pytest.mark.parametrize("links", [1, 2])
+@pytest.mark.parametrize("named", ["all", "eth0,inside0"])
+def test_an_address_that_all_hosts_have_is_left_out(emulate: Callable[..., Cluster], links: int, named: str) -> None:
+    """libucp took it for a network between them, and all calls failed."""
+    cluster = emulate(hosts=2, slots=1, links=links, rate="none")
+    for host in cluster.hosts:
+        emulated_host.configure(host.pid, INSIDE, "")
+    kept = "eth0,eth1" if named == "all" and links == 2 else "eth0"
+    assert _found(cluster, {"UCX_NET_DEVICES": named}) == f"found {[(kept, 1)] * 2}"
+
+
+def test_ranks_that_are_not_connected_are_told_what_chooses_the_network(emulate: Callable[..., Cluster]) -> None:
+    cluster = emulate(hosts=2, slots=1, rate="none")
+    for host in cluster.hosts:
+        emulated_host.configure(host.pid, INSIDE, "")
+    done = cluster.mpirun([sys.executable, "-c", SUMS], env={"UCX_NET_DEVICES": "inside0"}, timeout=100)
+    assert re.search(r"rank [01]: .* team of ranks \[0, 1\] .*could not connect.*UCX_NET_DEVICES=", done.stderr), (
+        done.stderr
+    )
 
 
 def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
 
 from .test_hosts_lost import OUTSIDE, hole
+from .test_jobs import INSIDE
 
 NO_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 pytestmark = [pytest.mark.usefixtures("libraries"), NO_TORCH]
@@ -88,14 +89,6 @@ def computed_by(engine: Engine, asked: dict[str, list[int]], tokens: int) -> dic
     for name, prompt in asked.items():
         engine.add(f"alone {name}", prompt, tokens)
     return {name: engine.done(f"alone {name}")["tokens"] for name in asked}
-
-
-#: An interface as containers have it: of another network, and with the same address on every host.
-INSIDE = """link add inside0 type veth peer name inside1
-link set inside1 up
-address add 172.17.0.1/16 dev inside0
-link set inside0 up
-"""
 
 
 @pytest.mark.parametrize("interfaces", ["one", "several"])

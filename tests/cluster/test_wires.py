@@ -22,11 +22,9 @@ MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
 # Rings that hold little, so that streams wait for credits all the time.
 SMALL = {"UCCH_WIRE_SLOT": "16K", "UCCH_WIRES": "3", "DICE": "11", **FEW_QUEUES}
 CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
-    ("every collective in every form", PAIR, {}),
     ("every collective in every form", THREE, {}),
     ("every collective in every form", MIXED, {}),
     ("many calls in many streams", MIXED, SMALL),
-    ("long calls", PAIR, OWN_QUEUES),
     ("long calls", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1"}),
     ("long calls", THREE, OWN_QUEUES),
     ("long calls", MIXED, {}),
@@ -116,10 +114,12 @@ def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: s
     assert on_crew(script, *where, **OWN_QUEUES).stdout.count("right") == where[1] * where[2]
 
 
-@pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}])
-def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
-    for script in (message_scripts.RANDOM, message_scripts.MATCHING):
-        assert on_crew(script, *PAIR, **env).stdout.count("right") == 2
+@pytest.mark.parametrize(("script", "env"), [
+    (message_scripts.MATCHING, OWN_QUEUES),
+    *((script, SMALL | {"UCCH_HOLD": "n"}) for script in (message_scripts.RANDOM, message_scripts.MATCHING)),
+], ids=["matching", "random, few slots", "matching, few slots"])  # fmt: skip
+def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], script: str, env: dict[str, str]) -> None:
+    assert on_crew(script, *PAIR, **env).said("right") == 2
 
 
 def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any]) -> None:
@@ -201,11 +201,10 @@ with Communicator() as comm:
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
-@pytest.mark.parametrize("where", [THREE, MIXED], ids=["1+1+1", "2+2 mixed"])
-def test_rings_come_with_calls(alone: Callable[..., Any], where: tuple[str, int, int]) -> None:
-    out = alone(JOBS["rings come with calls"].script, *where).stdout
-    assert out.count("right rings: ") == where[1] * where[2] and "wire" in out, out
-    assert ("shared" in out) == (where is MIXED), out
+def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
+    """Those within hosts and those between."""
+    out = alone(JOBS["rings come with calls"].script, *MIXED).stdout
+    assert out.count("right rings: ") == 4 and "wire" in out and "shared" in out, out
 
 
 def test_random_mistakes(on_crew: Callable[..., Any]) -> None:

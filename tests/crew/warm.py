@@ -135,8 +135,10 @@ def become(asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 if __name__ == "__main__":
     end_with_parent()
+    gc.disable()  # an eighth of what torch's import takes are searches for garbage
     for name in sys.argv[2:]:
         with suppress(ImportError):  # a test that needs it says so
             importlib.import_module(name)
     gc.freeze()
+    gc.enable()
     exec(*become(Nursery(socket.socket(fileno=int(sys.argv[1]))).serve()))

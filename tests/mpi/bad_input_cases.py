@@ -288,8 +288,12 @@ def too_long(late: bool) -> None:
     comm.Free()  # those whose communicator is well do not wait for the one whose is not, or the job is killed
 
 
-def mismatches() -> None:
-    """Every rank that takes part learns of it, quickly; a new communicator works at once."""
+def mismatches(long_blocks: bool = True) -> None:
+    """Every rank that takes part learns of it, quickly; a new communicator works at once.
+
+    ``long_blocks``: those of `too_long`, too: that their call has failed ranks of other hosts take for certain after
+    seconds, as those of `given_up`.
+    """
     with Communicator(WORLD) as comm:
         count = len(disagreements(comm))
         for text, call in uneven_disagreements(comm):
@@ -297,8 +301,8 @@ def mismatches() -> None:
                 call()
             goes_on(comm)
         in_flight(comm)
-    too_long(late=False)
-    too_long(late=True)
+    for late in (False, True) if long_blocks else ():
+        too_long(late)
     for index in drawn(count):
         comm = Communicator(WORLD)
         text, call = disagreements(comm)[index]
@@ -398,8 +402,9 @@ def order(all_wait: bool = False) -> None:
 
     ``all_wait``: nobody hears that another one has given up before its own time is over.
     """
-    os.environ["UCCH_TIMEOUT"] = "6"
+    os.environ["UCCH_TIMEOUT"] = "4"
     comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
+    WORLD.Barrier()  # nobody's time begins before all are there
     for comm in comms if me else comms[::-1]:
         try:
             comm.Allreduce(np.ones(4), np.zeros(4))

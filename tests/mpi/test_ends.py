@@ -135,6 +135,7 @@ def test_a_rank_that_does_not_come(mpirun, call: str) -> None:
     """The others name it in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
     head = HEAD if "comm." in ALONE[call][0] else HEAD.replace("comm = u.Communicator(world)", "comm = world")
     script = f"""
+world.Barrier()  # nobody's time begins before all are there
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 try:
@@ -142,8 +143,8 @@ try:
 except u.CollectiveTimeout as error:
     print(error, flush=True)
 """
-    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "4"}, check=False)
-    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 4 s (UCCH_TIMEOUT)"
+    job = mpirun(head + script, 3, env={"UCCH_TIMEOUT": "2"}, check=False)
+    said = f"{ALONE[call][1]}: rank(s) [1] did not come within 2 s (UCCH_TIMEOUT)"
     assert said in job.stdout and job.returncode != 0, job.output
 
 

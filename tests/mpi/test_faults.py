@@ -128,11 +128,11 @@ print("right", flush=True)
 
 def test_a_rank_that_does_not_come_ends_the_making_of_communicators(mpirun: Any, ulfm: list[str]) -> None:
     """MPI's own calls would wait for ever."""
-    script = """
+    script = f"""
 if rank == 0:
     comm._run.timeout = 1.0
-    for make in (comm.Dup, comm.Split):
-        assert "rank 0: " in (said := caught(make, u.CollectiveTimeout)) and "within 1 s" in said, said
+    said = caught(comm.{random.choice(("Dup", "Split"))}, u.CollectiveTimeout)
+    assert "rank 0: " in said and "within 1 s" in said, said
     print("right", flush=True)
     MPI.COMM_WORLD.send(None, 1)
 else:

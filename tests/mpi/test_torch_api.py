@@ -15,7 +15,7 @@ def cases(*scripts: str) -> list[str]:
 
 
 #: These have torch load its compiler, which takes seconds of every rank.
-COMPILED = ["functional", "compiled"]
+COMPILED = ["functional", "compiled", "compiled_ddp"]
 
 
 @pytest.mark.parametrize(("n", "emulate"), [(2, ""), (4, "nvidia:2,amd:2")])

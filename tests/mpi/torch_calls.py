@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch_cases import DEVICE, case, data, same
+from torch_model import fresh, sgd, train
 from torch_world import N, R
 
 OPS = dist.ReduceOp
@@ -182,6 +183,12 @@ def compiled() -> None:
         return y
 
     same(torch.compile(in_place, backend="aot_eager")(x), torch.full((2,), float(sum(range(N)) + N)))
+
+
+@case
+def compiled_ddp() -> None:
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(fresh()), backend="aot_eager")
+    train(model, sgd(model.parameters()))
 
 
 @case

@@ -308,12 +308,6 @@ def pipeline_with_data_parallel() -> None:
 
 
 @case
-def compiled_ddp() -> None:
-    model = torch.compile(DDP(fresh()), backend="aot_eager")
-    train(model, sgd(model.parameters()))
-
-
-@case
 def replicas_are_bit_identical() -> None:
     model = DDP(copy.deepcopy(fresh()))
     train(model, sgd(model.parameters()))

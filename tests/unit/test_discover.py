@@ -22,7 +22,7 @@ from ucc_hetero.machine.discover import (
     record,
     replay,
 )
-from ucc_hetero.machine.nics import Port, assign, flow_limit, near, ports, rails, shared, use
+from ucc_hetero.machine.nics import Port, assign, flow_limit, joining, near, ports, rails, shared, use
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -198,9 +198,27 @@ def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Por
     ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
     ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
     ("xy", [(A, B), (A, B._replace(speed=10))], 1),
+    ("xy", [(A, B), (A, B._replace(network=12 << 32))], 1),  # each has a network of its own
+    ("xy", [(A, A._replace(name="eth1"))] * 2, 2),  # both in one network
 ])  # fmt: skip
 def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
     assert rails(hosts, offers) == expected
+
+
+@pytest.mark.parametrize("hosts, offers, expected", [
+    ("xy", [(A, B)] * 2, ()),  # all of them
+    ("xx", [(A, B)] * 2, ()),  # nothing leaves the host
+    ("xy", [(A, B), (A,)], ("eth0",)),
+    ("xy", [(A, B), (A, B._replace(network=12 << 32))], ("eth0",)),
+    ("xy", [(A, B), (A, B._replace(speed=10))], ("eth0",)),
+    ("xy", [(A, B._replace(speed=10))] * 2, ("eth0",)),
+    ("xy", [(A, B), (A._replace(network=13 << 32), B._replace(network=12 << 32))], ()),  # routed, or none of them
+    ("xy", [(A, B), ()], ()),  # RDMA
+])  # fmt: skip
+def test_libucp_is_kept_to_networks_that_join_all_hosts(
+    hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
+) -> None:
+    assert joining(hosts, offers, 0) == expected
 
 
 @pytest.mark.parametrize("hosts, offers, expected", [
@@ -215,6 +233,27 @@ def test_wires_share_ports_in_common_networks(
     hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
 ) -> None:
     assert shared(hosts, offers, 0) == expected
+
+
+def test_addresses_inside_each_host() -> None:
+    mine, theirs, loopback, inside = 0x0A000001, 0x0A000002, 0x7F000001, 0xAC110001
+    first, second = {mine, loopback, inside}, {theirs, loopback, inside}
+    assert nics.repeated("xxy", [first, first, second]) == {inside}
+    assert nics.repeated("xxy", [first - {inside}, first, second]) == {inside}  # it came up between two looks
+    assert not nics.repeated("xx", [first, first])
+    assert not nics.repeated("xy", [first, first]), "containers that share a host's network"
+    assert not nics.repeated("xy", [first, {theirs, loopback}])
+
+
+@pytest.mark.parametrize("allowed, expected", [
+    ("", "mlx5_0:1,lo,eth0"), ("all", "mlx5_0:1,lo,eth0"), ("eth0,inside0", "eth0"), ("eth0", ""), ("mlx5_0:1", ""),
+    ("inside0", ""),  # the user's only one
+])  # fmt: skip
+def test_a_list_of_devices_without_some(monkeypatch: pytest.MonkeyPatch, allowed: str, expected: str) -> None:
+    monkeypatch.setattr(nics, "interfaces", lambda root: {"lo": 0x7F000001, "eth0": 0x0A000001, "inside0": 0xAC110001})
+    monkeypatch.setattr(nics.rdma, "active", lambda root: (nics.rdma.RdmaPort("mlx5_0:1", "InfiniBand"),))
+    assert nics.without({0xAC110001}, allowed) == expected
+    assert nics.without(set(), allowed) == ""
 
 
 CARDS = machines.ethernet("eth2", 100_000, "0000:18:00.0", "pci0000:15") | machines.ethernet(
@@ -259,7 +298,7 @@ def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     use("", 1)
     assert "UCX_MAX_EAGER_RAILS" not in os.environ
-    use("eth1", 2)
+    use("eth1", 1)
     assert os.environ["UCX_NET_DEVICES"] == "eth1" and "UCX_MAX_EAGER_RAILS" not in os.environ
     use("", 2)
     use("", 3)  # the user's own, or what was set before
@@ -268,7 +307,7 @@ def test_what_libucx_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ports_of_this_machine() -> None:
     found = ports("")
-    assert len(found) != 1 and all(port.network for port in found)
+    assert all(port.network and port.address for port in found)
     assert list(found) == sorted(found, key=lambda port: port.network)
     assert ports("no-such-port") == ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -60,6 +61,21 @@ def test_keys_and_values(server: StoreServer) -> None:
     assert one.get("a") == data  # it goes on
     calls = [lambda: Store(server.address, SECRET).add("n", 1) for _ in range(20)]
     assert sorted(together(*calls)) == list(range(1, 21))
+
+
+def test_a_server_that_has_no_file_left_for_a_connection_goes_on(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, accept = [OSError(errno.EMFILE, "too many open files")], socket.socket.accept
+
+    def accepted(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    Store(server.address, SECRET).set("a", "b")  # accepted before
+    assert Store(server.address, SECRET).get("a") == b"b" and not failures
 
 
 def test_strangers_are_refused(server: StoreServer) -> None:

@@ -46,14 +46,6 @@ VENDOR_WORDS = re.compile(r"(?i:cuda|rocm|nvml|amdsmi)|(?<![A-Za-z])(?:hip|HIP)(
 
 #: Folders of the repository, and the packages that they are.
 TREES = {"ucc_hetero": "ucc_hetero", "benchmarks": "ucc_hetero.bench", "mpi_launch": "ucc_hetero.launch"}
-#: (file, what it names in annotations although that imports it): the circles that are left. None is to be added.
-FOR_TYPES = {
-    ("ucc_hetero.torch.futures", "ucc_hetero.torch.work"),
-    ("ucc_hetero.torch.ranges", "ucc_hetero.torch.dispatch"),
-    ("ucc_hetero.torch.sparse", "ucc_hetero.torch.collectives"),
-    ("ucc_hetero.torch.streams", "ucc_hetero.torch.futures"),
-    ("ucc_hetero.torch.work", "ucc_hetero.torch.dispatch"),
-}
 
 
 def _modules() -> dict[str, tuple[ast.Module, list[str]]]:
@@ -143,11 +135,6 @@ def test_vendor_words_stay_in_the_rows() -> None:
 def test_no_circles_between_files() -> None:
     known = MODULES.keys() - {"ucc_hetero"}  # the package itself, in whose place users name it
     edges = {name: IMPORTS[name] & known - {name} for name in known}
-    for name, other in FOR_TYPES:
-        guards = [n for n in ast.walk(MODULES[name][0]) if isinstance(n, ast.If)]
-        guarded = [each for n in guards if ast.unparse(n.test) == "TYPE_CHECKING" for each in n.body]
-        assert any(other in imported(name, each) for each in guarded), f"{name}: strike it out"
-        edges[name].discard(other)
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:

@@ -24,7 +24,8 @@ INPUTS = 300
 def sample() -> tuple[Address, Descriptor]:
     key = secrets.token_bytes(200)
     number = int.from_bytes(key[:8], "little")
-    return Address(number, key[8:24], 4711, key), Descriptor(number, 5, 1 << 40, 1 << 33, "amd", key)
+    interfaces = tuple(key[24:31])
+    return Address(number, key[8:24], 4711, interfaces, key), Descriptor(number, 5, 1 << 40, 1 << 33, "amd", key)
 
 
 def test_what_was_packed_comes_back() -> None:
@@ -43,8 +44,8 @@ def test_other_bytes_are_refused(kind: type) -> None:
     for wrong in (b"", other.pack(), data[:20], data + bytes(64 << 10)):
         with pytest.raises(FormatError, match="are no"):
             kind.unpack(wrong)
-    with pytest.raises(FormatError, match=r"has version 2, and this is 1: both sides need one ucc_hetero"):
-        kind.unpack(data[:4] + b"\2\0" + data[6:])
+    with pytest.raises(FormatError, match=r"has version 1, and this is 2: both sides need one ucc_hetero"):
+        kind.unpack(data[:4] + b"\1\0" + data[6:])
 
 
 @hypothesis.settings(max_examples=INPUTS, deadline=None, database=None)

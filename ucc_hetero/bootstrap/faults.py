@@ -83,12 +83,16 @@ def dead_ranks(mpi: Any) -> list[int]:
     failed = mpi.Get_failed()
     if not failed.Get_size():
         return []
-    mine = mpi.Get_group()
+    return sorted(places(failed, mpi.Get_group()))
+
+
+def places(some: Any, among: Any) -> list[int]:
+    """The ranks that those of a group of MPI's have in another one. Gives both groups back."""
     try:
-        return sorted(type(failed).Translate_ranks(failed, list(range(failed.Get_size())), mine))
+        return list(type(some).Translate_ranks(some, list(range(some.Get_size())), among))
     finally:
-        mine.Free()
-        failed.Free()
+        some.Free()
+        among.Free()
 
 
 def settle(mpi: Any) -> None:

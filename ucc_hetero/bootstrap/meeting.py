@@ -143,12 +143,24 @@ class Meeting:
         return all(e[3] for e in everyone)
 
     def _divide_ports(self) -> None:
-        """Let all ports of a host carry data, where there are several and libucx has not begun yet."""
-        offer = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
-        everyone = self.mpi.allgather((host_identity().node, offer, env.get("PORTS") == "turns"))
-        nodes, offers, turns = zip(*everyone, strict=True)
+        """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
+        address another host has, too."""
+        begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
+        offer = () if begun else nics.ports(allowed)
+        mine = frozenset(nics.interfaces().values())
+        everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
+        nodes, offers, found, turns = zip(*everyone, strict=True)
+        repeated = nics.repeated(nodes, found)
+        # Of a port whose address another host has, too, the network is that host's own.
+        offers = tuple(
+            tuple(p._replace(network=~rank) if p.address in repeated else p for p in each)
+            for rank, each in enumerate(offers)
+        )
         name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
-        nics.use(name, nics.rails(nodes, offers))
+        if not begun:
+            joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
+            names = name or ",".join(joining) or nics.without(repeated, allowed)
+            nics.use(names, 1 if name else nics.rails(nodes, offers))
         wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
 
 

@@ -28,7 +28,7 @@ from .board import Board, ended, meet
 from .links import Links
 from .meeting import Known, Meeting, met
 from .teams import MOST_SPARE, Teams
-from .timely import limit, places_in, timely
+from .timely import limit, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -49,7 +49,7 @@ class Membership:
         self._unwatch: Callable[[], object] = bool
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
         try:
-            if known := meeting and meeting.known(places_in(meeting.mpi, mpi)):
+            if known := meeting and meeting.known(faults.places(mpi.Get_group(), meeting.mpi.Get_group())):
                 self._try(known, timeout)
             else:
                 with met(self.mpi, anew=True) as meeting:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import log
-from ..rma.channel import Channel, ChannelError, call, keep_alive, listen
+from ..rma.channel import Channel, ChannelError, Listener, call, keep_alive
 
 _Word = bytes | str
 
@@ -149,34 +149,29 @@ class StoreServer:
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
-        if not isinstance(secret, bytes) or len(secret) < 16:
-            raise ValueError("secret: at least 16 bytes that all ranks know, such as os.urandom(32)")
         self._secret, self._values, self._lock = secret, dict[str, str](), threading.Lock()
         self._methods: dict[str, Callable[..., Any]] = {
             "set": self._set, "get": self._get, "check": self._check, "add": self._add,
             "compare_set": self._compare_set, "delete_key": self._delete_key,
         }  # fmt: skip
-        self._listener, self.address, _ = listen(address)
-        self._start(self._accept)
+        self._listener = Listener(address, secret, "ucch-store")
+        self.address = self._listener.address
+        self._listener.accept(self._welcome)
 
-    def _start(self, what: Any, *args: Any) -> None:
-        threading.Thread(target=what, args=args, name="ucch-store", daemon=True).start()
+    def _welcome(self, sock: Any) -> Callable[[], None]:
+        keep_alive(sock)
+        channel = Channel(sock, self._secret, True)
+        channel.settle()
+        return partial(self._serve, channel)
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
+    def _serve(self, channel: Channel) -> None:
+        try:
             while True:
-                self._start(self._serve, self._listener.accept()[0])
-
-    def _serve(self, sock: Any) -> None:
-        with suppress(OSError), sock:
-            keep_alive(sock)
-            try:
-                channel = Channel(sock, self._secret, True)
-                channel.settle()
-                while True:
-                    channel.send(self._answer(channel.receive()))
-            except ChannelError as error:
-                log.log("net").info("a connection with the store has ended: %s", error)
+                channel.send(self._answer(channel.receive()))
+        except ChannelError as error:
+            log.log("net").info("a connection with the store has ended: %s", error)
+        finally:
+            channel.close()
 
     def _answer(self, said: Any) -> dict[str, Any]:
         try:

@@ -35,6 +35,15 @@ _GRACE = 2.0
 #: Seconds in which the death of a rank comes to be known, of which a library may complain a moment before.
 _WHY_S = 1.0
 
+#: What to do where a team's first allreduce has returned what it was given, and where other data.
+_UNTOUCHED = (
+    "nothing came from the other ranks, as libucp could not connect them; what it prints says why, and "
+    "UCX_NET_DEVICES=<interface> chooses the network by which the hosts reach each other"
+)
+_WRONG = (
+    "its libraries cannot be trusted on these ranks: `python -m ucc_hetero info` on each of them shows how they differ"
+)
+
 #: Communicators whose teams a job keeps for new ones.
 MOST_SPARE = 8
 
@@ -211,8 +220,7 @@ class Teams:
         if list(out) != want:
             raise CollectiveError(
                 f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "
-                f"({time.monotonic() - began:.3g} s); its libraries cannot be trusted on these ranks: "
-                "`python -m ucc_hetero info` on each of them shows how they differ"
+                f"({time.monotonic() - began:.3g} s): {_UNTOUCHED if list(out) == [-1.0, -1.0] else _WRONG}"
             )
 
     def __len__(self) -> int:

@@ -167,16 +167,6 @@ def timely(mpi: Any, seconds: float, what: str) -> Any:
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
 
 
-def places_in(mpi: Any, part: Any) -> list[int]:
-    """The ranks that those of ``part`` have in ``mpi``, which it was made of."""
-    ours, theirs = mpi.Get_group(), part.Get_group()
-    try:
-        return list(type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours))
-    finally:
-        ours.Free()
-        theirs.Free()
-
-
 def limit(mpi: Any, seconds: float) -> float:
     """Seconds that ranks wait for each other while contexts and teams are made: at most those of their exchange."""
     return min(seconds, getattr(mpi, "seconds", math.inf))

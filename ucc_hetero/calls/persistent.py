@@ -32,6 +32,8 @@ def free_all(owner: object) -> None:
 class PersistentRequest(Request):
     """A call that was set up once and can be started again and again: what methods with ``_init`` return."""
 
+    lasting = True
+
     def __init__(
         self,
         op: Any,
@@ -152,9 +154,7 @@ class PersistentRequest(Request):
         self._done = True
         streamed, self._streamed, self._op = self._streamed, None, self._own
         if streamed is None:
-            assert self._call is not None, "requests made of others do not end as one native operation"
-            under_way.discard(self._call)
-            self._call.finish(state, status)
+            super()._complete(state, status)
         elif streamed._done:
             fill_empty(status)
         else:

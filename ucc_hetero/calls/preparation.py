@@ -353,7 +353,11 @@ class Preparation:
         """True if the call's data is on this rank's device."""
         if any(original.vendor != "host" for _, original, _ in bound.parts):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
-        return self.members.device.holds((("sendbuf", bound.send), ("recvbuf", bound.recv)))
+        buffers = ("sendbuf", bound.send), ("recvbuf", bound.recv)
+        if all(buffer is None or buffer.vendor == "host" for _, buffer in buffers):
+            return False
+        self.members.device.check(buffers)
+        return True
 
     def _lowered(
         self,

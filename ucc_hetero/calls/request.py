@@ -318,8 +318,10 @@ class Request:
 
     def _complete(self, state: int, status: Any) -> None:
         self._done = True
-        call, self._call, self._keep = self._call, None, None
+        call = self._call
         assert call is not None, "requests made of others do not end as one native operation"
+        if not self.lasting:
+            self._call = self._keep = None
         under_way.discard(call)
         call.finish(state, status)
 
@@ -557,11 +559,6 @@ class Lasting(Request):
         made._op, made._keep, made._owner, made._timeout, made._done = call.op, call.keep, call.owner, timeout, False
         under_way.add(call)
         return made
-
-    def _complete(self, state: int, status: Any) -> None:
-        self._done = True
-        under_way.discard(self._call)
-        self._call.finish(state, status)
 
 
 class Launched(Request):

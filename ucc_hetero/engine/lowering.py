@@ -21,7 +21,8 @@ from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
-from ..trace.record import Note, describe, recording
+from ..trace import record
+from ..trace.record import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each
 from .stream_program import may_hold, of_vendors, queue
@@ -156,7 +157,8 @@ class Lowering:
             self._check(lib.ucch_program_device(handle))
             for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
                 self._check(lib.ucch_program_memory(handle, base, self.what.memory))
-        describe(handle, label, self.plan, self.board.number, self.notes)
+        if record.recorder is not None:
+            record.recorder.describe(handle, label, self.plan, self.board.number, self.notes)
         for i, (after, make, args) in enumerate(self.steps):
             make(handle, i, *args)
             if after:
@@ -208,7 +210,7 @@ class Lowering:
 
     def _nbytes(self, step: Step, member: int) -> int:
         """The larger side of a member's part in a step, or 0 where no trace is recorded."""
-        if not recording():
+        if record.recorder is None:
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
         return max(sides) * self.at.itemsize

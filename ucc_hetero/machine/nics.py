@@ -14,37 +14,46 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Hashable, Sequence, Set
+import sys
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from . import rdma
 from .discover import Nic, host_cores, nics
 from .vendors import cpus_of, text
 
 #: Clouds that limit what one connection carries, by the PCI vendor of their cards: name, and Mbit/s.
 FLOW_LIMITS = {"0x1d0f": ("Amazon EC2", 5000)}
 
-_GET_ADDRESS, _GET_NETMASK = 0x8915, 0x891B
+_GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B
+_RUNS = 0x1 | 0x40
 
 
 class Port(NamedTuple):
-    """A network interface: its IPv4 network (address and mask in one number) and its speed in Mbit/s, 0 unknown."""
+    """A network interface: its IPv4 network (address and mask in one number), its speed in Mbit/s, 0 unknown, and its
+    address."""
 
     name: str
     network: int
     speed: int
+    address: int = 0
 
 
 def ports(allowed: str, root: Path = Path("/")) -> tuple[Port, ...]:
-    """This host's Ethernet ports among ``allowed`` (UCX's list of devices; empty or ``all``: any), by network.
-
-    None where there is anything better than plain Ethernet, or only one.
-    """
+    """This host's Ethernet ports among ``allowed`` (UCX's list of devices; empty or ``all``: any), by network; none
+    where there is anything better than plain Ethernet."""
     here = nics(root)
     if any((root / "sys/class/infiniband" / nic.name).exists() for nic in here):
         return ()
-    found = [Port(nic.name, network, nic.speed) for nic in _chosen(here, allowed) if (network := _network(nic.name))]
-    return tuple(sorted(found, key=lambda port: port.network)) if len(found) > 1 else ()
+    found = [
+        Port(nic.name, (address & mask) << 32 | mask, nic.speed, address)
+        for nic in _chosen(here, allowed)
+        for address, mask in [_address(nic.name)]
+        if address
+    ]
+    return tuple(sorted(found, key=lambda port: port.network))
 
 
 def _chosen(here: Sequence[Nic], allowed: str) -> list[Nic]:
@@ -78,15 +87,26 @@ def cores_for(threads: int, ranks_here: int, beside: Set[int]) -> set[int]:
     return next((cores & beside for cores, needed in choices if len(cores & beside) >= needed), every)
 
 
-def _address(name: str) -> tuple[int, int]:
-    """The IPv4 address of an interface, and its mask; 0 without one."""
-    request = struct.pack("256s", name.encode()[:15])
+def _ask(name: str, *requests: int) -> list[bytes]:
+    """What the kernel answers to requests of an interface's (netdevice(7)); nothing where it does not have it."""
+    given = struct.pack("256s", name.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            address, mask = (fcntl.ioctl(sock, what, request)[20:24] for what in (_GET_ADDRESS, _GET_NETMASK))
+            return [fcntl.ioctl(sock, request, given)[16:] for request in requests]
     except OSError:
-        return 0, 0
-    return int.from_bytes(address, "big"), int.from_bytes(mask, "big")
+        return []
+
+
+def _address(name: str) -> tuple[int, int]:
+    """The IPv4 address of an interface, and its mask; 0 without one."""
+    answers = _ask(name, _GET_ADDRESS, _GET_NETMASK) or (b"", b"")
+    address, mask = (int.from_bytes(answer[4:8], "big") for answer in answers)
+    return address, mask
+
+
+def _runs(name: str) -> bool:
+    """True if an interface is up, as libucp asks for it."""
+    return any(int.from_bytes(flags[:2], sys.byteorder) & _RUNS == _RUNS for flags in _ask(name, _GET_FLAGS))
 
 
 def address_of(name: str) -> str:
@@ -95,10 +115,35 @@ def address_of(name: str) -> str:
     return socket.inet_ntoa(address.to_bytes(4, "big")) if address else ""
 
 
-def _network(name: str) -> int:
-    """The IPv4 network of an interface; 0 without one."""
-    address, mask = _address(name)
-    return (address & mask) << 32 | mask
+def interfaces(root: Path = Path("/")) -> dict[str, int]:
+    """Interfaces that are up and have an IPv4 address, with it; without bridges, which libucp leaves out."""
+    up = (name for _, name in socket.if_nameindex() if _runs(name))
+    names = (name for name in up if not (root / "sys/class/net" / name / "bridge").exists())
+    return {name: address for name in names if (address := _address(name)[0])}
+
+
+def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> frozenset[int]:
+    """Addresses that several hosts have: those of networks inside each host, for its containers or its management.
+    libucp takes them for one network, and a connection with such an address ends on its own host.
+
+    ``found[r]`` has the addresses of the host ``hosts[r]``. Hosts that have the same ones, all of them, are containers
+    that share a host's network.
+    """
+    there: dict[Hashable, set[int]] = {}
+    for host, addresses_here in zip(hosts, found, strict=True):
+        there.setdefault(host, set()).update(addresses_here)
+    count = Counter(address for addresses_here in set(map(frozenset, there.values())) for address in addresses_here)
+    return frozenset(address for address, times in count.items() if times > 1 and address >> 24 != 127)
+
+
+def without(unwanted: Set[int], allowed: str, root: Path = Path("/")) -> str:
+    """libucp's list of this host's devices among ``allowed`` but for interfaces with these addresses; empty where there
+    is nothing to leave out. libucp 1.18 has no other way to leave one out."""
+    here = interfaces(root)
+    out = {name for name, address in here.items() if address in unwanted}
+    listed = allowed.split(",") if allowed not in ("", "all") else [*(port.name for port in rdma.active(root)), *here]
+    kept = [name for name in listed if name not in out]
+    return ",".join(kept) if kept and len(kept) < len(listed) else ""
 
 
 def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
@@ -142,30 +187,41 @@ def assign(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> lis
     return out
 
 
-def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
-    """Ports that every transfer between hosts can be spread over; arguments as for ``assign``. Equal on every rank.
+def _common(offers: Sequence[tuple[Port, ...]]) -> set[int]:
+    """Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
+    slowest, and others may lead to no other host."""
+    return set.intersection(*({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers))
 
-    Those that are as fast as the fastest of their host: what goes over several ends with the slowest.
-    """
+
+def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
+    """Ports that every transfer between hosts can be spread over; arguments as for ``assign``. Equal on every rank."""
     if len(set(hosts)) < 2:
         return 1
-    return max(1, min(sum(port.speed == max(p.speed for p in offer) for port in offer) for offer in offers))
+    common = _common(offers)
+    return max(1, min(sum(port.network in common for port in offer) for offer in offers))
+
+
+def joining(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
+    """This rank's ports in networks that join all hosts, where it has others, too; nothing where libucp may choose.
+    Arguments as for ``assign``. libucp 1.18 takes any two ports for connected."""
+    common = _common(offers) if len(set(hosts)) > 1 else set()
+    found = tuple(port.name for port in offers[rank] if port.network in common)
+    return found if len(found) < len(offers[rank]) else ()
 
 
 def shared(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that every host is in with a port as fast as its fastest, in an order that is the
-    same on all ranks; nothing where there are not several. Arguments as for ``assign``."""
-    fastest = [{p.network for p in offer if p.speed == max(q.speed for q in offer)} for offer in offers]
-    common = set.intersection(*fastest)
+    """This rank's ports in networks that join all hosts, in an order that is the same on all ranks; nothing where there
+    are not several. Arguments as for ``assign``."""
+    common = _common(offers)
     if len(set(hosts)) < 2 or len(common) < 2:
         return ()
     by_network = {port.network: port.name for port in offers[rank]}
     return tuple(by_network[network] for network in sorted(common))
 
 
-def use(name: str, rails: int = 1) -> None:
-    """Let libucx use this port alone, or without a name spread transfers over so many; before it begins."""
-    if name:
-        os.environ["UCX_NET_DEVICES"] = name
-    elif rails > 1:
+def use(names: str, rails: int = 1) -> None:
+    """Let libucp use these devices alone, if any are named, and spread transfers over so many; before it begins."""
+    if names:
+        os.environ["UCX_NET_DEVICES"] = names
+    if rails > 1:
         os.environ.setdefault("UCX_MAX_EAGER_RAILS", str(rails))

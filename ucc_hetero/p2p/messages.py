@@ -101,7 +101,10 @@ class Arrays:
 
     def on_device(self, buffer: Buffer) -> bool:
         """True if a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
-        return self._device.holds((("buf", buffer),))
+        if buffer.vendor == "host":
+            return False
+        self._device.check((("buf", buffer),))
+        return True
 
     def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
         """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight, or is
@@ -110,7 +113,7 @@ class Arrays:
         Every mistake about where the buffer lies raises here.
         """
         device = self._device
-        if buffer.vendor == "host" or peer == self._null or not device.holds((("buf", buffer),)):
+        if peer == self._null or not self.on_device(buffer):
             return None
         if not (copied or self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream)):
             return None

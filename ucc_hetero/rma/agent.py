@@ -16,20 +16,20 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from .. import log
 from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout, PeerError
-from .channel import PATIENCE, Channel, ChannelError, call, keep_alive, listen
+from .channel import PATIENCE, Channel, ChannelError, Listener, call, keep_alive
 from .endpoint import Endpoint, Target
 from .region import Region
 from .wire_format import FormatError
 from .worker import Worker
 
-#: Connections at most that have not proved themselves yet, and messages that were not taken: their sender waits then.
-_STRANGERS = 64
+#: Messages at most that were not taken: their sender waits then.
 _MESSAGES = 10_000
 
 
@@ -164,19 +164,16 @@ class Agent(Handle):
         tls: Certificates | None = None,
         worker: Worker | None = None,
     ) -> None:
-        if not isinstance(secret, bytes) or len(secret) < 16:
-            raise ValueError("secret: at least 16 bytes that all agents know, such as os.urandom(32)")
+        self._listener = Listener(address, secret, "ucch-agent")
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._secret, self._tls, self._own = secret, tls, worker is None
-        self._listener, self.address, self._path = listen(address)
+        self.address = self._listener.address
         self.worker = worker or Worker()
         self._lock = threading.Lock()
         self._peers: list[AgentPeer] = []
         self._regions: dict[str, Region] = {}
         self._inbox: queue.Queue[tuple[AgentPeer, Any]] = queue.Queue(_MESSAGES)
-        self._strangers = threading.BoundedSemaphore(_STRANGERS)
-        self._closed = False
-        self._start(self._accept)
+        self._listener.accept(self._welcome)
 
     @property
     def peers(self) -> list[AgentPeer]:
@@ -206,10 +203,12 @@ class Agent(Handle):
         except OSError as error:
             raise ChannelError(f"{address}: {error}") from None
         try:
-            return self._meet(sock, server=False)
+            peer = self._meet(sock, server=False)
         except ChannelError as error:
             sock.close()
             raise ChannelError(f"{address}: {error}") from None
+        self._listener.start(self._read, peer)
+        return peer
 
     def publish(self, name: str, region: Region) -> None:
         """Let all peers open a region by name, those that connect later, too.
@@ -256,15 +255,9 @@ class Agent(Handle):
 
     def close(self) -> None:
         """Leave: the peers hear of it at once, and transfers with this agent fail there."""
-        if self._closed:
+        if self._listener.closed:
             return
-        self._closed = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        if self._path:
-            with suppress(OSError):
-                os.unlink(self._path)
         for peer in self.peers:
             peer.leave()
         if self._own:
@@ -272,36 +265,18 @@ class Agent(Handle):
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def _start(self, what: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=what, args=args, name="ucch-agent", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                continue
-            if self._strangers.acquire(blocking=False):
-                self._start(self._welcome, sock)
-            else:
-                sock.close()
-
-    def _welcome(self, sock: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket) -> Callable[[], None]:
+        if self._tls is not None:
+            sock.settimeout(PATIENCE)
+            sock = self._tls.context(True).wrap_socket(sock, server_side=True)
         try:
-            if self._tls is not None:
-                sock.settimeout(PATIENCE)
-                sock = self._tls.context(True).wrap_socket(sock, server_side=True)
-            self._meet(sock, server=True)
-        except (ChannelError, OSError, PeerError) as error:
-            log.log("net").info("a connection to agent %r failed: %s", self.name, error)
+            return partial(self._read, self._meet(sock, server=True))
+        except BaseException:
             sock.close()
-        finally:
-            self._strangers.release()
+            raise
 
     def _meet(self, sock: socket.socket, server: bool) -> AgentPeer:
-        """Prove, be convinced, and exchange addresses; the peer then has a thread that reads."""
+        """Prove, be convinced, and exchange addresses; a thread is to read then."""
         keep_alive(sock)
         channel = Channel(sock, self._secret, server)
         with self._lock:
@@ -325,7 +300,6 @@ class Agent(Handle):
             now = {n: r.descriptor.hex() for n, r in self._regions.items() if n not in regions}
         if now:
             channel.send({"regions": now})
-        self._start(self._read, peer)
         return peer
 
     def _read(self, peer: AgentPeer) -> None:
@@ -333,7 +307,7 @@ class Agent(Handle):
             while True:
                 self._handle(peer, peer.channel.receive())
         except ChannelError as error:
-            if not self._closed:
+            if not self._listener.closed:
                 log.log("net").info("agent %r: %s", peer.name, error)
         with self._lock:
             if peer in self._peers:
@@ -342,7 +316,7 @@ class Agent(Handle):
         peer.leave()
         if last:  # two agents may have called each other at once
             peer.endpoint.lose()
-            if not self._closed:
+            if not self._listener.closed:
                 peer.endpoint.close()
 
     def _handle(self, peer: AgentPeer, said: Any) -> None:

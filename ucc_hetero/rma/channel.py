@@ -15,9 +15,13 @@ import ssl
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
+
+from .. import log
+from ..errors import PeerError
 
 #: Of the protocol; others are refused.
 VERSION = 1
@@ -25,6 +29,10 @@ VERSION = 1
 MOST = 1 << 20
 #: Seconds within which both sides must have proved themselves.
 PATIENCE = 5.0
+#: Bytes of a secret at least.
+_SECRET = 16
+#: Connections at most that have not proved themselves yet, and seconds until one is accepted after one could not be.
+_STRANGERS, _PAUSE = 64, 0.01
 
 #: Seconds without a sign of life after which the kernel ends a connection: (idle, between probes, probes).
 _ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 1), (socket.TCP_USER_TIMEOUT, 1500))
@@ -180,7 +188,64 @@ def _place(address: str) -> tuple[socket.AddressFamily, Any]:
     raise ValueError(f"address: {address!r} is neither tcp://host:port nor unix:///path")
 
 
-def listen(address: str) -> tuple[socket.socket, str, str]:
+class Listener:
+    """A socket that is listened at; each connection has a thread. ``secret`` is what both sides of one must know.
+
+    Attributes:
+        address: Where it is reached, with the port that it has.
+        closed: True once it is closed.
+    """
+
+    def __init__(self, address: str, secret: bytes, name: str) -> None:
+        if not isinstance(secret, bytes) or len(secret) < _SECRET:
+            raise ValueError(f"secret: at least {_SECRET} bytes that all sides know, such as os.urandom(32)")
+        self._name, self.closed = name, False
+        self._strangers = threading.BoundedSemaphore(_STRANGERS)
+        self._socket, self.address, self._path = _listen(address)
+
+    def start(self, what: Callable[..., None], *args: Any) -> None:
+        """Have something done in a thread."""
+        threading.Thread(target=what, args=args, name=self._name, daemon=True).start()
+
+    def accept(self, welcome: Callable[[socket.socket], Callable[[], None]]) -> None:
+        """Accept connections: ``welcome`` lets one prove itself, and returns what its thread does from then on."""
+        self.start(self._accept, welcome)
+
+    def _accept(self, welcome: Callable[[socket.socket], Callable[[], None]]) -> None:
+        while not self.closed:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:  # closed; or the process has no file left, which may pass
+                time.sleep(_PAUSE)
+                continue
+            if self._strangers.acquire(blocking=False):
+                self.start(self._serve, welcome, sock)
+            else:
+                sock.close()
+
+    def _serve(self, welcome: Callable[[socket.socket], Callable[[], None]], sock: socket.socket) -> None:
+        try:
+            go_on = welcome(sock)
+        except (OSError, PeerError) as error:
+            log.log("net").info("a connection with %s failed: %s", self.address, error)
+            sock.close()
+            return
+        finally:
+            self._strangers.release()
+        go_on()
+
+    def close(self) -> None:
+        """Accept no more connections; those that there are go on."""
+        self.closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self._path:
+            with suppress(OSError):
+                os.unlink(self._path)
+
+
+def _listen(address: str) -> tuple[socket.socket, str, str]:
     """(socket that listens, address with its port, path to remove at the end)."""
     family, place = _place(address)
     sock = socket.socket(family)

@@ -9,14 +9,14 @@ from typing import NamedTuple, TypeVar
 from ..types import DTYPES
 
 #: Of all formats.
-VERSION = 1
+VERSION = 2
 #: Bytes of an address or descriptor at most: those of libucp's have some hundreds.
 LIMIT = 64 << 10
 #: Bytes of a table, with all its regions, and of a ticket, with a number for each page, at most.
 TABLE_LIMIT, TICKET_LIMIT = 1 << 20, 16 << 20
 
 _HEAD = struct.Struct("<4sHI")
-_ADDRESS = struct.Struct("<Q16sI")
+_ADDRESS = struct.Struct("<Q16sIH")
 _DESCRIPTOR = struct.Struct("<QQQQ16s")
 
 _TABLE = struct.Struct("<QQ8I5s16s")
@@ -31,23 +31,29 @@ class FormatError(ValueError):
 
 
 class Address(NamedTuple):
-    """A worker as peers find it: its number, a key of its host, its process there, and libucp's address."""
+    """A worker as peers find it: its number, a key of its host, its process there, the IPv4 addresses of its host's
+    interfaces, and libucp's address."""
 
     uid: int
     host: bytes
     process: int
+    interfaces: tuple[int, ...]
     worker: bytes
 
     def pack(self) -> bytes:
         """The address as bytes."""
-        return _seal(b"UCHW", _ADDRESS.pack(self.uid, self.host, self.process) + self.worker)
+        head = _ADDRESS.pack(self.uid, self.host, self.process, len(self.interfaces))
+        return _seal(b"UCHW", head + struct.pack(f"<{len(self.interfaces)}I", *self.interfaces) + self.worker)
 
     @classmethod
     def unpack(cls, data: bytes) -> Address:
         """The address in ``data``; :class:`FormatError` where there is none of this version."""
         body = _unseal(b"UCHW", data, "address", _ADDRESS.size)
-        uid, host, process = _ADDRESS.unpack_from(body)
-        return cls(uid, host, process, body[_ADDRESS.size :])
+        uid, host, process, count = _ADDRESS.unpack_from(body)
+        worker = _ADDRESS.size + 4 * count
+        if worker > len(body):
+            raise FormatError("the address is cut short")
+        return cls(uid, host, process, struct.unpack_from(f"<{count}I", body, _ADDRESS.size), body[worker:])
 
 
 class Descriptor(NamedTuple):

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout
-from ..machine import launchers
+from ..machine import launchers, nics
 from ..machine.discover import host_identity
 from ..native.libraries import ffi, lib
 from ..transport import wires
@@ -115,7 +115,8 @@ class Worker(Core):
         super().__init__(timeout)
         self._host = hashlib.blake2b(repr(host_identity().memory).encode(), digest_size=16).digest()
         #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
-        self.address = Address(self.uid, self._host, os.getpid(), self._worker.address).pack()
+        self._interfaces = tuple(nics.interfaces().values())
+        self.address = Address(self.uid, self._host, os.getpid(), self._interfaces, self._worker.address).pack()
         self._counters = 0
         self._wires = -1
         self._free: list[int] = []
@@ -159,14 +160,15 @@ class Worker(Core):
             known.close()
         near = found.host == self._host
         if not near:
-            self._offer_wires()
+            self._offer_wires(found)
         self.peers[found.uid] = endpoint = Endpoint(self, found, near)
         return endpoint
 
-    def _offer_wires(self) -> None:
-        """Let peers of other hosts reach network threads of this process's, which are made at need."""
+    def _offer_wires(self, peer: Address) -> None:
+        """Let peers of other hosts reach network threads of this process's, which are made at need: for this one."""
         if self._wires >= 0:
             return
+        wires.leave_out(nics.repeated([self._host, peer.host], [self._interfaces, peer.interfaces]))
         wires.share(launchers.number("LOCAL_WORLD_SIZE", os.environ, 1))
         packed: list[bytes] = []
         for pair in wires.addresses(wires.wanted()):

@@ -14,7 +14,6 @@ from .devices import started
 from .dispatch import Dispatch
 from .layout import Finish, apart, back, gathered, overlap, room, rooms, source, units
 from .reduction import Reduction, reduction_of
-from .sparse import allreduce_sparse
 from .uncompiled import uncompiled
 from .work import Work
 
@@ -102,7 +101,7 @@ class Collectives(Dispatch):
         tensor = _one(tensors, "allreduce")
         how = _reduction(opts)
         if tensor.is_sparse:
-            return allreduce_sparse(self, tensor, how)
+            return self._sum_sparse(tensor, how)
         count = tensor.numel()
         if not count:
             return self._done([tensor])
@@ -110,6 +109,26 @@ class Collectives(Dispatch):
         if operand is tensor:  # of a sum of products with a factor it is not
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, count, tensor.device
         return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor), key=key)
+
+    def _sum_sparse(self, tensor: Any, how: Reduction) -> Work:
+        """Sum a sparse COO tensor in place; finished when this returns. All get every rank's non-zero elements."""
+        if how.op.name != "SUM" or how.factor is not None:
+            raise ValueError(f"all_reduce of sparse tensors sums only, and {how.op} was asked for")
+        mine = tensor.detach().coalesce()
+        counts = torch.empty(self.size(), dtype=torch.int64)
+        self.all_gather_single(counts, torch.tensor([mine._nnz()])).wait()
+        indices = self._gathered_rows(mine.indices().t(), counts.tolist())
+        values = self._gathered_rows(mine.values(), counts.tolist())
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, device=tensor.device).coalesce()
+        with torch.no_grad():  # detach() of a sparse tensor does not share its elements
+            tensor.copy_(total)
+        return self.done([tensor])
+
+    def _gathered_rows(self, rows: Any, counts: list[int]) -> Any:
+        """The rows of every rank, one rank after the other."""
+        parts = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
+        self.allgather([parts], [rows.contiguous()]).wait()
+        return torch.cat(parts)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""

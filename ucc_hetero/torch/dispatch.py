@@ -97,6 +97,11 @@ class Dispatch:
         """This process's rank in the group."""
         return self._place[0]
 
+    @property
+    def group_name(self) -> str:
+        """The name torch gave the group."""
+        return self._name
+
     def size(self) -> int:
         """Number of ranks of the group."""
         return self._place[1]

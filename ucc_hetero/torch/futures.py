@@ -14,16 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from .. import log
 from ..native.libraries import lib
 from .streams import beside
-
-if TYPE_CHECKING:
-    from .work import Work
 
 #: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
 _SLICE = 0.25
@@ -42,6 +39,29 @@ here = _Here()
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
     return here.level
+
+
+class Call(Protocol):
+    """A call as its future, and the thread that completes futures, see it."""
+
+    @property
+    def devices(self) -> Sequence[Any] | None:
+        """Devices of its results; None for the host's alone."""
+
+    def wait(self) -> bool:
+        """Wait for the end; raises what the call raised."""
+
+    def is_over(self) -> bool:
+        """True if it has ended."""
+
+    def advance(self) -> None:
+        """Do what there is to do for it now."""
+
+    def listen(self) -> None:
+        """Have the engine's doorbell ring at the end."""
+
+    def publish(self, failure: Exception | None = None) -> None:
+        """Set the result of the future."""
 
 
 class InOrder:
@@ -112,7 +132,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     waited = False
 
     def __init__(
-        self, callbacks: Callable[[int], InOrder], work: Work | None = None, devices: Sequence[Any] | None = None
+        self, callbacks: Callable[[int], InOrder], work: Call | None = None, devices: Sequence[Any] | None = None
     ) -> None:
         #: Devices of the tensors that the result may hold; None for the host's alone.
         self._devices = work.devices if work is not None else devices
@@ -196,12 +216,12 @@ class _Completer:
     """
 
     def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Call) -> None:
         """Complete the future of a call once the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
@@ -209,7 +229,7 @@ class _Completer:
 
     def _loop(self) -> None:
         here.ordinary = False
-        works: list[Work] = []
+        works: list[Call] = []
         while self._on:
             known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
@@ -220,7 +240,7 @@ class _Completer:
             works = left
 
     @staticmethod
-    def _completed(work: Work) -> bool:
+    def _completed(work: Call) -> bool:
         try:
             work.listen()  # it may have begun only now
             with beside(work.devices):
@@ -245,7 +265,7 @@ _completer: _Completer | None = None
 _lock = threading.Lock()
 
 
-def complete_later(work: Work) -> None:
+def complete_later(work: Call) -> None:
     """Set the result of a call's future once the call has finished."""
     global _completer
     with _lock:

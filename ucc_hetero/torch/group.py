@@ -146,7 +146,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    group_desc = property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[Any]:

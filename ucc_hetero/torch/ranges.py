@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
@@ -18,10 +18,7 @@ from torch.autograd import profiler
 
 from .futures import complete_later
 from .uncompiled import uncompiled
-from .work import Work, Works
-
-if TYPE_CHECKING:
-    from .dispatch import Dispatch
+from .work import Group, Work, Works
 
 #: The module whose flag ``_is_profiler_enabled`` says whether a profiler is active in this process.
 active = profiler
@@ -83,7 +80,7 @@ class _Span:
 class _Recorded(Works):
     """A call with its range, which the thread that completes futures ends."""
 
-    def __init__(self, group: Dispatch, work: Work, span: _Span) -> None:
+    def __init__(self, group: Group, work: Work, span: _Span) -> None:
         super().__init__(group, [work])
         self._span = span
 
@@ -107,7 +104,7 @@ class _Recorded(Works):
     _source_rank = source_rank
 
 
-def recorded(group: Dispatch, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+def recorded(group: Group, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.
 
     The range of a call on device memory ends once it is part of its stream's work, as NCCL's do: the device's part is

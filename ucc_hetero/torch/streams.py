@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,6 @@ from ..calls.request import Request
 from ..device import stream_handle
 from .devices import module, raw_stream, started
 from .layout import Finish
-
-if TYPE_CHECKING:
-    from .futures import Future
 
 
 def device_of(*memory: Any) -> Any:
@@ -160,7 +157,7 @@ class Ready:
         """The stream has got there, and the event is recorded for something else now."""
         self._over, self._event = True, None
 
-    def publish(self, future: Future, outputs: list[Any]) -> None:
+    def publish(self, future: torch.futures.Future[Any], outputs: list[Any]) -> None:
         """Set a future's result now: a thread that takes it gets a stream that waits for the event."""
         with module(self._stream.device).stream(self._stream):
             future.set_result(outputs)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
@@ -17,14 +17,11 @@ from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from ..p2p.messages import Messages
 from ..p2p.transfer import Letter
-from .futures import Future, complete_later, here
+from .futures import Future, InOrder, complete_later, here
 from .layout import Finish
 from .p2p_buffers import P2pBuffer
 from .streams import Ready, beside, current_handle, kept_for_current, used_in_current
 from .uncompiled import uncompiled
-
-if TYPE_CHECKING:
-    from .dispatch import Dispatch
 
 _peek, _follow = lib.ucch_peek, lib.ucch_letter_follow
 
@@ -76,6 +73,37 @@ class Source:
         """As :meth:`mpi4py.MPI.Status.Set_cancelled`; does nothing."""
 
 
+class Group(Protocol):
+    """The group that a call is of, as its work sees it."""
+
+    #: Calls that have been posted and not collected, in order.
+    in_flight: dict[Work, None]
+    #: True once a stream was left to wait for a message by itself.
+    streams_wait: bool
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+
+    @property
+    def group_name(self) -> str:
+        """The name torch gave the group."""
+
+    def callbacks(self, at: int) -> InOrder:
+        """Thread that runs the callbacks of a level."""
+
+    def failure_of(self, letter: Letter) -> UCCHError:
+        """Why a message has failed."""
+
+    def broke(self, error: Exception) -> None:
+        """A call has failed: no stream may wait for one after it."""
+
+    def check_data(self) -> None:
+        """Raise where data is missing for which a stream has waited."""
+
+    def check_aborted(self) -> None:
+        """Raise where the group was aborted."""
+
+
 @uncompiled
 class Work(dist.Work):
     """One asynchronous call, or several that finish together: what calls of a group return with ``async_op=True``.
@@ -100,7 +128,7 @@ class Work(dist.Work):
 
     def __init__(
         self,
-        group: Dispatch,
+        group: Group,
         outputs: Sequence[Any],
         requests: Sequence[Request] = (),
         finish: Finish = None,
@@ -234,7 +262,7 @@ class Work(dist.Work):
             run_poll_hooks()
             if end and time.monotonic() > end:
                 raise dist.DistBackendError(
-                    f"Timeout expired, Timed out waiting for an operation of group {self._group._name!r} on rank "
+                    f"Timeout expired, Timed out waiting for an operation of group {self._group.group_name!r} on rank "
                     f"{self._group.rank()}; it is still under way"
                 )
 
@@ -319,7 +347,7 @@ class Buffered(Work):
 
     def __init__(
         self,
-        group: Dispatch,
+        group: Group,
         outputs: Sequence[Any],
         request: Request,
         buffer: P2pBuffer,
@@ -370,7 +398,7 @@ class Received(Buffered):
 
     def __init__(
         self,
-        group: Dispatch,
+        group: Group,
         outputs: Sequence[Any],
         request: Request,
         buffer: P2pBuffer,
@@ -461,7 +489,7 @@ class InLane(Work):
     _followed = False
 
     def __init__(
-        self, group: Dispatch, outputs: Sequence[Any], letter: Letter, finish: Finish, device: Any, seconds: float
+        self, group: Group, outputs: Sequence[Any], letter: Letter, finish: Finish, device: Any, seconds: float
     ) -> None:
         super().__init__(group, outputs)
         self._letter: Letter | None = letter
@@ -571,7 +599,7 @@ class InLane(Work):
 class Works(Work):
     """Several calls that are waited for together."""
 
-    def __init__(self, group: Dispatch, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
+    def __init__(self, group: Group, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
         """``entered``: when the parts have passed the streams that they have entered together."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
         self._parts, self._entered = parts, entered

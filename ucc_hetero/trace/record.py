@@ -39,7 +39,7 @@ class Note(NamedTuple):
     nbytes: int
 
 
-class _Recorder:
+class Recorder:
     """This process's files. ``world`` is its rank, ``places`` the world rank of each process of the job."""
 
     def __init__(self, trace: Path, world: int, job: str, about: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class _Recorder:
                 self._meta.write(text)
                 self._meta.flush()
 
-    def program(self, data: dict[str, Any]) -> int:
+    def _number(self, data: dict[str, Any]) -> int:
         """The number of a program; equal ones share it."""
         text = json.dumps(data)
         number = self._numbers.get(text)
@@ -81,6 +81,12 @@ class _Recorder:
             number = self._numbers[text] = len(self._numbers) + 1
             self.line({"program": number, **data})
         return number
+
+    def describe(self, program: Any, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> None:
+        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator."""
+        steps = [(*note, i) for i, note in enumerate(notes)]
+        data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
+        lib.ucch_program_trace(program, self._number(data))
 
     def part(self) -> tuple[list[str], bytes]:
         """Everything so far."""
@@ -101,17 +107,13 @@ class _Recorder:
             path.unlink(missing_ok=True)
 
 
-_recorder: _Recorder | None = None
+#: This process's recording; None while it does not record.
+recorder: Recorder | None = None
 
 
 def parts_of(trace: Path, rank: int) -> tuple[Path, Path]:
     """A rank's files beside the trace: ring, meta."""
     return trace.with_name(f"{trace.name}.{rank}.ring"), trace.with_name(f"{trace.name}.{rank}.meta")
-
-
-def recording() -> bool:
-    """True if this process records."""
-    return _recorder is not None
 
 
 def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
@@ -120,7 +122,7 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
 
     A process that is in several jobs has one recording, which each job's trace shows.
     """
-    global _recorder
+    global recorder
     from mpi4py import MPI
 
     world = int(getattr(comm, "world", MPI.COMM_WORLD).Get_rank())
@@ -129,10 +131,9 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
     name = told[0][0]
     if not name:
         return
-    if _recorder is None:
+    if recorder is None:
         about = {"host": os.uname().nodename, "pid": os.getpid(), "vendor": mine.vendor}
-        _recorder = _Recorder(Path(name).absolute(), world, facts[0].process, about)
-    recorder = _recorder
+        recorder = Recorder(Path(name).absolute(), world, facts[0].process, about)
     places = {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
     recorder.places |= places
     recorder.line({"places": places})
@@ -151,7 +152,7 @@ def _file_of(trace: Path, index: int, first: int) -> Path:
     return trace.with_name(f"{trace.stem}{extra}{trace.suffix}")
 
 
-def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
+def _compare_clocks(of: Recorder, comm: Any, clocks: list[int]) -> None:
     """Take down how far this rank's clock is from that of the job's first rank."""
     offset = error = 0
     if max(clocks):
@@ -165,29 +166,20 @@ def _compare_clocks(recorder: _Recorder, comm: Any, clocks: list[int]) -> None:
             done.append(time.monotonic_ns())
         rows = comm.allgather((sent, done))
         offset, error = clock_offsets([r[0] for r in rows], [r[1] for r in rows], clocks)[clocks[comm.Get_rank()]]
-    recorder.line({"clock": [time.monotonic_ns(), offset, error]})
+    of.line({"clock": [time.monotonic_ns(), offset, error]})
 
 
 def communicator(board: Any, number: int, ranks: Sequence[int], mine: int) -> int:
     """Take down a communicator (:func:`.flight.comm`); returns its number in all that is recorded of it."""
     found = flight.comm(board, number, ranks, mine)
-    if _recorder is not None:
-        _recorder.line(flight.comms()[-1])
+    if recorder is not None:
+        recorder.line(flight.comms()[-1])
     return found
-
-
-def describe(program: Any, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> None:
-    """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator."""
-    if _recorder is not None:
-        steps = [(*note, i) for i, note in enumerate(notes)]
-        data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
-        lib.ucch_program_trace(program, _recorder.program(data))
 
 
 def finish() -> None:
     """Merge what all ranks recorded. Collective among the ranks of each job, which are all in order."""
-    global _recorder
-    recorder = _recorder
+    global recorder
     if recorder is None:
         return
     lib.ucch_trace_stop()
@@ -205,7 +197,7 @@ def finish() -> None:
         written &= not any(comm.allgather(failure))
     if written:
         recorder.remove()
-    _recorder = None
+    recorder = None
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
@@ -234,9 +226,9 @@ def merge(trace: Path) -> dict[str, Any]:
 
 def _after_fork() -> None:
     """The child's calls are not this recording's."""
-    global _recorder
+    global recorder
     lib.ucch_trace_stop()
-    _recorder = None
+    recorder = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -167,27 +167,22 @@ class Device:
         assert self.runtime is not None
         return self.runtime.memory_type
 
-    def holds(self, buffers: Sequence[tuple[str, Buffer | None]]) -> bool:
-        """True if the named buffers of a call lie on the device; every mistake about where they lie raises here.
+    def check(self, buffers: Sequence[tuple[str, Buffer | None]]) -> None:
+        """Raise what is wrong with where the named buffers of a call lie, of which some are on a device.
 
         All of a rank's buffers are on its device, or all are on the host: libraries choose by the kind of memory, and
         would choose differently for each side.
         """
-        if len(buffers) == 1 and (only := buffers[0][1]) is not None and only.vendor != "host":
-            self._check(buffers[0][0], only)
-            return True
-        there = [(name, b) for name, b in buffers if b is not None and b.vendor != "host"]
-        if not there:
-            return False
         here = [name for name, b in buffers if b is not None and b.vendor == "host"]
-        name, buffer = there[0]
-        if here:
-            raise ValueError(
-                f"{name} on rank {self.rank} is on a device and {here[0]} is in host memory: both must be in one place"
-            )
-        for name, buffer in there:
+        for name, buffer in buffers:
+            if buffer is None or buffer.vendor == "host":
+                continue
+            if here:
+                raise ValueError(
+                    f"{name} on rank {self.rank} is on a device and {here[0]} is in host memory: both must be in one "
+                    "place"
+                )
             self._check(name, buffer)
-        return True
 
     def _check(self, name: str, buffer: Buffer) -> None:
         # A library that stands in for a vendor's (rehearsals) has another vendor's memory: then that is ours, too.

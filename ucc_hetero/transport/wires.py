@@ -8,7 +8,7 @@ process.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from .. import env, log
 from ..bindings.ucx import Context, check
@@ -35,6 +35,7 @@ _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "RNDV_THR
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
 _ports: tuple[str, ...] = ()
+_devices = ""
 _pid = 0
 _sharing = 1
 
@@ -62,7 +63,7 @@ def carrier() -> str:
     """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` where a cloud limits each connection."""
     if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
         return "rdma"
-    return "limited" if nics.flow_limit(_devices(0))[1] else "tcp"
+    return "limited" if nics.flow_limit(_devices_of(0))[1] else "tcp"
 
 
 def spread(ports: tuple[str, ...]) -> None:
@@ -72,9 +73,15 @@ def spread(ports: tuple[str, ...]) -> None:
         _ports = ports
 
 
-def _devices(number: int) -> str:
+def leave_out(repeated: Set[int]) -> None:
+    """Have wires that are not there yet leave out interfaces with these addresses, which a peer's host has, too."""
+    global _devices
+    _devices = _devices or nics.without(repeated, os.environ.get("UCX_NET_DEVICES", ""))
+
+
+def _devices_of(number: int) -> str:
     """``UCX_NET_DEVICES`` of a wire."""
-    return _ports[number % len(_ports)] if _ports else os.environ.get("UCX_NET_DEVICES", "")
+    return _ports[number % len(_ports)] if _ports else _devices or os.environ.get("UCX_NET_DEVICES", "")
 
 
 def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
@@ -90,7 +97,7 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
     try:
         # Once one could not be made, none is tried again: each that sends is followed by one that receives.
         while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
-            devices = _devices(len(_addresses))
+            devices = _devices_of(len(_addresses))
             cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
             sender, receiver = _open(devices, cores), _open(devices, cores)
             _addresses.append((_address(sender), _address(receiver)))
