@@ -250,7 +250,7 @@ def messages() -> None:
 def messages_in_buffers() -> None:
     """As on a device: sends are copied, and what is received comes in buffers until it is waited for."""
     group, plain, most = dist.group.WORLD, torch.Tensor, p2p_buffers._MOST
-    post = group.post_message
+    post = group._post_message
     if DEVICE == "cpu":  # tensors that say otherwise
         sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
         from torch_notes import Cuda, Remote
@@ -265,7 +265,7 @@ def messages_in_buffers() -> None:
         comm.again = lambda request, seconds, stream: again(request, seconds, None)
 
         def post(tensor: Any, *how: Any) -> Any:
-            return group.post_message(tensor.as_subclass(Remote), *how)
+            return group._post_message(tensor.as_subclass(Remote), *how)
 
     right, left = (R + 1) % N, (R - 1) % N
     for p2p_buffers._MOST in (most, 9000):  # the second has no room for all

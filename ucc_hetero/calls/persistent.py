@@ -30,7 +30,7 @@ def free_all(owner: object) -> None:
 
 
 class PersistentRequest(Request):
-    """A call that was set up once and can be started again and again."""
+    """A call that was set up once and can be started again and again: what methods with ``_init`` return."""
 
     lasting = True
 

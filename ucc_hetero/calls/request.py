@@ -127,7 +127,7 @@ def fill_empty(status: Any) -> None:
 
 @forms
 class Request:
-    """A call that has begun.
+    """A call that has begun: what methods with ``I`` return, such as ``Iallreduce`` and ``Irecv``.
 
     ``Wait`` and ``Test`` raise what the call would have raised, and fill an ``MPI.Status``. Dropping a request does
     not cancel the call: its buffers stay alive until it has finished. The class methods take any mixture of requests

@@ -116,7 +116,7 @@ class Partitions:
 
 
 class PartitionedRequest(Composite, PersistentRequest):
-    """A message in partitions that can be started many times."""
+    """A message in partitions that can be started many times: what ``Psend_init`` and ``Precv_init`` return."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
         super().__init__(*idle(), self._launch, owner=messages.state)

@@ -178,7 +178,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A collective as fragments of stages of steps.
+    """A collective as fragments of stages of steps: what :func:`ucc_hetero.planner.select.make_plan` returns.
 
     Attributes:
         collective: Name of the collective: ``allreduce``, ``bcast`` and so on.

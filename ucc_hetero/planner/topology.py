@@ -12,7 +12,8 @@ from ucc_hetero.machine.vendors import VENDORS
 
 @dataclass(frozen=True, slots=True)
 class Island:
-    """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host.
+    """Ranks that share one vendor's fabric and library: on hosts with RDMA between them, else on one host. An entry of
+    :attr:`Topology.islands`.
 
     Attributes:
         index: Number of the island in its topology, from 0.
@@ -32,7 +33,7 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A node of the tree of a topology: a group of groups, or of ranks.
+    """A node of the tree of a topology, :attr:`Topology.tree`: a group of groups, or of ranks.
 
     Attributes:
         ranks: All ranks below, those of one child after those of the other.

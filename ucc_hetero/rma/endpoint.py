@@ -36,11 +36,11 @@ class Target(Sided):
         peer: The endpoint that it was opened by.
     """
 
-    kind = "ucch_target *"
+    _kind = "ucch_target *"
 
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
-        self.have(native)
+        self._have(native)
         #: Why our device does not reach it; empty where it does, or is not meant to.
         self.lack = ""
 
@@ -72,14 +72,14 @@ class Endpoint(Sided):
     Transfers complete in any order; the request of each says when its data is there.
     """
 
-    kind, raises = "ucch_peer *", PeerError
+    _kind, _raises = "ucch_peer *", PeerError
 
     def __init__(self, worker: Core, address: Address, near: bool) -> None:
         self.worker, self.uid, self.near = worker, address.uid, near
         status = ffi.new("int *")
         self._address = ffi.from_buffer(address.worker)
         process = address.process if near else 0
-        self.have(lib.ucch_peer_new(worker.native, self.uid, self._address, process, status))
+        self._have(lib.ucch_peer_new(worker.native, self.uid, self._address, process, status))
         if not self.engine:
             raise failure("the connection", status[0])
         self._targets: list[Target] = []
@@ -298,7 +298,7 @@ class Endpoint(Sided):
                 if target.engine and not lib.ucch_target_users(target.native):
                     target.close()
             lib.ucch_peer_close(native, timeout)
-            self.worker.forget(self, native)
+            self.worker._forget(self, native)
 
     def lose(self) -> None:
         """Count the peer as dead: its transfers fail now, and nothing else does."""
@@ -335,7 +335,7 @@ class Endpoint(Sided):
         told = self._tell(native, notify, counter) if notify is not None or counter is not None else None
         return self._start(native, name, (local, target, fitting, told), stream, timeout)
 
-    def put_rows(
+    def _put_rows(
         self,
         local: Region,
         target: Target,

@@ -173,7 +173,7 @@ class PageTable(Handle):
                     f"sources: {whose}, and each of {form.first} to {form.first + form.heads - 1} has to come once"
                 )
 
-    def keep(self, receipt: Receipt) -> None:
+    def _keep(self, receipt: Receipt) -> None:
         """Let a receipt live on for which a stream waits."""
         self._receipts.append(receipt)
 
@@ -284,7 +284,7 @@ class PageTarget:
             for part, each in zip(parts, lists, strict=True):
                 local = self.table.regions[layer * arrays + ((part or 0) if arrays > 1 else 0)]
                 target = self.targets[layer * self.form.arrays + ((part or 0) if self.form.arrays > 1 else 0)]
-                requests.append(self.peer.put_rows(local, target, each, rows, told.counter, stream, timeout))
+                requests.append(self.peer._put_rows(local, target, each, rows, told.counter, stream, timeout))
         return Requests(requests)
 
 
@@ -345,7 +345,7 @@ class Receipt:
             self._settled(self._all.Wait)
         elif self._counters:
             self._streams.append(self._waits(stream))
-            self._table.keep(self)
+            self._table._keep(self)
 
     def __await__(self) -> Generator[Any, None, None]:
         try:

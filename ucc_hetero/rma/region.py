@@ -53,7 +53,7 @@ class Core(Handle):
             raise ValueError("this Worker is closed")
         return self._native
 
-    def forget(self, peer: Any, native: Any) -> None:
+    def _forget(self, peer: Any, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
         uid: int = peer.uid
         if self.peers.get(uid) is peer:
@@ -65,10 +65,10 @@ class Sided:
     """An object that has a side in the engine: ``engine`` is its address, 0 once it is closed."""
 
     engine: int
-    kind: str
-    raises: type[Exception] = ValueError
+    _kind: str
+    _raises: type[Exception] = ValueError
 
-    def have(self, native: Any) -> None:
+    def _have(self, native: Any) -> None:
         """Begin with it."""
         self.engine = int(ffi.cast("uintptr_t", native))
 
@@ -76,8 +76,8 @@ class Sided:
     def native(self) -> Any:
         """It; ``ValueError``, of an :class:`Endpoint` :class:`PeerError`, once it is closed."""
         if not self.engine:
-            raise self.raises(f"this {type(self).__name__} is closed")
-        return ffi.cast(self.kind, self.engine)
+            raise self._raises(f"this {type(self).__name__} is closed")
+        return ffi.cast(self._kind, self.engine)
 
 
 class Region(Sided, Handle):
@@ -90,7 +90,7 @@ class Region(Sided, Handle):
         worker: The worker that it was registered with.
     """
 
-    kind = "ucch_region *"
+    _kind = "ucch_region *"
 
     def __init__(self, worker: Core, memory: Any) -> None:
         engine = worker.native
@@ -105,7 +105,7 @@ class Region(Sided, Handle):
         number = int.from_bytes(os.urandom(8), "little")
         handle = self._registered.handle if self._registered else ffi.NULL
         base = ffi.cast("void *", found.address)
-        self.have(lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle))
+        self._have(lib.ucch_region_new(engine, number, base, found.nbytes, on_device, handle))
         lent = ffi.new("char[]", lib.UCCH_RMA_LENT)
         #: True if it is device memory that devices of peers may reach themselves.
         self.lent = on_device and lib.ucch_region_lend(self.native, lent) == 0
@@ -133,9 +133,9 @@ class Region(Sided, Handle):
         lib.ucch_region_revoke(self.worker.native, native)
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), timeout):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
-        self.release()
+        self._release()
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Deregister it, when nothing can use it any more."""
         if self.engine:
             native, self.engine = self.native, 0

@@ -50,7 +50,7 @@ def held(native: Any) -> bool:
 
 @forms
 class Request:
-    """A transfer under way, or the wait for a counter; can be awaited in asyncio.
+    """A transfer under way, or the wait for a counter: what :meth:`Endpoint.put` and the like return; can be awaited.
 
     A transfer whose request is dropped goes on, and its memory stays alive.
     """
@@ -135,7 +135,10 @@ ENDED = _Ended()
 
 
 class Requests:
-    """Several requests as one, which fails with the first of them that does; can be awaited in asyncio."""
+    """Several requests as one, which fails with the first of them that does; can be awaited in asyncio.
+
+    What :meth:`PageTarget.send_pages` returns.
+    """
 
     def __init__(self, each: Sequence[Request]) -> None:
         self.each = each

@@ -28,7 +28,10 @@ _PATIENCE = 2.0
 
 
 class Notification(NamedTuple):
-    """A notification that has come: from which peer, and what it says. The data in front of it is there."""
+    """A notification that has come: from which peer, and what it says. The data in front of it is there.
+
+    What :meth:`Worker.wait_notification` returns.
+    """
 
     peer: Endpoint | None
     data: bytes
@@ -92,7 +95,7 @@ class Counter(Handle):
         """Give it back: waits for it fail, and what peers still count is ignored."""
         number, self.number = self.number, -1
         if number >= 0:
-            self.worker.end_counter(number)
+            self.worker._end_counter(number)
 
 
 class Worker(Core):
@@ -193,7 +196,7 @@ class Worker(Core):
         self._counters += 1
         return Counter(self, self._counters - 1)
 
-    def end_counter(self, number: int) -> None:
+    def _end_counter(self, number: int) -> None:
         """Have a counter back: what peers still count there is ignored."""
         if self._native is not None:
             self._free.append(lib.ucch_rma_counter_next(self._native, number))
@@ -261,7 +264,7 @@ class Worker(Core):
             peer.close()
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
-            region.release()
+            region._release()
         self._worker.close()
         for native in self._gone:
             lib.ucch_peer_free(native)

@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's part of every global batch.
+    """One rank's part of every global batch; made by :meth:`Profile.split`.
 
     Args:
         counts: Samples of all ranks, in rank order.
@@ -77,7 +77,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Cost of a step on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r.
+    """Cost of a step on each rank: ``fixed[r] + each[r] * samples`` seconds on rank r; measured by :func:`profile`.
 
     Args:
         rank: This rank.

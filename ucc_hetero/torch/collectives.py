@@ -71,7 +71,7 @@ def _refusing(method: _M) -> _M:
             return method(self, *args, **more)
         except (TypeError, ValueError) as mistake:
             if self._posted == before:
-                self.refuse(mistake)
+                self._refuse(mistake)
             raise
 
     return cast(_M, made)
@@ -92,7 +92,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
-            if (work := self.again(key, None, tensor, opts)) is not None:
+            if (work := self._again(key, None, tensor, opts)) is not None:
                 return work
         return self._allreduce_one(tensors, opts)
 
@@ -104,11 +104,11 @@ class Collectives(Dispatch):
             return self._sum_sparse(tensor, how)
         count = tensor.numel()
         if not count:
-            return self.done([tensor])
+            return self._done([tensor])
         operand, key = how.operand(tensor), None
         if operand is tensor:  # of a sum of products with a factor it is not
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, count, tensor.device
-        return self.post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor), key=key)
+        return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor), key=key)
 
     def _sum_sparse(self, tensor: Any, how: Reduction) -> Work:
         """Sum a sparse COO tensor in place; finished when this returns. All get every rank's non-zero elements."""
@@ -133,7 +133,7 @@ class Collectives(Dispatch):
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
-        return self.together(calls, "allreduce_coalesced_", tensors)
+        return self._together(calls, "allreduce_coalesced_", tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
@@ -141,7 +141,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
-            if (work := self.again(key, None, tensor, opts)) is not None:
+            if (work := self._again(key, None, tensor, opts)) is not None:
                 return work
         return self._broadcast_one(tensors, opts, root)
 
@@ -150,24 +150,24 @@ class Collectives(Dispatch):
         tensor = _one(tensors, "broadcast")
         count = tensor.numel()
         if not count:
-            return self.done([tensor])
+            return self._done([tensor])
         key = "broadcast", root, tensor.dtype, count, tensor.device
         target, finish = (source(tensor), None) if self.rank() == root else room(tensor)
         call = CallSpec("bcast", None, target, None, root)
-        return self.post(call, opts, [tensor], finish, key=key if target is tensor else None)
+        return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
     @_refusing
     def reduce(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Reduce to the root, in place there."""
         tensor = _one(tensors, "reduce")
         if not tensor.numel():
-            return self.done([tensor])
+            return self._done([tensor])
         how = _reduction(opts)
         root = self._root(opts, root)
         operand = how.operand(tensor)
         if self.rank() != root:
-            return self.post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
-        return self.post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], back(operand, tensor))
+            return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
+        return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; collectives that were called before are done by then, as is what the
@@ -176,8 +176,8 @@ class Collectives(Dispatch):
         for kind, module in started():  # which device is meant is not always said
             module.current_stream(device if device is not None and device.type == kind else None).synchronize()
         earlier = [work for work in list(self.in_flight) if work.collective]
-        own = self.post(CallSpec("barrier", None, None), opts, [])
-        return self.together([*earlier, own])
+        own = self._post(CallSpec("barrier", None, None), opts, [])
+        return self._together([*earlier, own])
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Collectives(Dispatch):
         """Collect every rank's tensor, one after the other, in one tensor."""
         count, inside = input.numel(), self._inside(input, output)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
-        if (work := self.again(key, None if inside else input, output, opts)) is not None:
+        if (work := self._again(key, None if inside else input, output, opts)) is not None:
             return work
         return self._gather_one(output, input, opts, key)
 
@@ -202,7 +202,7 @@ class Collectives(Dispatch):
                 f"{self.size()} times input's {input.numel()} of {input.dtype} are due"
             )
         if not input.numel():
-            return self.done([output])
+            return self._done([output])
         target, finish = room(output)
         return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
 
@@ -221,7 +221,7 @@ class Collectives(Dispatch):
             send = None
         own = sent is tensor and flat is outputs[0]
         call = CallSpec("allgather", send, flat)
-        return self.post(call, opts, outputs, finish, form, tensor, key if own else None)
+        return self._post(call, opts, outputs, finish, form, tensor, key if own else None)
 
     @_refusing
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
@@ -234,32 +234,32 @@ class Collectives(Dispatch):
                 f"place in the output list {counts[self.rank()]} of {outputs[self.rank()].dtype}"
             )
         if not sum(counts):
-            return self.done(outputs)
+            return self._done(outputs)
         flat, finish = rooms(outputs)
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
         send = source(tensor)
         recv = [flat, [n * units(tensor) for n in counts]]
-        return self.post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
+        return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
-        return self.together(calls, "allgather_coalesced_", inputs)
+        return self._together(calls, "allgather_coalesced_", inputs)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`all_gather_single`."""
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self.together(calls, "allgather_into_tensor_coalesced_", inputs)
+        return self._together(calls, "allgather_into_tensor_coalesced_", inputs)
 
     @_refusing
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
         """Collect equal tensors at the root."""
         tensor, root = _one(inputs, "gather"), self._root(opts, root)
         if not tensor.numel():
-            return self.done([])
+            return self._done([])
         if self.rank() != root:
-            return self.post(CallSpec("gather", source(tensor), None, None, root), opts, [], inputs=tensor)
+            return self._post(CallSpec("gather", source(tensor), None, None, root), opts, [], inputs=tensor)
         outputs = _list(output_lists)
         counts = self._per_rank(outputs, "gather", "output")
         if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
@@ -268,7 +268,7 @@ class Collectives(Dispatch):
             )
         flat, finish = rooms(outputs)
         call = CallSpec("gather", source(tensor), flat, None, root)
-        return self.post(call, opts, outputs, finish, inputs=tensor)
+        return self._post(call, opts, outputs, finish, inputs=tensor)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Collectives(Dispatch):
         """Give each rank one of the root's equal tensors."""
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
         if not tensor.numel():
-            return self.done([tensor])
+            return self._done([tensor])
         target, finish = room(tensor)
         send, inputs = None, ()
         if self.rank() == root:
@@ -286,13 +286,13 @@ class Collectives(Dispatch):
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
             send = gathered(inputs)
-        return self.post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
+        return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
         key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
-        if (work := self.again(key, input, output, opts)) is not None:
+        if (work := self._again(key, input, output, opts)) is not None:
             return work
         return self._reduce_scatter_one(output, input, opts, key)
 
@@ -304,7 +304,7 @@ class Collectives(Dispatch):
                 f"{self.size()} times output's {output.numel()} of {output.dtype} are due"
             )
         if not output.numel():
-            return self.done([output])
+            return self._done([output])
         how = _reduction(opts)
         return self._reduce_scatter(output, how.operand(input), how, None, opts, "_reduce_scatter_base_", input, key)
 
@@ -324,7 +324,7 @@ class Collectives(Dispatch):
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
         call = CallSpec(name, operand, target, how.op, -1, counts)
         own = operand is inputs and target is output
-        return self.post(call, opts, [output], finish, form, inputs, key if own else None)
+        return self._post(call, opts, [output], finish, form, inputs, key if own else None)
 
     @_refusing
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
@@ -338,7 +338,7 @@ class Collectives(Dispatch):
                 f"input list {counts[self.rank()]}"
             )
         if not sum(counts):
-            return self.done([output])
+            return self._done([output])
         how = _reduction(opts)
         operand = how.operand(torch.cat([each.detach().reshape(-1) for each in inputs]))
         uneven = None if min(counts) == max(counts) else counts
@@ -347,7 +347,7 @@ class Collectives(Dispatch):
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`reduce_scatter_single`."""
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self.together(calls, "reduce_scatter_tensor_coalesced_", inputs)
+        return self._together(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
@@ -362,8 +362,8 @@ class Collectives(Dispatch):
         send = apart(source(input), target)
         if into is None and outof is None:
             if not send.numel() and not target.numel():
-                return self.done([output])
-            return self.post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input)
+                return self._done([output])
+            return self._post(CallSpec("alltoall", send, target), opts, [output], finish, "alltoall_base_", input)
         given, taken = (send, self._scaled(outof, send)), (target, self._scaled(into, target))
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
@@ -389,7 +389,7 @@ class Collectives(Dispatch):
         self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
     ) -> Work:
         send, recv = ([flat, (counts, _starts(counts))] for flat, counts in (given, taken))
-        return self.post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
+        return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -423,17 +423,17 @@ class Messages(Dispatch):
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self.message_again(tensor, dest, tag, True)) is not None:
+        if (work := self._message_again(tensor, dest, tag, True)) is not None:
             return work
-        return self.post_message(source(tensor), dest, tag, True, [], None)
+        return self._post_message(source(tensor), dest, tag, True, [], None)
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self.message_again(tensor, origin, tag, False)) is not None:
+        if (work := self._message_again(tensor, origin, tag, False)) is not None:
             return work
         target, finish = room(tensor)
-        return self.post_message(target, origin, tag, False, [tensor], finish)
+        return self._post_message(target, origin, tag, False, [tensor], finish)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from any rank; ``source_rank`` of the Work tells which."""

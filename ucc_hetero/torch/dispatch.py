@@ -108,7 +108,7 @@ class Dispatch:
 
     # --- collectives --------------------------------------------------------------------------------------------------
 
-    def post(
+    def _post(
         self,
         call: CallSpec,
         opts: Any,
@@ -120,11 +120,11 @@ class Dispatch:
     ) -> Work:
         """Start a collective; one that its caller would only wait for runs to its end here.
 
-        With a ``key`` :meth:`again` may make such calls from now on. A profiler names it by ``form``, the dispatcher's
+        With a ``key`` :meth:`_again` may make such calls from now on. A profiler names it by ``form``, the dispatcher's
         name, and shows the shapes of ``inputs``: by default those that the call's name stands for, and ``outputs``.
         """
         if active._is_profiler_enabled and not self._batch.recorded:
-            again = partial(self.post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
+            again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
             return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._usable()
@@ -170,7 +170,7 @@ class Dispatch:
             comm.run.remember(key, call, mean=mean)
         return work
 
-    def again(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
+    def _again(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
         """Make a call, if one with this key was posted. None where it has to be posted.
 
         On a device it is launched into a stream and left to it: into the caller's where that would wait at once. The
@@ -204,7 +204,7 @@ class Dispatch:
     def _beside(
         self, comm: GroupComm, short: Short, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
     ) -> Work | None:
-        """As :meth:`again`, of an asynchronous call on a device."""
+        """As :meth:`_again`, of an asynchronous call on a device."""
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         device, joined = memory[1].device, self._batch.joined
@@ -281,7 +281,7 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self._seconds
 
-    def refuse(self, mistake: Exception) -> None:
+    def _refuse(self, mistake: Exception) -> None:
         """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
         self._usable()
         self._posted += 1
@@ -289,12 +289,12 @@ class Dispatch:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def post_message(
+    def _post_message(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
         if active._is_profiler_enabled and not self._batch.recorded:
-            again = partial(self.post_message, tensor, peer, tag, outgoing, outputs, finish)
+            again = partial(self._post_message, tensor, peer, tag, outgoing, outputs, finish)
             return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._usable()
@@ -330,8 +330,8 @@ class Dispatch:
             work.poll(_MOMENT)
         return self._noted(work)
 
-    def message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
-        """Start a message as :meth:`post_message` does, if such a one has gone by a lane. None where it has to be
+    def _message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
+        """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
         posted: what is not looked at here has to be looked at there."""
         if peer not in self._lane_peers or tensor.is_cpu or not (plain(tensor) and tensor.numel()):
             return None
@@ -357,7 +357,7 @@ class Dispatch:
         letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
         return self._noted(InLane(self, outputs, letter, finish, device, seconds))
 
-    def failure_of(self, letter: Letter) -> UCCHError:
+    def _failure_of(self, letter: Letter) -> UCCHError:
         """Why a message by a lane has failed."""
         return self._comms[0].messages.failure(letter)
 
@@ -395,10 +395,10 @@ class Dispatch:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def together(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
+    def _together(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
         """One Work for several calls; a profiler that knows the name shows them as one."""
         if form and active._is_profiler_enabled and not self._batch.recorded:
-            return self._recorded(form, inputs, partial(self.together, calls))
+            return self._recorded(form, inputs, partial(self._together, calls))
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -408,7 +408,7 @@ class Dispatch:
             batch.joined, batch.works = joined, collected
         return self._noted(works[0] if len(works) == 1 and not ready else Works(self, works, ready))
 
-    def done(self, outputs: Sequence[Any]) -> Work:
+    def _done(self, outputs: Sequence[Any]) -> Work:
         """The Work of a call that has nothing to do."""
         return Work(self, outputs)
 
@@ -422,7 +422,7 @@ class Dispatch:
                     found.stop(0.0)
             return found
 
-    def broke(self, error: Exception) -> None:
+    def _broke(self, error: Exception) -> None:
         """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
         self._unfit = self._unfit or error
         run = self._comms[0].run

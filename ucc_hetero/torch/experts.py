@@ -33,7 +33,7 @@ _Shape: TypeAlias = tuple[int | None, ...]
 
 
 class Event:
-    """Moment when the results of a call are there.
+    """Moment when the results of a call are there; returned by :meth:`Experts.dispatch` and :meth:`Experts.combine`.
 
     Args:
         stream: Stream in which the call was made; None for a call that was not made beside others, whose results are
@@ -54,7 +54,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The way of tokens in one dispatch, for its combine and for dispatches to come."""
+    """The way of tokens in one dispatch, for its combine and for dispatches to come.
+
+    What :meth:`Experts.dispatch` returns.
+    """
 
     group: Any
     #: Tokens of this rank, and the token of each row that is sent, by destination: int64 ``[sum(sent)]``.
@@ -102,7 +105,10 @@ class _Everyone:
 
 @dataclass(frozen=True, slots=True)
 class FixedHandle:
-    """The way of tokens in a dispatch of fixed size, ``T = M * W`` of all ranks, padded ones included."""
+    """The way of tokens in a dispatch of fixed size, ``T = M * W`` of all ranks, padded ones included.
+
+    What :meth:`Experts.low_latency_dispatch` returns.
+    """
 
     #: Tokens of this rank, and which have an index out of range: bool ``[n]``.
     tokens: int
@@ -462,7 +468,7 @@ class Experts:
             yield
         except Exception as mistake:
             if isinstance(self.group, ProcessGroupUCCH):
-                self.group.refuse(mistake)
+                self.group._refuse(mistake)
             raise
 
     def _check(

@@ -27,7 +27,8 @@ from .work import Work, limit_of
 
 @uncompiled
 class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
-    """A process group of torch over a :class:`~ucc_hetero.Communicator`.
+    """A process group of torch over a :class:`~ucc_hetero.Communicator`: what ``init_process_group("ucch")`` and
+    ``new_group`` make.
 
     Collectives are posted in program order and run in that order. ``timeout`` is that of every call, unless the call
     brings its own; a call that fails leaves the group unusable, as NCCL's do.
@@ -58,7 +59,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     def _end_coalescing(self, device: Any = None) -> Work:
         """The Work of this thread's calls since :meth:`_start_coalescing`, also of those that have ended."""
         works, self._batch.works = self._batch.works, None
-        return self.together(works or [])
+        return self._together(works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

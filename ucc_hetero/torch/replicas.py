@@ -28,7 +28,7 @@ class DriftError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One comparison.
+    """One comparison: an entry of :attr:`Replicas.history`.
 
     Args:
         step: Step after which it was made.
