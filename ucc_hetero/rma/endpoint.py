@@ -298,7 +298,7 @@ class Endpoint(Sided):
                 if target.engine and not lib.ucch_target_users(target.native):
                     target.close()
             lib.ucch_peer_close(native, timeout)
-            self.worker._forget(self, native)
+            self.worker.forget(self, native)
 
     def lose(self) -> None:
         """Count the peer as dead: its transfers fail now, and nothing else does."""
@@ -335,7 +335,7 @@ class Endpoint(Sided):
         told = self._tell(native, notify, counter) if notify is not None or counter is not None else None
         return self._start(native, name, (local, target, fitting, told), stream, timeout)
 
-    def _put_rows(
+    def put_rows(
         self,
         local: Region,
         target: Target,
