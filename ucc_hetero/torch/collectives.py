@@ -122,7 +122,7 @@ class Collectives(Dispatch):
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, device=tensor.device).coalesce()
         with torch.no_grad():  # detach() of a sparse tensor does not share its elements
             tensor.copy_(total)
-        return self.done([tensor])
+        return self._done([tensor])
 
     def _gathered_rows(self, rows: Any, counts: list[int]) -> Any:
         """The rows of every rank, one rank after the other."""
