@@ -26,14 +26,6 @@ from mpi4py import MPI
 from ucc_hetero import IN_PLACE, Communicator, rma
 from ucc_hetero.errors import CollectiveError
 
-try:
-    import torch
-    import torch.distributed as dist
-
-    import ucc_hetero.torch  # noqa: F401  registers the backend
-except ImportError:
-    dist = None  # type: ignore[assignment,unused-ignore]
-
 
 class Holdings(NamedTuple):
     """Resources that this process has."""
@@ -135,7 +127,12 @@ class Work:
 
     def groups(self, number: int) -> None:
         """A group of torch's, where that is installed."""
-        if dist is None:
+        try:
+            import torch
+            import torch.distributed as dist
+
+            import ucc_hetero.torch  # noqa: F401  registers the backend
+        except ImportError:
             return
         if not dist.is_initialized():
             dist.init_process_group("ucch")

@@ -137,7 +137,7 @@ def test_uneven_hosts(emulate: Callable[..., Cluster], flavour: tuple[str, int])
     names = cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True).stdout.split()
     assert names == ["node0", "node0", "node1", "node2"]
     if flavour[0] == "openmpi" and flavour[1] >= 5:
-        kept = cluster.mpirun(["sh", "-c", "ls -d $TMPDIR/prted.*"]).stdout.split()
+        kept = cluster.mpirun(["sh", "-c", "ls -d $TMPDIR/prted.* || true"], check=True).stdout.split()
         assert sorted(Path(each).parent.name for each in kept) == ["node1", "node2"], kept
 
 

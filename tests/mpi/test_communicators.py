@@ -1,4 +1,4 @@
-"""Communicators, neighbourhoods and requests under a real mpirun, and hundreds of communicators."""
+"""Communicators, neighbourhoods and requests under a real mpirun, and many communicators."""
 
 import pytest
 
@@ -17,7 +17,6 @@ def test_cases(crew, what: str, ranks: int, vendors: str) -> None:
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("layout", "count"), [("", 320), ("nvidia:1,amd:1", 100)], ids=["flat", "mixed"])
-def test_many_are_created_and_freed(crew, layout: str, count: int) -> None:
-    crew("communicator_cases:many", args=[count], layout=layout, timeout=150)
+def test_many_are_created_and_freed(crew) -> None:
+    """Of one vendor, test_safety.py."""
+    crew("communicator_cases:many", args=[100], layout="nvidia:1,amd:1", timeout=150)

@@ -67,6 +67,12 @@ dist.init_process_group("gloo")
     assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
 
+def test_groups_leave_nothing(mpirun) -> None:
+    others = ("collectives", "communicators", "transfers", "refusals", "failures")
+    job = mpirun("tools/soak.py", 2, args=[*(f"--{kind}=0" for kind in others), "--groups=20"])
+    assert "groups: 18 more rounds" in job.stdout and "grown" not in job.stdout, job.output
+
+
 MISTAKES = """
 import torch
 import torch.distributed as dist

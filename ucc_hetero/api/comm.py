@@ -112,7 +112,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         refuse_children()
         if parent == MPI.COMM_WORLD:
-            refuse_foreign_launcher(parent)
+            refuse_foreign_launcher()
         try:
             with met(Timely(parent, settings.timeout(), "the making of a communicator")) as meeting:
                 self._join(meeting.mpi.apart(parent.Dup), meeting)

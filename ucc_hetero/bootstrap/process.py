@@ -396,23 +396,19 @@ def forked() -> NotSupported:
     )
 
 
-def refuse_foreign_launcher(world: Any) -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+def refuse_foreign_launcher() -> None:
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own."""
+    from mpi4py import MPI
 
-    Args:
-        world: ``MPI.COMM_WORLD``.
-    """
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
-    name, size = next(iter(told.items()), ("", "1"))
-    if world.Get_size() == 1 < int(size):
-        from mpi4py import MPI
-
+    (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
+    if alone and int(size) > 1:
         raise NotSupported(
             f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
             "in MPI4PY_LIBMPI"
         )
-    if not told and world.Get_size() == 1:
+    if alone and not told:
         _refuse_launcher_without_mpi()
 
 

@@ -284,7 +284,7 @@ class PageTarget:
             for part, each in zip(parts, lists, strict=True):
                 local = self.table.regions[layer * arrays + ((part or 0) if arrays > 1 else 0)]
                 target = self.targets[layer * self.form.arrays + ((part or 0) if self.form.arrays > 1 else 0)]
-                requests.append(self.peer._put_rows(local, target, each, rows, told.counter, stream, timeout))
+                requests.append(self.peer.put_rows(local, target, each, rows, told.counter, stream, timeout))
         return Requests(requests)
 
 

@@ -53,7 +53,7 @@ class Core(Handle):
             raise ValueError("this Worker is closed")
         return self._native
 
-    def _forget(self, peer: Any, native: Any) -> None:
+    def forget(self, peer: Any, native: Any) -> None:
         """Leave a peer that is being closed out of the list."""
         uid: int = peer.uid
         if self.peers.get(uid) is peer:
@@ -133,9 +133,9 @@ class Region(Sided, Handle):
         lib.ucch_region_revoke(self.worker.native, native)
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), timeout):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Deregister it, when nothing can use it any more."""
         if self.engine:
             native, self.engine = self.native, 0

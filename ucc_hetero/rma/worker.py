@@ -264,7 +264,7 @@ class Worker(Core):
             peer.close()
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
-            region._release()
+            region.release()
         self._worker.close()
         for native in self._gone:
             lib.ucch_peer_free(native)

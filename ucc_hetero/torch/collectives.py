@@ -71,7 +71,7 @@ def _refusing(method: _M) -> _M:
             return method(self, *args, **more)
         except (TypeError, ValueError) as mistake:
             if self._posted == before:
-                self._refuse(mistake)
+                self.refuse(mistake)
             raise
 
     return cast(_M, made)

@@ -281,7 +281,7 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self._seconds
 
-    def _refuse(self, mistake: Exception) -> None:
+    def refuse(self, mistake: Exception) -> None:
         """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
         self._usable()
         self._posted += 1
@@ -357,7 +357,7 @@ class Dispatch:
         letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
         return self._noted(InLane(self, outputs, letter, finish, device, seconds))
 
-    def _failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, letter: Letter) -> UCCHError:
         """Why a message by a lane has failed."""
         return self._comms[0].messages.failure(letter)
 
@@ -422,7 +422,7 @@ class Dispatch:
                     found.stop(0.0)
             return found
 
-    def _broke(self, error: Exception) -> None:
+    def broke(self, error: Exception) -> None:
         """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
         self._unfit = self._unfit or error
         run = self._comms[0].run

@@ -468,7 +468,7 @@ class Experts:
             yield
         except Exception as mistake:
             if isinstance(self.group, ProcessGroupUCCH):
-                self.group._refuse(mistake)
+                self.group.refuse(mistake)
             raise
 
     def _check(

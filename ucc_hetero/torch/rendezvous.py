@@ -103,7 +103,7 @@ def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     load()  # before MPI: both bring a UCX, and the first one in a process serves both
     from mpi4py import MPI
 
-    refuse_foreign_launcher(MPI.COMM_WORLD)
+    refuse_foreign_launcher()
     yield store_over(MPI.COMM_WORLD, timeout)
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")
 

@@ -476,7 +476,7 @@ class Received(Buffered):
 
     def _failed(self, error: Exception) -> None:
         if self._taken:  # a stream that waited for it has gone on without its data
-            self._group._broke(error)
+            self._group.broke(error)
 
 
 @uncompiled
@@ -528,7 +528,7 @@ class InLane(Work):
             if self._letter is None:
                 return
             if state != 1:
-                self._error = torch_error(self._group._failure_of(letter))
+                self._error = torch_error(self._group.failure_of(letter))
             elif self._finish is not None:
                 try:
                     self._deliver()
@@ -537,7 +537,7 @@ class InLane(Work):
             self._letter, self._finish, self._done = None, None, True
         self._group.in_flight.pop(self, None)
         if self._error is not None and self._followed:  # a stream has gone on without its data
-            self._group._broke(self._error)
+            self._group.broke(self._error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message; raises the call's error as far as it is known by now."""
