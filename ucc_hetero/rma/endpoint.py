@@ -25,6 +25,7 @@ _COUNTS = {
     "notifications": lib.UCCH_RMA_NOTICES,
 }
 _PUT, _GET = lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET
+_NAMES = {_PUT: "put", _GET: "get"}
 
 
 class Target(Sided):
@@ -222,16 +223,9 @@ class Endpoint(Sided):
             CollectiveTimeout: From the request, at the deadline.
             NotSupported: If ``stream`` is being captured in a graph.
         """
-        if notify is None and counter is None and stream is None:  # a short one ends here: each call more costs 0.1 us
-            seconds = self.worker.timeout if timeout is None else timeout
-            here, there = local.engine, target.engine
-            found = piece(self.engine, _PUT, here, there, local_offsets, remote_offsets, lengths, seconds)
-            if found == 1:
-                return ENDED
-            if found:
-                return self._begun(found, "put", (local, target))
-        lists = local_offsets, remote_offsets, lengths
-        return self._transfer(_PUT, "put", local, target, lists, notify, counter, stream, timeout)
+        return self._transfer(
+            _PUT, local, target, local_offsets, remote_offsets, lengths, notify, counter, stream, timeout
+        )
 
     def get(
         self,
@@ -251,16 +245,9 @@ class Endpoint(Sided):
         Returns:
             Request: Done when the data is in ``local``.
         """
-        if notify is None and counter is None and stream is None:  # a short one ends here: each call more costs 0.1 us
-            seconds = self.worker.timeout if timeout is None else timeout
-            here, there = local.engine, target.engine
-            found = piece(self.engine, _GET, here, there, local_offsets, remote_offsets, lengths, seconds)
-            if found == 1:
-                return ENDED
-            if found:
-                return self._begun(found, "get", (local, target))
-        lists = local_offsets, remote_offsets, lengths
-        return self._transfer(_GET, "get", local, target, lists, notify, counter, stream, timeout)
+        return self._transfer(
+            _GET, local, target, local_offsets, remote_offsets, lengths, notify, counter, stream, timeout
+        )
 
     def flush(self, timeout: float | None = None) -> Request:
         """Wait for all transfers that were begun before with this peer.
@@ -330,23 +317,32 @@ class Endpoint(Sided):
     def _transfer(
         self,
         what: int,
-        name: str,
         local: Region,
         target: Target,
-        lists: tuple[Any, Any, Any],
+        mine: Any,
+        theirs: Any,
+        lengths: Any,
         notify: bytes | None,
         counter: int | None,
         stream: Any,
         timeout: float | None,
     ) -> Request:
+        if notify is None and counter is None and stream is None:  # a short one ends here, with no lists made
+            seconds = self.worker.timeout if timeout is None else timeout
+            found = piece(self.engine, what, local.engine, target.engine, mine, theirs, lengths, seconds)
+            if found == 1:
+                return ENDED
+            if found:
+                native = ffi.gc(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
+                return Request(native, lib.ucch_transfer_op(native), _NAMES[what], (local, target))
         if target.peer is not self:
             raise ValueError("target: it is a region of another peer than this endpoint's")
         if local.worker is not self.worker:
             raise ValueError("local: it is a region of another worker than this endpoint's")
-        fitting = _lists(local.nbytes, target.nbytes, *lists)
+        fitting = _lists(local.nbytes, target.nbytes, mine, theirs, lengths)
         native = self._listed(what, local, target, fitting)
         told = self._tell(native, notify, counter) if notify is not None or counter is not None else None
-        return self._start(native, name, (local, target, fitting, told), stream, timeout)
+        return self._start(native, _NAMES[what], (local, target, fitting, told), stream, timeout)
 
     def put_rows(
         self,
