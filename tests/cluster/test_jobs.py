@@ -139,10 +139,10 @@ APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
 
 
 @pytest.mark.parametrize("script, layout, env", [
-    (COLLECTIVES, APART, {}), (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
+    (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
     (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
     (MATCHING, MIXED, {"UCCH_STAGING": "staged"}),
-], ids=["calls", "calls without wires", "calls, one without", "streams", "staged messages"])  # fmt: skip
+], ids=["calls without wires", "calls, one without", "streams", "staged messages"])  # fmt: skip
 def test_devices_of_two_hosts(
     fake_host_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]
 ) -> None:

@@ -34,9 +34,9 @@ def test_everybody_reaches_everybody(cluster: Cluster) -> None:
         pytest.param(rma_scripts.CROWD, "nvidia:1,amd:1", id="beside calls"),
     ],
 )
-def test_pages_between_hosts(alone: Callable[..., Any], script: str, layout: str) -> None:
+def test_pages_between_hosts(on_crew: Callable[..., Any], script: str, layout: str) -> None:
     """Pieces, and all layouts, types and heads of tests/native, from one vendor's host to the other's."""
-    assert alone(script, layout, 2, 1).said("right") == 2
+    assert on_crew(script, layout, 2, 1).said("right") == 2
 
 
 @pytest.mark.usefixtures("libraries")
