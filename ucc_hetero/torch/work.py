@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from .. import env, log
+from ..bootstrap import settings
 from ..calls.request import SLICE, Request, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
@@ -38,7 +39,7 @@ def seconds_of(timeout: timedelta | None) -> float:
 def limit_of(timeout: timedelta | None) -> float:
     """Seconds that a call may take: torch's, or UCCH_TIMEOUT's where that is set and shorter. 0: for ever."""
     seconds = seconds_of(timeout)
-    ours = env.get("TIMEOUT") if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
+    ours = settings.timeout() if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
     if ours == float("inf"):
         return seconds
     return min(seconds, ours) if seconds else float(ours)
@@ -91,10 +92,10 @@ class Group(Protocol):
     def callbacks(self, at: int) -> InOrder:
         """Thread that runs the callbacks of a level."""
 
-    def _failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, letter: Letter) -> UCCHError:
         """Why a message has failed."""
 
-    def _broke(self, error: Exception) -> None:
+    def broke(self, error: Exception) -> None:
         """A call has failed: no stream may wait for one after it."""
 
     def check_data(self) -> None:
