@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from .. import env, log
+from ..bootstrap import settings
 from ..calls.request import SLICE, Request, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
@@ -38,7 +39,7 @@ def seconds_of(timeout: timedelta | None) -> float:
 def limit_of(timeout: timedelta | None) -> float:
     """Seconds that a call may take: torch's, or UCCH_TIMEOUT's where that is set and shorter. 0: for ever."""
     seconds = seconds_of(timeout)
-    ours = env.get("TIMEOUT") if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
+    ours = settings.timeout() if os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip() else float("inf")
     if ours == float("inf"):
         return seconds
     return min(seconds, ours) if seconds else float(ours)
