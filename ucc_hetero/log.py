@@ -67,8 +67,9 @@ class _Filter(logging.Filter):
         return record.name.rpartition(".")[2] in self.subsystems
 
 
-def set_rank(rank: int, device: str) -> None:
-    """Set the names of this process in log lines: its rank in the job and its device (``nvidia:0``, ``host``)."""
+def set_rank(rank: int, device: str = "-") -> None:
+    """Set the names of this process in log lines: its rank in the job and its device (``nvidia:0``, ``host``) once that
+    is known."""
     _who["rank"], _who["device"] = str(rank), device
 
 

@@ -56,25 +56,18 @@ def outputs(
     return run
 
 
-LAYOUTS = {"1+2": (1, 2), "2+2": (2, 2), "1+1+1": (1, 1, 1)}
-
-
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize(
-    ("fault", "where"),
-    [
-        *((fault, "1+2") for fault in ("kill", "stop", "exit")),
-        *((fault, "2+2 or 1+1+1") for fault in OUTSIDE),
-    ],
-)
-def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], where: str, fault: str) -> None:
-    where = random.choice(where.split(" or "))
-    size = sum(LAYOUTS[where])
-    lost = [2, 3] if size == 4 and fault in OUTSIDE else [size - 1]
-    out = outputs(LAYOUTS[where], fault, lost)
-    for rank in sorted(set(range(size)) - set(lost)):
-        assert "knows: " in out[rank] and "PeerError" in out[rank], (where, out)
-        assert f"rank {rank} goes on" in out[rank], (where, out)
+@pytest.mark.parametrize("fault", ["kill", "stop", "exit", "outside"])
+def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], fault: str) -> None:
+    """To them a host that is off, cut or behind a hole is one that says nothing more: one of these, drawn."""
+    slots = (1, 2)
+    if fault == "outside":
+        fault, slots = random.choice([*OUTSIDE]), random.choice([(2, 2), (1, 1, 1)])
+    lost = [2, 3] if slots == (2, 2) else [2]
+    out = outputs(slots, fault, lost)
+    for rank in range(min(lost)):
+        assert "knows: " in out[rank] and "PeerError" in out[rank], (fault, slots, out)
+        assert f"rank {rank} goes on" in out[rank], (fault, slots, out)
 
 
 @pytest.mark.usefixtures("libraries")
@@ -98,11 +91,10 @@ def test_a_rank_that_ends_while_teams_are_made(
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
-def test_a_rank_that_dies_while_contexts_are_made(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+def test_a_rank_that_dies_while_contexts_are_made(outputs: Callable[..., list[str]]) -> None:
     """The others know at once, and end: whoever looks a little later sees that the first of them has, too."""
-    out = outputs(where, "early", [sum(where) - 1], PARTING)
-    for rank in range(sum(where) - 1):
+    out = outputs((1, 2), "early", [2], PARTING)
+    for rank in range(2):
         known = rf"rank {rank} knows: PeerError rank {rank}: rank\(s\) \[({1 - rank}, )?2\] of ucch/0"
         assert re.search(known, out[rank]), out
 
@@ -143,16 +135,14 @@ def test_a_host_loses_its_store_once_all_is_freed(outputs: Callable[..., list[st
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("where", [(2,), (2, 1)], ids=str)
-def test_another_communicator_is_revoked(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+def test_another_communicator_is_revoked(outputs: Callable[..., list[str]]) -> None:
     """Calls of this one go on: whoever waits between hosts looks for what concerns any communicator."""
-    out = outputs(where, "", [], REVOKED)
-    assert [f"rank {rank} right" in text for rank, text in enumerate(out)] == [True] * sum(where), out
+    out = outputs((1, 2), "", [], REVOKED)
+    assert [f"rank {rank} right" in text for rank, text in enumerate(out)] == [True] * 3, out
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("where", [(3,), (1, 2)], ids=str)
-def test_a_rank_that_is_interrupted_at_its_end(outputs: Callable[..., list[str]], where: tuple[int, ...]) -> None:
+def test_a_rank_that_is_interrupted_at_its_end(outputs: Callable[..., list[str]]) -> None:
     """The others do not wait for it."""
-    size, out = sum(where), outputs(where, "interrupt", [], PARTING)
-    assert "KeyboardInterrupt" in out[-1] and out[: size - 1] == [""] * (size - 1), out
+    out = outputs((1, 2), "interrupt", [], PARTING)
+    assert "KeyboardInterrupt" in out[-1] and out[:2] == [""] * 2, out

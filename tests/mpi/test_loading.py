@@ -74,6 +74,15 @@ def test_a_launcher_without_mpi(launcher: str, env: dict[str, str], cure: str) -
     assert f"{launcher} has started 3 ranks, but each is alone in its MPI: {cure}" in said
 
 
+def test_log_files_have_the_ranks_names(mpirun, tmp_path: Path) -> None:
+    """From the first line on: the rank was not known yet when the file was opened."""
+    env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
+    mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
+    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+    assert sorted(logs) == ["0.log", "1.log"], logs
+    assert all(f" [{name[0]}/host] UCCH INFO " in text for name, text in logs.items()), logs
+
+
 NO_MPI = r"""
 import ucc_hetero
 from mpi4py import _mpiabi

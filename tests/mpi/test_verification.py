@@ -109,7 +109,7 @@ def test_right_data_passes(mpirun: Any, ranks: int, layout: str) -> None:
     """Random calls of all kinds, all of them verified: none is taken for wrong."""
     seed = random.randrange(10**6)
     env = {"UCCH_CHECK": "data:1", "UCCH_LOG_LEVEL": "info", "UCCH_LOG_SUBSYS": "coll", "UCCH_EMULATE": layout}
-    job = mpirun("tests/mpi/collective_cases.py", ranks, args=[str(seed), "12"], env=env, timeout=170)
+    job = mpirun("tests/mpi/collective_cases.py", ranks, args=[str(seed), "7"], env=env, timeout=170)
     assert f"calls right on {ranks} ranks (seed {seed})" in job.stdout
     counts = re.findall(r"(\d+) calls of (\d+) were verified", job.stderr)
     one, all_ = (sum(map(int, column)) for column in zip(*counts, strict=True))

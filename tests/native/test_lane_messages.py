@@ -17,7 +17,7 @@ CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
 EITHER: dict[str, str] = {}
 NAMES = {id(CAREFUL): "few queues", id(EITHER): "any queues"}
 CASES: list[tuple[str, str, str, dict[str, str]]] = [
-    *[("random", _S.RANDOM, "nvidia:2,amd:2", env) for env in (OWN_QUEUES, CAREFUL)],
+    ("random", _S.RANDOM, "nvidia:2,amd:2", EITHER),
     *[("held", _S.HELD, layout, OWN_QUEUES) for layout in ("nvidia:1,amd:1", "nvidia:2,amd:1")],
     ("by copies", _S.COPIES, "nvidia:2,amd:1", EITHER), ("refilled", _S.REFILLED, "nvidia:1,amd:1", EITHER),
     ("mistakes", _S.MISTAKES, "nvidia:1,amd:1", EITHER), ("late", _S.LATE, "nvidia:1,amd:1", EITHER),

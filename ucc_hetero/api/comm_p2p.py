@@ -28,6 +28,7 @@ class MessageMethods(ABC):
     several vendors the stream may fill a buffer anew behind its send, which goes on with what was there.
     """
 
+    _mpi: Any
     _messages: Messages
     _attached: Any = None
 
@@ -98,10 +99,10 @@ class MessageMethods(ABC):
         Raises:
             CollectiveTimeout, PeerError: None came within ``UCCH_TIMEOUT`` seconds, or its sender died.
         """
-        messages, place = self._messages, self._wild(source, tag)
+        place = self._wild(source, tag)
         if buf is not None:
-            return messages.state.mpi.recv(buf, *place, status)
-        return object_message(messages, *place).recv(status)
+            return self._mpi.recv(buf, *place, status)
+        return object_message(self._messages, self._mpi, *place).recv(status)
 
     def Sendrecv(
         self,

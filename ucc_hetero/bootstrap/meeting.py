@@ -64,7 +64,7 @@ class Meeting:
         self._words: list[Words | None] = []
         self._facts: list[Facts] | None = None
         #: What is wrong with this rank's settings.
-        self._mistake = settings.read()
+        self._mistake = settings.read(process.world_of(mpi).Get_rank())
         #: Of measured choices, as rank 0 found it.
         self._table = NO_TABLE
 

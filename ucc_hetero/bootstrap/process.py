@@ -293,10 +293,15 @@ def place_here(world_rank: int, world_size: int) -> Place:
 
 def here(mpi: Any) -> tuple[Place, int]:
     """Where this rank of ``mpi`` is, as :func:`place_here`, and its number in the whole job."""
+    world = world_of(mpi)
+    return place_here(world.Get_rank(), world.Get_size()), world.Get_rank()
+
+
+def world_of(mpi: Any) -> Any:
+    """The whole job: MPI's, or as an exchange that is not MPI's says."""
     from mpi4py import MPI
 
-    world = getattr(mpi, "world", MPI.COMM_WORLD)  # an exchange that is not MPI's says where we are
-    return place_here(world.Get_rank(), world.Get_size()), world.Get_rank()
+    return getattr(mpi, "world", MPI.COMM_WORLD)
 
 
 def offer() -> tuple[str, ...]:

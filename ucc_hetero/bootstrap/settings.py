@@ -18,14 +18,19 @@ _read: tuple[dict[str, str], str] = ({}, "")
 _TOLD = "_first_rank_prints"
 
 
-def read() -> str:
+def read(rank: int) -> str:
     """Read this rank's settings; those of the log take effect, unknown ones are warned of.
+
+    Args:
+        rank: This process's rank in the job, which may be part of the log file's name.
 
     Returns:
         What is wrong with them; empty where nothing is. Read again only where one has changed.
     """
     global _read
     now = {name: text for name, text in os.environ.items() if name.startswith(env.PREFIX)}
+    if not log.configured():
+        log.set_rank(rank)
     if now != _read[0] or not log.configured():
         _read = now, _mistakes()
     return _read[1]

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
-from . import settings
 
 #: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
 _LOOK_S = 0.02
@@ -39,7 +38,6 @@ def begin_without_mpi() -> None:
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False  # its constants are needed, its job is not
     load()
-    settings.read()
 
 
 class _World(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 from ..calls.request import Request, set_status
 from ..docstrings import forms
-from ..errors import CollectiveTimeout, PeerError
+from ..errors import CollectiveError, CollectiveTimeout, PeerError
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from .messages import Messages
@@ -193,14 +194,14 @@ def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bo
     return found[0]
 
 
-def object_message(messages: Messages, source: int, tag: int) -> Any:
-    """MPI's message of a Python object, taken out once it has come.
+def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
+    """The message of a Python object of ``mpi``'s, taken out once it has come.
 
     Raises:
         CollectiveTimeout: None came within the communicator's time limit.
         PeerError: The source has ended, and none came.
     """
-    mpi, found, left = messages.state.mpi, None, 0.0
+    found, left = None, 0.0
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
@@ -217,11 +218,12 @@ def object_message(messages: Messages, source: int, tag: int) -> Any:
             if time.monotonic() - left > 1:
                 raise PeerError(f"{where}: it has left the job or died")
 
-    messages.usable()
-    if not progress_until(come, messages.timeout, look, step=1e-6, spin=2e-4, apart=_LOOK_S):
-        buffers = probe(messages, source, tag, None, remove=False) is not None
+    if not progress_until(come, messages.timeout, look, step=1e-6, longest=1e-4, spin=2e-4, apart=_LOOK_S):
+        buffers = None
+        with suppress(CollectiveError):  # it can no longer be used, and objects still come
+            buffers = probe(messages, source, tag, None, remove=False)
         raise CollectiveTimeout(
             f"{where}: none came within {messages.timeout:g} s (UCCH_TIMEOUT)"
-            f"{'; a buffer of Send() waits, which Recv() receives' if buffers else ''}"
+            f"{'; a buffer of Send() waits, which Recv() receives' if buffers is not None else ''}"
         )
     return found
