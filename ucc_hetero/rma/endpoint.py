@@ -309,11 +309,6 @@ class Endpoint(Sided):
             if self.engine:
                 lib.ucch_peer_lose(self.native)
 
-    def _begun(self, found: int, name: str, keep: object) -> Request:
-        """A transfer of one piece that the engine has begun."""
-        native = ffi.gc(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
-        return Request(native, lib.ucch_transfer_op(native), name, keep)
-
     def _transfer(
         self,
         what: int,
