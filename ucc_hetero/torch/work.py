@@ -91,10 +91,10 @@ class Group(Protocol):
     def callbacks(self, at: int) -> InOrder:
         """Thread that runs the callbacks of a level."""
 
-    def _failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, letter: Letter) -> UCCHError:
         """Why a message has failed."""
 
-    def _broke(self, error: Exception) -> None:
+    def broke(self, error: Exception) -> None:
         """A call has failed: no stream may wait for one after it."""
 
     def check_data(self) -> None:
