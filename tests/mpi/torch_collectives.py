@@ -256,6 +256,7 @@ def messages_in_buffers() -> None:
         from torch_notes import Cuda, Remote
 
         real, streams.module = streams.module, lambda device: fake
+        raw, streams.raw_stream = streams.raw_stream, lambda device: None  # a torch for CUDA asks the driver
         cuda, torch.cuda = torch.cuda, (fake := Cuda())
         take, work_of.Messages.take = work_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
         comm = group._comms[0]
@@ -285,7 +286,7 @@ def messages_in_buffers() -> None:
     p2p_buffers._MOST = most
     if DEVICE == "cpu":
         torch.cuda, streams.module, comm.send, comm.receive, comm.again = cuda, real, send, receive, again
-        work_of.Messages.take = staticmethod(take)
+        work_of.Messages.take, streams.raw_stream = staticmethod(take), raw
 
 
 @case
