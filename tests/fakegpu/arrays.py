@@ -26,9 +26,10 @@ def _choose() -> None:
     mine = emulated_vendors(layout, ranks)[rank]
     for row in VENDORS.values():
         if row.setting:
-            os.environ[f"UCCH_{row.setting}"] = (
-                os.environ[f"FAKEGPU_{row.name.upper()}"] if row.name == mine else "none"
-            )
+            library = os.environ[f"FAKEGPU_{row.name.upper()}"] if row.name == mine else "none"
+            os.environ[f"UCCH_{row.setting}"] = library
+            if row.name == mine:  # and not the compiler that a torch for GPUs brings
+                os.environ.setdefault("UCCH_RTC_LIB", library)
 
 
 _choose()
