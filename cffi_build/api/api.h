@@ -229,6 +229,7 @@ int ucch_target_opened(const ucch_target *target);
 int ucch_target_key(ucch_target *target, const void *key);
 int ucch_target_stale(ucch_target *target);
 int ucch_target_users(ucch_target *target);
+void ucch_target_close(ucch_target *target);
 void ucch_target_free(ucch_target *target);
 
 ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what);

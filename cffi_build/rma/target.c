@@ -109,6 +109,8 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
 /* After its worker has been destroyed. */
 void ucch_peer_free(ucch_peer *peer) {
     ucch_lock();
+    for (ucch_target *t = peer->targets; t; t = t->next)
+        t->peer = NULL;
     for (ucch_peer **p = &peer->at->peers; *p; p = &(*p)->next)
         if (*p == peer) {
             *p = peer->next;
@@ -196,16 +198,24 @@ int ucch_target_stale(ucch_target *t) { return t->is_stale; }
 
 int ucch_target_users(ucch_target *t) { return t->users; }
 
-void ucch_target_free(ucch_target *t) {
+/* No transfer begins there any more. Its memory stays: a thread may be about to begin one. */
+void ucch_target_close(ucch_target *t) {
     ucch_lock();
-    if (t->rkey) ucp_rkey_destroy(t->rkey);
-    ucch_target_return_locked(t);
-    for (ucch_target **p = &t->peer->targets; *p; p = &(*p)->next)
-        if (*p == t) {
-            *p = t->next;
-            break;
-        }
+    if (t->peer) {
+        if (t->rkey) ucp_rkey_destroy(t->rkey);
+        ucch_target_return_locked(t);
+        ucch_target **p = &t->peer->targets;
+        while (*p != t)
+            p = &(*p)->next;
+        *p = t->next;
+        t->rkey = NULL;
+        t->peer = NULL;
+    }
     ucch_unlock();
+}
+
+void ucch_target_free(ucch_target *t) {
+    ucch_target_close(t);
     free(t);
 }
 

@@ -302,6 +302,7 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     ucch_lock();
     if (t->peer->status || !t->peer->ep) status = UCCH_FAIL_PEER;
     if (t->target && t->target->is_stale) status = UCCH_FAIL_STALE;
+    if (t->target && !t->target->peer) status = UCCH_FAIL_PEER; /* closed since, with the connection */
     if (!status) {
         begin_locked(t, timeout);
         advance_locked(&t->op);

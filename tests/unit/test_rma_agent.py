@@ -243,6 +243,10 @@ def test_an_agent_that_dies_fails_its_own_transfers(kind: str, tmp_path: Path) -
         with served(address.format(1)) as (_, again):  # and it may come back
             peer = agent.connect(again)
             peer.endpoint.put(source, peer.open("room")).Wait()
+        other.endpoint.close()  # and its target with it, as where its end is heard of
+        for length in (None, 8):
+            with pytest.raises(PeerError, match="closed"):
+                other.endpoint.put(source, rooms[other], 0, 0, length)
         source.close()
 
 

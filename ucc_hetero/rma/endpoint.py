@@ -41,6 +41,8 @@ class Target(Sided):
 
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
+        #: As long as this object, which transfers keep: another thread may close the endpoint and its targets.
+        self._memory = ffi.gc(native, lib.ucch_target_free) if native else native
         self._have(native)
         #: Why our device does not reach it; empty where it does, or is not meant to.
         self.lack = ""
@@ -63,7 +65,7 @@ class Target(Sided):
             if lib.ucch_target_users(self.native):
                 raise ValueError("transfers to this Target are under way: wait for them before it is closed")
             native, self.engine = self.native, 0
-            lib.ucch_target_free(native)
+            lib.ucch_target_close(native)
 
 
 @forms
@@ -357,7 +359,11 @@ class Endpoint(Sided):
         return self._start(native, "pages", (local, target, lists, told), stream, timeout)
 
     def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> Any:
-        sides = local.native, target.native
+        try:
+            sides = local.native, target.native
+        except ValueError:
+            _ = self.native  # PeerError: an endpoint closes its targets, be it when a peer's end is heard of
+            raise
         places = [ffi.from_buffer("uint64_t *", each) for each in lists]
         native = lib.ucch_transfer_new(self.native, what)
         lib.ucch_transfer_lists(native, *sides, len(lists[0]), *places)
