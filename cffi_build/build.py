@@ -54,7 +54,16 @@ extern "Python" ucc_status_t ucch_oob_free(void *request);
 """
 
 SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
-FLAGS = ["-std=gnu11", "-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-fvisibility=hidden",
+    "-Werror=implicit-function-declaration",
+    "-Werror=int-conversion",
+]
 if SANITIZERS:
     # Python's own flags let signed integers wrap, which not every Python's do. What is undefined ends in a trap, which
     # AddressSanitizer writes down: beside it the other one has no file of its own.

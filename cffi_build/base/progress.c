@@ -8,6 +8,7 @@
 
 #include "base/contexts.h"
 #include "base/lock.h"
+#include "base/process.h"
 #include "base/progress.h"
 
 /* Rounds between looks at the workers when no message is in flight. */

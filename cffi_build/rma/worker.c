@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/lock.h"
+#include "base/process.h"
 #include "base/progress.h"
 #include "p2p/message.h"
 #include "rma/rma.h"
