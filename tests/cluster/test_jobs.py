@@ -107,14 +107,17 @@ link set inside0 up
 """
 
 
-@pytest.mark.parametrize("links", [1, 2])
-@pytest.mark.parametrize("named", ["all", "eth0,inside0"])
-def test_an_address_that_all_hosts_have_is_left_out(emulate: Callable[..., Cluster], links: int, named: str) -> None:
-    """libucp took it for a network between them, and all calls failed."""
+@pytest.mark.parametrize(("links", "named", "other", "kept"), [
+    (1, "all", "172.17.0.1", "lo,eth0"), (2, "all", "172.17.0.1", "lo,eth0,eth1"),
+    (1, "eth0,inside0", "172.17.0.1", "eth0"), (2, "all", "192.168.7.1", "eth0,eth1"),
+])  # fmt: skip
+def test_networks_inside_hosts_are_left_out(
+    emulate: Callable[..., Cluster], links: int, named: str, other: str, kept: str
+) -> None:
+    """libucp took one for a network between the hosts, and all calls failed: with one address, and with others."""
     cluster = emulate(hosts=2, slots=1, links=links, rate="none")
-    for host in cluster.hosts:
-        emulated_host.configure(host.pid, INSIDE, "")
-    kept = "eth0,eth1" if named == "all" and links == 2 else "eth0"
+    for host, address in zip(cluster.hosts, ("172.17.0.1", other), strict=True):
+        emulated_host.configure(host.pid, INSIDE.replace("172.17.0.1", address), "")
     assert _found(cluster, {"UCX_NET_DEVICES": named}) == f"found {[(kept, 1)] * 2}"
 
 

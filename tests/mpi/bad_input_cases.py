@@ -404,7 +404,7 @@ def order(all_wait: bool = False) -> None:
     """
     os.environ["UCCH_TIMEOUT"] = "4"
     comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
-    WORLD.Barrier()  # nobody's time begins before all are there
+    WORLD.Barrier()  # no rank's time begins before all are there
     for comm in comms if me else comms[::-1]:
         try:
             comm.Allreduce(np.ones(4), np.zeros(4))

@@ -14,7 +14,7 @@ from mpi4py import MPI  # isort: skip
 
 comm = u.Communicator()
 x, y = np.ones(1024, "f4"), np.empty(1024, "f4")
-met = MPI.COMM_WORLD.Barrier  # nobody's time begins before all are where they stay
+met = MPI.COMM_WORLD.Barrier  # no rank's time begins before all are where they stay
 
 
 def load_batch() -> None:

@@ -136,7 +136,7 @@ def test_a_rank_that_does_not_come(mpirun, call: str) -> None:
     """The others name it in time, and the job ends, also where they go on: MPI_Finalize would wait for it."""
     head = HEAD if "comm." in ALONE[call][0] else HEAD.replace("comm = u.Communicator(world)", "comm = world")
     script = f"""
-world.Barrier()  # nobody's time begins before all are there
+world.Barrier()  # no rank's time begins before all are there
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 try:

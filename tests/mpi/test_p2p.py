@@ -3,6 +3,7 @@
 import os
 import random
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,6 +33,13 @@ def ring(comm, n):
     comm.Sendrecv(np.full(n, rank), right, 5, into := np.zeros(n, int), left, 5)
     assert (into == left).all()
 """
+
+
+def _judge_errors(job, count: int, texts: Sequence[str]) -> None:
+    """Both ranks have come to the end, with so many errors, these among them."""
+    assert job.stdout.count("caught") == count and job.said("end") == 2, job.output
+    for text in texts:
+        assert text in job.stdout, (text, job.output)
 
 
 @pytest.mark.parametrize(("ranks", "layout", "job"), [
@@ -89,15 +97,13 @@ assert (one == 9).all()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.count("caught") == 10 and job.said("end") == 2, job.output
-    for words in (
+    _judge_errors(job, 10, (
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
         "probe for source 1, tag 5: no message within 0.3",
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
-    ):
-        assert words in job.stdout, (words, job.output)
+    ))  # fmt: skip
 
 
 def test_objects_and_buffers_that_are_received_by_the_wrong_method(mpirun) -> None:
@@ -120,14 +126,12 @@ world.Barrier()
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.stdout.count("caught") == 4 and job.said("end") == 2, job.output
-    for words in (
+    _judge_errors(job, 4, (
         "rank 0: recv of a Python object from rank 1, tag 5: none came within 0.3 s (UCCH_TIMEOUT)\n",
         "(UCCH_TIMEOUT=0.3); a Python object of send() waits, which recv() receives",
         "from rank 1, tag 11: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits, which Recv() receives",
         "from any rank, any tag: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits",
-    ):
-        assert words in job.stdout, (words, job.output)
+    ))  # fmt: skip
 
 
 def test_messages_of_mpis_move_while_a_call_waits(mpirun) -> None:

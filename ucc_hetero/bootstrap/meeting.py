@@ -151,11 +151,7 @@ class Meeting:
         everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
         nodes, offers, found, turns = zip(*everyone, strict=True)
         repeated = nics.repeated(nodes, found)
-        # Of a port whose address another host has, too, the network is that host's own.
-        offers = tuple(
-            tuple(p._replace(network=~rank) if p.address in repeated else p for p in each)
-            for rank, each in enumerate(offers)
-        )
+        offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
         name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
         if not begun:
             joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
