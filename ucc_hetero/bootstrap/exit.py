@@ -26,7 +26,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import record
 from ..transport import wires
-from . import faults, links, process, settings, timely
+from . import faults, links, process, settings, timely, uncaught
 
 
 class Living(NamedTuple):
@@ -62,7 +62,7 @@ def register() -> None:
     if _registered:
         return
     _registered, _pid = True, os.getpid()
-    previous = sys.excepthook
+    previous = uncaught.show if sys.excepthook is sys.__excepthook__ else sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
         global _status, _unsaid
