@@ -112,10 +112,11 @@ static int wire_of(const ucch_flow *f, int which) { return 2 * which + !f->sends
 /* The wire that a range goes by; of several flows not the same one first. */
 static int carrier_of(const ucch_flow *f, int range) { return (f->first + range) % f->nwires; }
 
-/* Bytes of a range: so few that each wire has one of a slot's, or more. */
+/* Bytes of a range: so few that each wire has one of a slot's, or each has as many. */
 static size_t range_for(size_t slot, int nwires) {
-    size_t part = (slot / (size_t)nwires + PAGE - 1) / PAGE * PAGE;
-    return part < LEAST ? LEAST : part < LONGEST ? part : LONGEST;
+    size_t once = (size_t)nwires * LONGEST, each = (slot + once - 1) / once;
+    size_t part = (slot / ((size_t)nwires * each) + PAGE - 1) / PAGE * PAGE;
+    return part < LEAST ? LEAST : part;
 }
 
 /* Ranges of a piece of so many bytes: one at least, for the header. */
