@@ -128,12 +128,7 @@ def once(torch: Any, call: Callable[[], Any], many: int) -> tuple[float, float]:
     return issued, time.perf_counter() - start
 
 
-def turns(
-    torch: Any,
-    calls: Mapping[str, Callable[[], Any]],
-    many: int,
-    rounds: int,
-) -> dict[str, Cost]:
+def turns(torch: Any, calls: Mapping[str, Callable[[], Any]], many: int, rounds: int) -> dict[str, Cost]:
     """Costs of calls that take turns, so that what disturbs one disturbs all; of the slowest rank.
 
     Args:
@@ -143,7 +138,7 @@ def turns(
         rounds: rounds that are counted.
 
     Returns:
-        The cost of each call, by name, equal on every rank.
+        The cost of each call, the median of the rounds, by name, equal on every rank.
     """
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for turn in range(_WARM + rounds):
