@@ -1,4 +1,4 @@
-"""Run lanes of the test suite: ``lanes.py LANE ...``, three at a time in the order given, the longest first.
+"""Run lanes of the test suite: ``lanes.py LANE ...``, four at a time in the order given, the longest first.
 
 When all have ended, each test that failed runs once more with nothing beside it. What passes then is unsteady: it is
 listed, and does not fail the run, as long as there are few. Each lane's output is printed in one piece, except the
@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-AT_A_TIME = 3
+#: Two cores are idle for a tenth of the time with three: tests wait for deaths and deadlines.
+AT_A_TIME = 4
 #: More unsteady tests than this in one run fail it: something else is wrong then.
 MOST_UNSTEADY = 8
 #: How many of its slowest tests each lane lists.

@@ -9,7 +9,7 @@ from mpi4py import MPI
 import ucc_hetero as u
 from ucc_hetero.bootstrap import process
 
-ROUNDS, COUNT = 4, 200_000
+ROUNDS, COUNT = 3, 200_000
 
 broken = ctypes.CDLL(sys.argv[1]).broken_receive
 world, draw = MPI.COMM_WORLD, np.random.default_rng(int(sys.argv[2]))
@@ -21,7 +21,7 @@ for _ in range(ROUNDS):
         comm.Allgather(data[rank], np.empty(size * COUNT))  # connections stand from here on
     got = np.full((size, COUNT), np.nan)
     world.Barrier()
-    comm._run.timeout = 3.0  # libucp may have dropped the connection in silence
+    comm._run.timeout, usual = 0.5, comm._run.timeout  # libucp may have dropped the connection in silence
     broken(nth if rank == 1 else 0)
     try:
         comm.Allgather(data[rank], got)
@@ -33,6 +33,7 @@ for _ in range(ROUNDS):
     broken(0)
     for job in process.all_jobs():
         job.spoilt = True  # the endpoint that met the error is gone
+    comm._run.timeout = usual
     old, comm = comm, comm.Shrink()
     old.Free()
 print(f"right: rank {rank}, {failed} failed", flush=True)

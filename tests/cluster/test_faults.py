@@ -73,4 +73,4 @@ def test_a_connection_that_breaks_in_the_middle(
     job = emulate(hosts=hosts, slots=slots, rate="none").mpirun(words, env=env, options=ulfm, timeout=120)
     said = f"seed {seed}, {hosts} x {slots}\n{job.stdout}{job.stderr}"
     assert job.stdout.count("right: rank") == hosts * slots, said
-    assert job.stdout.count(", 4 failed") >= 1, said
+    assert job.stdout.count(", 3 failed") >= 1, said

@@ -32,15 +32,16 @@ def test_a_rank_that_is_alone_on_its_host(
 
 
 @pytest.mark.usefixtures("libraries")
-def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path, room: int) -> None:
-    cluster = emulate(hosts=2, slots=[2, 1])
+def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path, room: int, appear: Any) -> None:
+    cluster, stays = emulate(hosts=2, slots=[2, 1]), tmp_path / "stays"
 
     def job() -> None:
         with suppress(Exception):  # it is killed
             records = {"UCCH_FLIGHT": str(tmp_path / "records")}
-            cluster.mpirun([sys.executable, str(JOB), "gil", "1000"], env=records, timeout=300)
+            cluster.mpirun([sys.executable, str(JOB), "gil", "1000", str(stays)], env=records, timeout=300)
 
     threading.Thread(target=job, daemon=True).start()
+    appear([stays], [])
     doctor = [sys.executable, "-m", "ucc_hetero.launch.doctor", "hang", "--json"]
     until, said = time.monotonic() + 60 * room, ""
     while "hold_the_interpreter" not in said:

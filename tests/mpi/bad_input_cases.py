@@ -41,6 +41,13 @@ def drawn(count: int) -> list[int]:
     return WORLD.bcast(dice.sample(range(count), (count + 1) // 2))
 
 
+def meet() -> None:
+    """Wait for all ranks: in MPI's Barrier one would take a core until others have come to a deadline."""
+    there = WORLD.Ibarrier()
+    while not there.Test():
+        time.sleep(0.01)
+
+
 def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Callable[[], Any]]]:
     """(exception, what its message says, call); every rank can make these mistakes by itself."""
     p, me = comm.size, comm.rank
@@ -347,6 +354,8 @@ def given_up() -> None:
     elif request is not None:
         text = "rank [0-9] has given up, as call 1 has failed there; .*make a new one"
         with pytest.raises(CollectiveError, match=text):
+            while me and not request.Test():
+                time.sleep(0.01)
             request.Wait()
     if me != last:
         comm.Free()
@@ -357,6 +366,7 @@ def given_up() -> None:
                 time.sleep(0.01)
             WORLD.recv(source=other)
         comm.Free()
+    meet()
     with Communicator(WORLD) as another:
         goes_on(another)
 
@@ -375,9 +385,7 @@ def absent() -> None:
         except CollectiveError as error:  # of a rank that comes to this late perhaps that another one has given up
             ends.append(error)
         assert ends
-    gone = WORLD.Ibarrier()  # the broken communicator is left to the end of the job
-    while not gone.Test():  # in MPI's Barrier it would take a core until the deadline
-        time.sleep(0.01)
+    meet()  # the broken communicator is left to the end of the job
     late = [isinstance(error, CollectiveTimeout) and str(error) for error in ends]
     told = [text for each in WORLD.allgather(late) for text in each if text]
     assert told and all(f"rank(s) [{last}] have not called it" in text for text in told), told
@@ -394,7 +402,7 @@ def in_no_other_call() -> None:
         if WORLD.rank == alone:
             with pytest.raises(CollectiveTimeout, match=rf"rank\(s\) \[{1 - alone}\] have not called it; the last"):
                 comm.Barrier()
-        WORLD.barrier()
+        meet()
 
 
 def order(all_wait: bool = False) -> None:
@@ -402,7 +410,7 @@ def order(all_wait: bool = False) -> None:
 
     ``all_wait``: nobody hears that another one has given up before its own time is over.
     """
-    os.environ["UCCH_TIMEOUT"] = "4"
+    os.environ["UCCH_TIMEOUT"] = "2"
     comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
     WORLD.Barrier()  # no rank's time begins before all are there
     for comm in comms if me else comms[::-1]:
@@ -411,6 +419,7 @@ def order(all_wait: bool = False) -> None:
         except CollectiveError as error:
             said = f"{type(error).__name__} {error}"
             break
+    meet()
     told, numbers = WORLD.allgather(said), set[int]()  # who leaves at its deadline is what the others name
     for who, other in (("0", (WORLD.size + 1) // 2), ("[1-9]", 0)):
         pattern = (

@@ -1,10 +1,14 @@
-"""A job in which a rank hangs, or calls something else: FAULT SECONDS, those that the others wait for."""
+"""A job in which a rank hangs, or calls something else: FAULT SECONDS [FILE].
+
+The seconds are those that the others wait for; the file is there once all are where they stay.
+"""
 
 import os
 import re
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -45,5 +49,7 @@ if fault in ("mismatch", "dead"):
 first = fault == "tag" and comm.rank == 1
 request = comm.Irecv(y, 0, tag=7) if first else comm.Iallreduce(x, y)
 met()
+if sys.argv[3:]:
+    Path(sys.argv[3]).touch()
 request._timeout = float(sys.argv[2]) * (1 + 1000 * first)
 request.Wait()

@@ -3,6 +3,7 @@
 Every script asserts that its calls were queued, or that they were not.
 """
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,7 @@ PAIR, THREE, FOUR = "nvidia:1,amd:1", "nvidia:1,amd:2", "nvidia:2,amd:2"
 CASES: list[tuple[str, str, dict[str, str]]] = [
     ("every collective in every form", THREE, {"UCCH_WIRE_SLOT": "64K", **FEW_QUEUES}),
     ("every collective in every form", PAIR, LATE_KERNELS),
-    ("many calls in many streams", PAIR, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
-    ("many calls in many streams", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "2", "UCCH_WIRE_SLOT": "64K"}),
+    ("many calls in many streams", THREE, {**FEW_QUEUES, "FAKEGPU_CONNECTIONS": "1", "UCCH_WIRE_SLOT": "16K"}),
     ("the driver waits", PAIR, LATE_KERNELS),
     ("several communicators", PAIR, {}),
     ("many groups", FOUR, {}),
@@ -40,9 +40,7 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("refused in graphs", PAIR, {"WHY": "UCCH_CHANNELS=n", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
     ("calls in graphs", "amd:3", {"LENGTHS": "1,60000", **OWN_QUEUES}),
     ("a rank that does not replay", PAIR, {}),
-    ("a rank that does not replay", PAIR, {"LENGTH": "300000"}),
     ("ranks that replay different things", PAIR, {}),
-    ("ranks that replay different things", PAIR, {"LENGTH": "300000"}),
     ("two graphs at a time", PAIR, {}),
     ("a graph outlives", PAIR, {}),
 ]
@@ -61,6 +59,8 @@ def run(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> Callable[..
 
 @pytest.mark.parametrize(("name", "layout", "env"), CASES, ids=[f"{name}, {layout}" for name, layout, _ in CASES])
 def test_on_one_host(run: Callable[..., Any], name: str, layout: str, env: dict[str, str]) -> None:
+    if "replay" in name:
+        env = {**env, "LENGTH": random.choice(["1000", "300000"])}
     job = run(name, layout, **env)
     judge(name, job.ranks, job.stdout)
 

@@ -11,7 +11,7 @@ from device_scripts import OWN_QUEUES
 SOON = {"FAKEGPU_DELAY_US": "20"}
 
 
-@pytest.mark.parametrize("layout", ["amd:2", "nvidia:1,host:1", "nvidia:2,amd:1"])
+@pytest.mark.parametrize("layout", ["amd:2", "nvidia:1,host:1,amd:1"])
 def test_pieces_go_to_their_places(fake_crew: Callable[..., Any], layout: str) -> None:
     job = fake_crew(rma_scripts.EVERY, layout, **SOON)
     assert job.said("right") == job.ranks
@@ -24,9 +24,8 @@ def test_pieces_go_straight_where_devices_open_each_others_memory(
     assert fake_crew(rma_scripts.EVERY, "nvidia:2", **env).said("right") == 2
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_opened_memory_is_given_back(fakes: Callable[..., Any], ranks: int) -> None:
-    assert fakes(rma_scripts.OPENED, f"nvidia:{ranks}", **OWN_QUEUES).said("right") == ranks
+def test_opened_memory_is_given_back(fakes: Callable[..., Any]) -> None:
+    assert fakes(rma_scripts.OPENED, "nvidia:3", **OWN_QUEUES).said("right") == 3
 
 
 def test_transfers_go_on_while_the_driver_gives_memory_back(fakes: Callable[..., Any]) -> None:

@@ -1,10 +1,7 @@
-"""The folders of the native engine are layers: by the symbols of its objects, calls go downwards only."""
+"""The folders of the native engine are layers: calls go downwards only."""
 
 import itertools
 import re
-import shutil
-import subprocess
-import sysconfig
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,14 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "cffi_build"
-KERNELS = ROOT / "ucc_hetero" / "device" / "kernels"
-INCLUDES = (f"-I{ENGINE}", f"-I{KERNELS.parent}", f"-I{sysconfig.get_path('include')}")
 #: Lowest first. Declarations alone are for all: what Python sees, which each folder defines its part of, and what
 #: kernels share.
 FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 HEADERS_FOR_ALL = ("api", "kernels")
 
-#: (user, owner) -> the symbols of the owner's that the user's object needs
+#: (user, owner) -> the functions of the owner's that the user calls
 Uses = Mapping[tuple[str, str], set[str]]
 
 
@@ -33,41 +28,24 @@ def files(suffix: str) -> dict[str, Path]:
     return {str(path.relative_to(ENGINE).with_suffix("")): path for path in sorted(ENGINE.rglob(f"*{suffix}"))}
 
 
-def objects(into: Path) -> dict[str, Path]:
-    """An object of every source: those of the last build, and compiled here where that is older or lacks one."""
-    sources = files(".c")
-    newest = max(path.stat().st_mtime for path in [*files(".h").values(), *KERNELS.glob("*.h")])
-    built = sorted(ROOT.glob("build/temp*/cffi_build"), key=lambda folder: folder.stat().st_mtime)
-    found, missing = {}, []
-    for name, source in sources.items():
-        path = built[-1] / f"{name}.o" if built else None
-        if path and path.exists() and path.stat().st_mtime > max(newest, source.stat().st_mtime):
-            found[name] = path
-        else:
-            found[name] = into / f"{name.replace('/', '.')}.o"
-            missing.append((source, found[name]))
-    for source, path in missing:
-        subprocess.run(["gcc", "-std=gnu11", "-O0", *INCLUDES, "-c", source, "-o", path], check=True)
-    return found
+def code(path: Path) -> str:
+    """A file without comments and texts."""
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', " ", path.read_text(), flags=re.S)
 
 
-def symbols(objects: Mapping[str, Path]) -> Iterator[tuple[str, str, bool]]:
-    """(file, symbol, whether it is defined there) of all symbols that objects share."""
-    names = {str(path): name for name, path in objects.items()}
-    listing = subprocess.run(["nm", "-A", "-P", "-g", *names], capture_output=True, text=True, check=True).stdout
-    for line in listing.splitlines():
-        path, symbol, kind = line.rsplit(": ", 1)[0], *line.rsplit(": ", 1)[1].split()[:2]
-        yield names[path], symbol, kind != "U"
-
-
-def uses_of(objects: Mapping[str, Path]) -> Uses:
-    """Which file uses which other one of the engine's, and what of it."""
-    table = list(symbols(objects))
-    owners = {symbol: name for name, symbol, is_defined in table if is_defined}
+def uses_of(sources: Mapping[str, Path]) -> Uses:
+    """Which file names functions of which other one, and which of them."""
+    texts = {name: code(path) for name, path in sources.items()}
+    owners = {
+        function: name
+        for name, text in texts.items()
+        for function in re.findall(r"^(?!static\b)[a-z_][\w *]*?\b(\w+)\([^;{}]*\)\s*\{", text, re.M)
+    }
     uses: dict[tuple[str, str], set[str]] = {}
-    for name, symbol, is_defined in table:
-        if not is_defined and symbol in owners:
-            uses.setdefault((name, owners[symbol]), set()).add(symbol)
+    for name, text in texts.items():
+        for word in set(re.findall(r"\w+", text)) & owners.keys():
+            if owners[word] != name:
+                uses.setdefault((name, owners[word]), set()).add(word)
     return uses
 
 
@@ -103,15 +81,12 @@ def raised_headers() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def uses(tmp_path_factory: pytest.TempPathFactory) -> Uses:
-    for tool in ("gcc", "nm"):
-        if not shutil.which(tool):
-            pytest.skip(f"{tool} is not installed")
-    return uses_of(objects(tmp_path_factory.mktemp("objects")))
+def uses() -> Uses:
+    return uses_of(files(".c"))
 
 
 def test_no_file_uses_what_is_above_it(uses: Uses) -> None:
-    assert len(uses) > 50, "the objects share symbols"
+    assert len(uses) > 150, "functions are found"
     assert not upwards(uses), "\n".join(upwards(uses))
 
 
