@@ -70,7 +70,7 @@ class Start:
         self.rank = number("RANK", environ, 0)
         self.size = options.size or number("WORLD_SIZE", environ, 1)
         self.local_rank = number("LOCAL_RANK", environ, self.rank)
-        self.local_size = number("LOCAL_WORLD_SIZE", environ, options.ranks_here or 1)
+        self.local_size = number("LOCAL_WORLD_SIZE", environ, 1)
         self.devices = self.vendors.devices(root)
         self.vendor = options.vendor
         if self.vendor == "auto":
@@ -323,7 +323,6 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     found.add_argument("--numa", choices=("on", "off"), default="on", help="run beside the device")
     found.add_argument("--size", type=int, default=0, help="ranks of the job")
-    found.add_argument("--ranks-here", type=int, default=0, help="ranks on this host")
     found.add_argument("--first-local", type=int, default=0, help="local rank that gets the first device")
     found.add_argument("--master", default="", help="host:port of rank 0's rendezvous")
     found.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment variable")

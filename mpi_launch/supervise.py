@@ -240,7 +240,8 @@ def _names(hosts: Collection[str]) -> str:
 def _tell_failure(failure: Mapping[str, Any]) -> int:
     status = int(failure["status"])
     how = f"was killed by {_signal_name(status)}" if status > 128 else f"ended with status {status}"
-    _say(f"rank {failure['rank']} on {failure['host']} {how}, the first to fail")
+    hint = ": dmesg says if memory had run out there" if status == 128 + signal.SIGKILL else ""
+    _say(f"rank {failure['rank']} on {failure['host']} {how}, the first to fail{hint}")
     lines = str(failure.get("lines", "")).splitlines()
     if lines:
         _say("its last lines were:\n" + "\n".join(f"    {line}" for line in lines))

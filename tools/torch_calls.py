@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -128,13 +128,7 @@ def once(torch: Any, call: Callable[[], Any], many: int) -> tuple[float, float]:
     return issued, time.perf_counter() - start
 
 
-def turns(
-    torch: Any,
-    calls: Mapping[str, Callable[[], Any]],
-    many: int,
-    rounds: int,
-    best: Callable[[Iterable[float]], float] = statistics.median,
-) -> dict[str, Cost]:
+def turns(torch: Any, calls: Mapping[str, Callable[[], Any]], many: int, rounds: int) -> dict[str, Cost]:
     """Costs of calls that take turns, so that what disturbs one disturbs all; of the slowest rank.
 
     Args:
@@ -142,15 +136,17 @@ def turns(
         calls: the calls by name. A Work that a call returns is waited for after the last one.
         many: calls in a row.
         rounds: rounds that are counted.
-        best: what of the rounds counts: ``min`` or the median.
 
     Returns:
-        The cost of each call, by name, equal on every rank.
+        The cost of each call, the median of the rounds, by name, equal on every rank.
     """
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for turn in range(_WARM + rounds):
         for name in list(calls)[:: -1 if turn % 2 else 1]:
             seen[name].append(once(torch, calls[name], many))
-    mine = {name: [1e6 * best(each) / many for each in zip(*all_[_WARM:], strict=True)] for name, all_ in seen.items()}
+    mine = {
+        name: [1e6 * statistics.median(each) / many for each in zip(*all_[_WARM:], strict=True)]
+        for name, all_ in seen.items()
+    }
     ranks = of_all(torch.distributed, mine)
     return {name: Cost(*(max(rank[name][i] for rank in ranks) for i in range(2))) for name in calls}

@@ -1,6 +1,6 @@
 """Parity of training: the same losses on one vendor, on two, and in a single process, in every way to train.
 
-    python tools/torch_parity.py --json out.json --plot out.png                            # the host, emulated
+    python tools/torch_parity.py --json out.json                                           # the host, emulated
     python tools/torch_parity.py --amd 2,3 --hip libamdhip64-over-cuda.so --size 125m ...  # 4 GPUs; tests/hipcuda
 
 Jobs train the model of examples/train_llm.py from the same seed on the same data in the same order, under each of
@@ -22,10 +22,9 @@ import os
 import sys
 from datetime import timedelta
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_job import RANK, about, begin, find_examples, job, mixed_environment, parser, words_of, write
+from torch_job import RANK, about, begin, job, mixed_environment, parser, words_of, write
 
 #: Name -> Settings of examples/llm_job.py. The boundary between vendors lies inside every group of four ranks.
 WAYS: dict[str, dict[str, Any]] = {
@@ -103,7 +102,6 @@ def arguments() -> argparse.Namespace:
     found.add_argument("--length", type=int, default=64, help="bytes per sequence (default: 64)")
     found.add_argument("--rate", type=float, default=1e-3, help="learning rate of AdamW (default: 1e-3)")
     found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--plot", default="", help="draw the losses into this file (needs matplotlib)")
     found.add_argument("--backend", default="ucch", help=argparse.SUPPRESS)
     return found.parse_args()
 
@@ -209,12 +207,6 @@ def main() -> int:
     if options.json:
         rule = RULES[options.dtype]._asdict()
         write(options.json, {"command": sys.argv, "good": good, "rule": rule, "distances": table, "runs": found})
-    if options.plot:
-        find_examples()
-        from train_llm import plot
-
-        curves = {f"{way}, {name}": each[way] for name, each in losses.items() for way in each}
-        plot(curves, Path(options.plot))
     return 0 if good else 1
 
 

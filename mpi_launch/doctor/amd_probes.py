@@ -39,6 +39,8 @@ MIB = 1 << 20
 STREAMS = 10
 #: Seconds after which held streams are let go, to see if a call had waited for them.
 HELD = 1.0
+#: Turns of the host and a device.
+TURNS = 50
 
 Answer = dict[str, Any]
 
@@ -201,10 +203,10 @@ def compiler() -> Answer:
     return answer(right, f"{seconds:.2f} s for one kernel" if right else "the sum is wrong", seconds=seconds)
 
 
-def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str, rounds: int = 50) -> Answer:
+def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str) -> Answer:
     """``give`` lets a stream wait for ``there`` and then write ``back``; how long that takes, if it is so."""
     times: list[float] = []
-    for i in range(1, rounds + 1):
+    for i in range(1, TURNS + 1):
         start = time.perf_counter()
         give(i)
         early = back.reaches(i, 0.0002)
@@ -213,7 +215,7 @@ def _turns(give: Callable[[int], None], there: Word, back: Word, failure: str, r
             break
         times.append(time.perf_counter() - start)
     there.value = 1 << 20
-    us = round(float(np.median(times)) * 1e6, 1) if len(times) == rounds else None
+    us = round(float(np.median(times)) * 1e6, 1) if len(times) == TURNS else None
     return answer(us is not None, f"{us} us a turn" if us else failure, us=us)
 
 

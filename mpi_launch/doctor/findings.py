@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ...installed import extra
 from ...machine.rdma import CURE
+from ...planner.topology import ranges
 
 LEVELS = ("ok", "warning", "error")
 
@@ -132,17 +133,6 @@ def finding(code: str, text: str, about: str = "", cure: str = "") -> Finding:
 def ok(code: str, text: str) -> Finding:
     """Something that was looked at and is as it should be."""
     return Finding(code, "ok", text)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6``: numbers in order, runs drawn together."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[Finding]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...native.libraries import lib
+from ...planner.topology import ranges
 from ...trace.dumps import CAUSES, Comm, Dump
-from .findings import Finding, finding, ok, ranges
+from .findings import Finding, finding, ok
 
 #: Frames of a stack that are shown, and operations under way.
 _FRAMES, _UNDER_WAY = 8, 3
@@ -421,7 +422,7 @@ def _tag(record: Any) -> str:
 
 
 def _who(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(sorted(ranks))}"
 
 
 def _wall(dump: Dump, ns: Any) -> int:

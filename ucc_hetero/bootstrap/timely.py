@@ -41,14 +41,12 @@ def largest_tag() -> int:
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for.
+    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
 
-    ``tag`` is that of messages about ranks that do not come: MPI's largest by default.
-    """
-
-    def __init__(self, mpi: Any, seconds: float, what: str, tag: int | None = None) -> None:
+    def __init__(self, mpi: Any, seconds: float, what: str) -> None:
         self._mpi, self._seconds, self._what = mpi, seconds, what
-        self._tag = largest_tag() if tag is None else tag
+        #: That of messages about ranks that do not come.
+        self._tag = largest_tag()
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
 
