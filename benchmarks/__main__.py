@@ -9,8 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..stdio import CLOSED, ends_with_its_reader, reader_gone
-from .option_table import Options
-from .options import BadUsage, HelpWanted, VersionWanted, help_text, parse, probable_rank
+from .options import BadUsage, HelpWanted, Options, parse, probable_rank
 from .table import BENCHES, VERSION, Bench
 from .validate import WrongResult
 from .world import NotOffered, open_world, prepare
@@ -96,14 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bench = BENCHES.get(name)
         if bench is None:
             raise BadUsage(f"benchmark {name!r} is not known; python -m ucc_hetero.bench --help lists them")
-        try:
-            options = parse(bench, rest)
-        except HelpWanted:
-            _say(help_text(bench).rstrip("\n"), "stdout")
-            return 0
-        except VersionWanted:
-            _say(f"# {bench.plain_title} v{VERSION}", "stdout")
-            return 0
+        options = parse(bench, rest)
+    except HelpWanted:  # which has been given
+        return 0
     except BadUsage as why:
         return _refuse(why)
     return _guarded(lambda: _benchmark(bench, options, command))

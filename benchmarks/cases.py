@@ -144,11 +144,7 @@ def bind(peer: Peer, case: Case, buffers: Buffers, family: str) -> Call:
 
 
 def roots(row: Collective, root: int | None, ranks: int) -> Sequence[int]:
-    """The roots that are used in turn. Raises ValueError for one outside the communicator."""
+    """The roots that are used in turn."""
     if not row.rooted:
         return (0,)
-    if root is None:
-        return range(ranks)
-    if root >= ranks:
-        raise ValueError(f"option -k fixed:{root}: the job has ranks 0 to {ranks - 1}")
-    return (root,)
+    return range(ranks) if root is None else (root,)

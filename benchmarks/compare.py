@@ -23,8 +23,7 @@ from ..machine.launchers import PREFIXES
 from .cases import Call, Case, Pool, in_place_only, longest
 from .interleave import turns
 from .memory import dtype_of, open_memory
-from .option_table import PEERS, number
-from .options import BadUsage, ProgramParser
+from .options import PEERS, BadUsage, ProgramParser, number
 from .peers import open_peer
 from .result_file import write_job
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict

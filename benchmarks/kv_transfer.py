@@ -22,8 +22,7 @@ import numpy as np
 from ucc_hetero import rma
 
 from .memory import Block, Memory, open_memory
-from .option_table import number
-from .options import BadUsage, ProgramParser
+from .options import BadUsage, ProgramParser, number
 from .result_file import write_job
 from .world import World, open_world, prepare
 
@@ -46,8 +45,7 @@ class KVCase(NamedTuple):
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
     about, _, more = (__doc__ or "").partition("\n\n")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = ProgramParser("kv_transfer", description=about, epilog=more, formatter_class=raw)
+    parser = ProgramParser("kv_transfer", description=about, epilog=more)
     parser.add_argument("--way", default="buffer,plain,layout", help=f"of {', '.join(WAYS)} (buffer,plain,layout)")
     parser.add_argument("--pages", default="16,64,256", help="pages of a prompt (16,64,256)")
     parser.add_argument("--block-size", default="16", help="tokens of a page (16)")

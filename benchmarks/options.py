@@ -1,20 +1,22 @@
-"""Command lines: OSU's options scanned as getopt_long does it, and options of programs under mpirun.
-
-argparse cannot express clusters with optional arguments (``-z50,99``). Which letters a benchmark takes
-is its row's getopt string; what they mean is in ``option_table.py``.
-"""
+"""Command lines: OSU's options of a benchmark, those that all benchmarks take, and those of programs under mpirun."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 from ..machine import launchers
-from .option_table import OPTIONS, Option, Options
-from .table import VERSION, Bench
+from .table import LARGE, VERSION, Bench
+
+#: Implementations whose calls can be measured.
+PEERS = ("ours", "mpi4py", "ucc", "gloo", "nccl")
+_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+#: Limits of OSU's: validation warm-ups, percentile columns, and the least memory limit.
+_MOST_WARMUPS, _MOST_PERCENTILES, _LEAST_MEMORY = 10, 5, 1 << 20
 
 
 class BadUsage(ValueError):
@@ -22,11 +24,144 @@ class BadUsage(ValueError):
 
 
 class HelpWanted(Exception):
-    """``-h`` was given."""
+    """``-h`` was given, and help was printed."""
 
 
-class VersionWanted(Exception):
-    """``-v`` was given."""
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One benchmark's settings. Sizes are bytes; ``None`` iterations and warm-ups mean the row's defaults."""
+
+    max_size: int
+    min_size: int = 1
+    iterations: int | None = None
+    warmup: int | None = None
+    full: bool = False
+    mem_limit: int = 512 << 20
+    validate: bool = False
+    validation_warmup: int = 5
+    types: tuple[str, ...] = ("mpi_char",)
+    in_place: bool = False
+    percentiles: tuple[int, ...] = ()
+    root: int | None = 0  # None: another root in each iteration
+    test_calls: int = 0
+    window: int = 64
+    pairs: int | None = None
+    accelerator: str = "host"
+    places: tuple[str, ...] = ()  # "H" or "D" for the two sides of point-to-point
+    backend: str = "ours"
+    peers: tuple[str, ...] = ()
+    rounds: int = 10
+    limit: bool = False
+    json: str | None = None
+
+    def loops(self, bench: Bench, size: int) -> tuple[int, int]:
+        """(iterations, warm-up calls) for messages of ``size`` bytes."""
+        row = bench.loops
+        # OSU's osu_ibarrier runs with the counts for large messages.
+        large = size > LARGE or (bench.family == "nonblocking" and not bench.sized)
+        default, warmup = (row.large, row.warmup_large) if large else (row.small, row.warmup_small)
+        return (
+            default if self.iterations is None else self.iterations,
+            warmup if self.warmup is None else self.warmup,
+        )
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def number(text: str, least: int = 0, most: int | None = None) -> int:
+    """An integer, with K, M or G for binary multiples; ValueError says what is allowed."""
+    found = re.fullmatch(r"(\d+)([kmg]?)(?:i?b)?", text.strip().lower())
+    value = int(found[1]) * _SUFFIX[found[2]] if found else -1
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"a number from {least}{'' if most is None else f' to {most}'} is needed")
+    return value
+
+
+def _sizes(text: str) -> tuple[int | None, int | None]:
+    low, _, high = text.rpartition(":")
+    if not (low or high) or ":" in low:
+        raise ValueError("MAX, MIN:MAX or MIN: is needed")
+    return number(low, 1) if low else None, number(high) if high else None
+
+
+def _percentiles(text: str) -> tuple[int, ...]:
+    values = tuple(number(part, 1, 100) for part in text.split(","))
+    if len(values) > _MOST_PERCENTILES:
+        raise ValueError(f"at most {_MOST_PERCENTILES} percentiles are printed")
+    return values
+
+
+def _root(text: str) -> int | None:
+    if text.lower() == "rotate":
+        return None
+    word, _, rank = text.partition(":")
+    if word.lower() != "fixed" or not rank:
+        raise ValueError("fixed:RANK or rotate is needed")
+    return number(rank)
+
+
+def _types(text: str) -> tuple[str, ...]:
+    return ("mpi_char", "mpi_int", "mpi_float") if text.lower() == "all" else tuple(text.lower().split(","))
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    words = tuple(text.lower().split(","))
+    if not set(words) <= set(PEERS):
+        raise ValueError(f"a list out of {', '.join(PEERS)} is needed")
+    return words
+
+
+def _value(convert: Callable[..., Any], *limits: int) -> dict[str, Any]:
+    """An option with a value, whose mistakes are said with the value that was given."""
+
+    def checked(text: str) -> Any:
+        try:
+            return convert(text, *limits)
+        except ValueError as why:
+            raise argparse.ArgumentTypeError(f"{text!r}: {why}") from None
+
+    return {"type": checked}
+
+
+_FLAG: dict[str, Any] = {"action": "store_true"}
+_WORD: dict[str, Any] = {"type": str.lower}
+
+#: Every option: OSU's letter, or none where OSU has no such option and every benchmark takes it; its name, the field of
+#: Options that it sets, how, and its help.
+_OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
+    ("f", "full", "full", _FLAG, "also print minimum, maximum and iterations"),
+    ("m", "message-size", "sizes", _value(_sizes),
+     "[MIN:]MAX message sizes in bytes; K, M, G may follow; '-m 4:' sets only the minimum"),
+    ("W", "window-size", "window", _value(number, 1), "messages in flight before both sides meet (default 64)"),
+    ("t", "num-test-calls", "test_calls", _value(number), "calls of Test during the computation (default 0)"),
+    ("i", "iterations", "iterations", _value(number, 1), "iterations (default depends on the benchmark and the size)"),
+    ("x", "warmup", "warmup", _value(number), "warm-up iterations (likewise)"),
+    ("M", "mem-limit", "mem_limit", _value(lambda text: max(number(text), _LEAST_MEMORY)),
+     "most memory a buffer may take, in bytes (default 536870912)"),
+    ("d", "accelerator", "accelerator", _WORD | {"choices": ("host", "cuda", "rocm", "auto")},
+     "memory: cuda, rocm, host, or auto for what each rank has (default host)"),
+    ("p", "num-pairs", "pairs", _value(number, 1), "pairs of ranks (default ranks / 2)"),
+    ("c", "validation", "validate", _FLAG, "check every element: Pass or Fail; a Fail ends the run with status 1"),
+    ("u", "validation-warmup", "validation_warmup", _value(number, 0, _MOST_WARMUPS),
+     "warm-up calls before each checked iteration, at most 10 (default 5)"),
+    ("T", "type", "types", _value(_types),
+     "all, mpi_char, mpi_int, mpi_float, or dtype names such as float64 (default mpi_char)"),
+    ("l", "in-place", "in_place", _FLAG, "in place"),
+    ("z", "tail-lat", "percentiles", _value(_percentiles) | {"nargs": "?", "const": (50, 90, 99)},
+     "[P,P...] percentiles (default 50,90,99)"),
+    ("k", "root-rank", "root", _value(_root),
+     "fixed:RANK, or rotate: another root in each iteration (default fixed:0)"),
+    ("", "backend", "backend", _WORD | {"choices": PEERS}, f"what is measured: {', '.join(PEERS)} (default ours)"),
+    ("", "peer", "peers", _value(_peers),
+     "also run these, interleaved, and print ratios: a list out of the same"),
+    ("", "rounds", "rounds", _value(number, 2), "rounds of the interleaved runs (default 10)"),
+    ("", "limit", "limit", _FLAG, "measure the links first; per size, what they allow at best, and the share reached"),
+    ("", "json", "json", {}, "also write results, machine and versions to this file"),
+)  # fmt: skip
+
+
+# --- parsers ----------------------------------------------------------------------------------------------------------
 
 
 def probable_rank() -> int:
@@ -38,7 +173,8 @@ class ProgramParser(argparse.ArgumentParser):
     """Options of a program under mpirun: mistakes and wishes for help are raised, so that all ranks leave together."""
 
     def __init__(self, name: str, **more: Any) -> None:
-        super().__init__(prog=f"python -m ucc_hetero.bench {name}", add_help=False, **more)
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=f"python -m ucc_hetero.bench {name}", add_help=False, formatter_class=raw, **more)
         self.name = name
         self.add_argument("-h", "--help", action="store_true", help="print this help")
 
@@ -55,113 +191,53 @@ class ProgramParser(argparse.ArgumentParser):
         return found
 
 
-def _offered(bench: Bench) -> tuple[Option, ...]:
-    return tuple(option for option in OPTIONS if not option.letter or option.letter in bench.letters)
+class _Version(argparse.Action):
+    """``-v``: prints the benchmark's version on one rank."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        if probable_rank() == 0:
+            print(f"# {parser.description} v{VERSION}", flush=True)
+        raise HelpWanted
 
 
-def _long(bench: Bench, name: str) -> Option:
-    """The option of a long name or of an unambiguous beginning of one."""
-    offered = _offered(bench)
-    found = [option for option in offered if option.name == name]
-    found = found or [option for option in offered if option.name.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    what = "may mean " + ", ".join(f"--{option.name}" for option in found) if found else f"is not one of {bench.name}'s"
-    raise BadUsage(f"option --{name} {what}; --help lists them")
-
-
-def _short(bench: Bench, letter: str) -> Option:
-    for option in _offered(bench):
-        if option.letter == letter:
-            return option
-    raise BadUsage(f"option -{letter} is not one of {bench.name}'s; --help lists them")
-
-
-def _scan(bench: Bench, arguments: Sequence[str]) -> Iterator[tuple[Option | None, str, str]]:
-    """Yield (option, its name as given, its argument); positional arguments come with None."""
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word == "--" or not word.startswith("-") or word == "-":
-            # As getopt with "+": the first positional argument ends the options.
-            yield from ((None, "", text) for text in (rest if word == "--" else [word, *rest]))
-            return
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            option = _long(bench, name)
-            if option.takes == "nothing" and equals:
-                raise BadUsage(f"option --{option.name} takes no argument, but {value!r} was given")
-            if option.takes == "value" and not equals:
-                value = _next(rest, f"--{option.name}")
-            yield option, f"--{option.name}", value
-            continue
-        cluster = word[1:]
-        while cluster:
-            option, cluster = _short(bench, cluster[0]), cluster[1:]
-            value = ""
-            if option.takes != "nothing":
-                value, cluster = cluster, ""
-                if option.takes == "value" and not value:
-                    value = _next(rest, f"-{option.letter}")
-            yield option, f"-{option.letter}", value
-
-
-def _next(rest: list[str], name: str) -> str:
-    if not rest:
-        raise BadUsage(f"option {name} needs an argument; --help says which")
-    return rest.pop(0)
+def _parser(bench: Bench) -> ProgramParser:
+    """Options that a benchmark offers."""
+    found = ProgramParser(bench.name, description=bench.plain_title, argument_default=argparse.SUPPRESS)
+    found.set_defaults(help=False, places=[])
+    found.add_argument("-v", "--version", action=_Version, nargs=0, help="print the version")
+    for letter, name, field, how, help in _OPTIONS:
+        if not letter or letter in bench.letters:
+            names = [f"-{letter}", f"--{name}"] if letter else [f"--{name}"]
+            more = how if how is _FLAG else {"metavar": name.rpartition("-")[2].upper(), **how}
+            found.add_argument(*names, dest=field, help=help.replace("%", "%%"), **more)
+    if bench.family == "pt2pt":
+        found.add_argument("places", nargs="*", metavar="H|D", help="memory of the ranks of each pair (default H H)")
+    return found
 
 
 def parse(bench: Bench, arguments: Sequence[str]) -> Options:
     """Read a benchmark's command line.
 
-    Raises BadUsage for a mistake, HelpWanted and VersionWanted where those were asked for.
+    Raises BadUsage for a mistake, and HelpWanted after help or the version was printed on one rank.
     """
-    options = Options(max_size=bench.max_size, min_size=bench.min_size)
-    positional: list[str] = []
-    for option, name, value in _scan(bench, arguments):
-        if option is None:
-            positional.append(value)
-            continue
-        if option.letter == "h":
-            raise HelpWanted
-        if option.letter == "v":
-            raise VersionWanted
-        try:
-            options = option.apply(options, value)
-        except ValueError as why:
-            raise BadUsage(f"option {name} {value!r}: {why}") from None
-    return _whole(bench, options, positional)
-
-
-def _places(bench: Bench, options: Options, words: list[str]) -> tuple[str, ...]:
-    """OSU's words behind the options: memory of the first and of the second rank of each pair."""
-    if bench.family != "pt2pt" or len(words) != 2 or not set(words) <= {"H", "D"}:
-        takes = "H or D, twice," if bench.family == "pt2pt" else "options only"
-        raise BadUsage(f"argument {' '.join(words)!r}: {bench.name} takes {takes}; see --help")
-    if "D" in words and options.accelerator == "host":
-        raise BadUsage(f"argument {' '.join(words)!r}: D is device memory; say which with -d cuda or -d rocm")
-    return tuple(words)
-
-
-def _whole(bench: Bench, options: Options, positional: list[str]) -> Options:
-    """Check what only the options together can tell."""
-    if positional:
-        options = replace(options, places=_places(bench, options, positional))
-    if bench.sized and options.min_size > options.max_size:
-        raise BadUsage(f"option -m: the minimum {options.min_size} is above the maximum {options.max_size}")
+    # OSU's -z takes a word of its own only; argparse would take the next one.
+    words = ["--tail-lat=50,90,99" if word in ("-z", "--tail-lat") else word for word in arguments]
+    given = vars(_parser(bench).read(words))
+    low, high = given.pop("sizes", (None, None))
+    given["min_size"] = bench.min_size if low is None else low
+    given["max_size"] = bench.max_size if high is None else high
+    given["places"] = tuple(given["places"])
+    options = Options(**{name: given[name] for name in given.keys() & {field.name for field in fields(Options)}})
+    _check(bench, options)
     return options
 
 
-def help_text(bench: Bench) -> str:
-    """The benchmark's help, one line per option."""
-    places = " [H|D H|D]" if bench.family == "pt2pt" else ""
-    lines = [
-        f"Usage: python -m ucc_hetero.bench {bench.name} [options]{places}",
-        f"({bench.plain_title} v{VERSION})",
-        "Options:",
-    ]
-    for option in _offered(bench):
-        letter = f"-{option.letter}, " if option.letter else "    "
-        lines.append(f"  {letter}--{option.name:<18} {option.help}")
-    return "\n".join(lines) + "\n"
+def _check(bench: Bench, options: Options) -> None:
+    """Raise BadUsage for what only the options together can tell."""
+    words = " ".join(options.places)
+    if options.places and (len(options.places) != 2 or not set(options.places) <= {"H", "D"}):
+        raise BadUsage(f"argument {words!r}: {bench.name} takes H or D, twice; see --help")
+    if "D" in options.places and options.accelerator == "host":
+        raise BadUsage(f"argument {words!r}: D is device memory; say which with -d cuda or -d rocm")
+    if bench.sized and options.min_size > options.max_size:
+        raise BadUsage(f"option -m: the minimum {options.min_size} is above the maximum {options.max_size}")

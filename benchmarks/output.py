@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .option_table import Options
+from .options import Options
 from .stats import Interval, Overlap
 from .table import VERSION, Bench
 

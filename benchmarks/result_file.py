@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import system
-from .option_table import Options
+from .options import Options
 from .output import Row
 from .stats import verdict
 from .table import BENCHES, Bench

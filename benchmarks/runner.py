@@ -13,8 +13,7 @@ from . import collective, onesided, output, pt2pt
 from .interleave import Open, measure
 from .limits import open_limit
 from .memory import Memory, dtype_of, label_of, open_memory
-from .option_table import Options
-from .options import BadUsage
+from .options import BadUsage, Options
 from .output import Row
 from .peers import open_peer
 from .result_file import Results

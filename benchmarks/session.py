@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import Memory
-from .option_table import Options
+from .options import Options
 from .result_file import Results
 from .stats import osu_percentile
 from .table import Bench

@@ -57,10 +57,6 @@ class Collective:
         """True if sizes are those of the whole vector, and not of a rank's part of it."""
         return self.kind in ("reduce_all", "reduce_root", "reduce_scatter", "bcast")
 
-    def busbw(self, ranks: int) -> float:
-        """Bytes on the busiest link per byte of the message, when ``ranks`` ranks run the best algorithm."""
-        return ROWS[self.name].busbw(ranks)
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:

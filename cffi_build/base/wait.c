@@ -8,7 +8,7 @@
 
 /* The longest that a thread spins before its first yield, however little or much a round of progress takes. */
 #define SPIN_S 10e-6
-/* A wait that is given no more than this does not give the core away. */
+/* A wait that is given no more than this does not give the core away, and leaves the lock alone soon enough. */
 #define MOMENT_S 50e-6
 /* Rounds of a wait that is over at once. */
 #define QUICK 64
@@ -62,7 +62,7 @@ static int wait_many(ucch_op **ops, int n, int what, double slice) {
         now = ucch_now();
         ucch_ops_check_deadlines_locked(now);
         ucch_unlock();
-        ucch_let_others();
+        if (slice > MOMENT_S) ucch_let_others();
         if (done) break;
         if (ucch_has_moved(moved, now - start)) quiet = now;
         round += UCCH_BATCH;

@@ -265,7 +265,8 @@ static due about(ucch_flow *f, uint64_t piece) {
 /* Wake the wires that have ranges of so many bytes. */
 static void ring_for(const ucch_flow *f, size_t bytes) {
     for (int range = 0; range < ranges_of(f, bytes) && range < f->nwires; range++)
-        ucch_wire_ring(wire_of(f, carrier_of(f, range)));
+        ucch_wire_note(wire_of(f, carrier_of(f, range)));
+    ucch_wires_wake(wire_of(f, f->first), 1);
 }
 
 /* Send a wire's ranges of a piece. */

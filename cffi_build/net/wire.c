@@ -41,6 +41,9 @@
 /* Yields of the thread, so that threads that wait for its lock get it. */
 #define LET_OTHERS 100
 
+/* A thread, as those see it that have work for it. */
+enum { AWAKE, ASLEEP, WAKING };
+
 /* Connection with a peer's wire. */
 typedef struct connection {
     uint64_t key;
@@ -55,7 +58,7 @@ struct ucch_wire {
     pthread_t thread;
     pthread_mutex_t lock, wake_lock;
     pthread_cond_t wake;
-    int wanted, rung, asleep, stop;
+    int wanted, rung, state, stop;
     connection *connections;
     ucch_poller **pollers;
     int npollers, room;
@@ -75,14 +78,33 @@ void ucch_wire_lock(int wire) {
 
 void ucch_wire_unlock(int wire) { ucch_give(&wires[wire].lock, UCCH_AT_WIRE); }
 
-/* There is work for its thread. */
-void ucch_wire_ring(int wire) {
-    ucch_wire *w = &wires[wire];
-    __atomic_store_n(&w->rung, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&w->asleep, __ATOMIC_SEQ_CST)) return;
+/* There is work for its thread, which is to be woken by ucch_wires_wake. */
+void ucch_wire_note(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
+
+/* Wake a thread that sleeps: 1, or 0 where it does not, or another thread wakes it. */
+static int wake(ucch_wire *w) {
+    int state = ASLEEP;
+    if (!__atomic_compare_exchange_n(&w->state, &state, WAKING, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
     pthread_mutex_lock(&w->wake_lock);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->wake_lock);
+    return 1;
+}
+
+/* Wake up to `most` of the threads that sleep and have work, from that of a wire on. Each of them wakes two more: a
+ * caller would take some microseconds for each, and long calls have up to 24. */
+void ucch_wires_wake(int wire, int most) {
+    int n = __atomic_load_n(&nwires, __ATOMIC_ACQUIRE);
+    for (int i = 0; i < n && most; i++) {
+        ucch_wire *w = &wires[(wire + i) % n];
+        if (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST)) most -= wake(w);
+    }
+}
+
+/* There is work for its thread. */
+void ucch_wire_ring(int wire) {
+    ucch_wire_note(wire);
+    wake(&wires[wire]);
 }
 
 ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
@@ -99,10 +121,10 @@ static void idle_wait(ucch_wire *w, double seconds) {
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&w->wake_lock);
-    __atomic_store_n(&w->asleep, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&w->state, ASLEEP, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) && !__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST))
         pthread_cond_timedwait(&w->wake, &w->wake_lock, &until);
-    __atomic_store_n(&w->asleep, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&w->state, AWAKE, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&w->wake_lock);
 }
 
@@ -156,7 +178,9 @@ static void *serve(void *at) {
             rest(now, now - moved);
         else {
             idle_wait(w, found & UCCH_WATCHED ? WATCH_S : IDLE_S);
-            moved = ucch_now() - (__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) ? 0 : linger);
+            int rung = __atomic_load_n(&w->rung, __ATOMIC_SEQ_CST);
+            if (rung) ucch_wires_wake(number, 2);
+            moved = ucch_now() - (rung ? 0 : linger);
         }
     }
     return NULL;
@@ -194,7 +218,7 @@ int ucch_wire_new(ucp_context_h context, const int *cores, int ncores) {
     for (int i = 0; i < ncores; i++)
         CPU_SET(cores[i], &wires[nwires].cores);
     int status = start(&wires[nwires], context);
-    return status ? status : nwires++;
+    return status ? status : __atomic_fetch_add(&nwires, 1, __ATOMIC_RELEASE);
 }
 
 /* Its address, for peers that connect to it; to be given back to libucp. 0, or a failure. */

@@ -10,8 +10,7 @@ import pytest
 
 from ucc_hetero.bench.interleave import measure
 from ucc_hetero.bench.links import Links
-from ucc_hetero.bench.option_table import Options
-from ucc_hetero.bench.options import parse
+from ucc_hetero.bench.options import Options, parse
 from ucc_hetero.bench.output import Row, osu_header, osu_row
 from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.stats import Interval, Overlap

@@ -132,6 +132,31 @@ def test_vendor_words_stay_in_the_rows() -> None:
     assert found.keys() == VENDOR_WORDS_IN.keys(), f"vendor words belong in machine/vendors.py: {found}"
 
 
+def private_uses(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Private names that a module takes from objects other than its own ``self``: (name, the whole expression)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            of = ast.unparse(node.value)
+            if of not in ("self", "cls", "super()") and of.partition(".")[0] not in ("torch", "c10d", "os", "sys"):
+                yield node.attr, f"{of}.{node.attr}"
+
+
+def test_private_names_stay_in_their_files() -> None:
+    own = {
+        name: {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+        | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        for name, (tree, _) in MODULES.items()
+    }
+    anywhere = set().union(*own.values())  # others are those of libraries; so is torch's _device_types
+    found = {
+        name: taken
+        for name, (tree, _) in MODULES.items()
+        if (taken := {said for attr, said in private_uses(tree) if attr in anywhere - own[name] - {"_device_types"}})
+    }
+    assert not found, "give these a public name in the module that owns them"
+
+
 def test_no_circles_between_files() -> None:
     known = MODULES.keys() - {"ucc_hetero"}  # the package itself, in whose place users name it
     edges = {name: IMPORTS[name] & known - {name} for name in known}

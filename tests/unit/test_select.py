@@ -55,7 +55,6 @@ def test_grammar() -> None:
     ("allreduce:cuda:@flat", "'cuda' is not a collective, byte range, vendor"),
     ("allreduce:@flat:@tree", "'@tree' gives the algorithm a second time"),
     ("allreduce:@flat:fragments=0", "'fragments=0' should be a number from 1 to 1024"),
-    ("allreduce:@flat:path=staged", "'path=staged' is no longer supported"),
     ("allreduce:@", "'@' is not a collective"),
     ("scan:@split_rail", "scan has no @split_rail; it has @flat"),
 ])  # fmt: skip

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.torch import devices, rendezvous
+from ucc_hetero.torch.work import torch_error
 
 
 @pytest.mark.parametrize("count, local, chosen", [(4, 1, [1]), (2, 5, [1]), (1, 1, []), (0, 3, [])])
@@ -41,6 +42,24 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPa
         thread.join()
     with pytest.raises(CollectiveTimeout, match=r"rank 4: rank\(s\) \[9, 5\] did not come .* UCCH_TORCH_REPLACE=nccl"):
         rendezvous.await_all(store, 2, [7, 9, 4, 5], 0.01)
+
+
+def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    rendezvous.install()
+    with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python"):
+        next(dist.rendezvous("env://"))
+
+
+def test_a_timeout_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = CollectiveTimeout("rank 0: barrier: timeout, not complete after 3 s (UCCH_TIMEOUT=3); rank(s) [1] have not")
+    monkeypatch.delenv("UCCH_TIMEOUT", raising=False)
+    assert "after 3 s (timeout of the group: 3 s); rank(s)" in str(torch_error(late))
+    monkeypatch.setenv("UCCH_TIMEOUT", "5")
+    assert "(timeout of the group: 3 s)" in str(torch_error(late))
+    monkeypatch.setenv("UCCH_TIMEOUT", "3")
+    assert "(UCCH_TIMEOUT=3)" in str(torch_error(late))
 
 
 def test_ranks_that_chose_the_same_backend_go_on() -> None:

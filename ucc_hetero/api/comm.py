@@ -8,9 +8,8 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, cast
 
-from ..bootstrap import exit, settings
+from ..bootstrap import exit, process, settings
 from ..bootstrap.meeting import Meeting, met
-from ..bootstrap.process import refuse_children, refuse_foreign_launcher
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
@@ -110,9 +109,9 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
-        refuse_children()
+        process.refuse_children()
         if parent == MPI.COMM_WORLD:
-            refuse_foreign_launcher()
+            process.refuse_foreign_launcher()
         try:
             with met(Timely(parent, settings.timeout(), "the making of a communicator")) as meeting:
                 self._join(meeting.mpi.apart(parent.Dup), meeting)
@@ -135,7 +134,12 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._recovery = Recovery(self._run)
         self.rank: int = self._run.rank
         self.size: int = self._run.size
-        exit.living.append(self)
+        exit.living.append(exit.Living(self._run, self.Free, self._orphan))
+
+    def _orphan(self) -> None:
+        """In a process that was made by fork: the communicator is the parent's."""
+        self._run.orphan()
+        self._mpi = process.Inherited()
 
     def Free(self) -> None:
         """Release the communicator; collective.
@@ -149,7 +153,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         run = self._run
         together = not run.orphaned and run.close()
         self._recovery.close()
-        exit.forget(self)
+        exit.forget(run)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         for name in ("_own", "_edges", "_partitions"):
             vars(self).pop(name, None)
@@ -598,3 +602,21 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Exscan`, with its arguments; return a request that can be started many times."""
         return self._run.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
+
+
+# --- for the package's own layers above -------------------------------------------------------------------------------
+
+
+def adopted(mpi: Any) -> Communicator:
+    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it."""
+    return Communicator._adopt(mpi)
+
+
+def runner_of(comm: Communicator) -> Runner:
+    """What runs a communicator's collectives."""
+    return comm._run
+
+
+def messages_of(comm: Communicator) -> Messages:
+    """What starts a communicator's messages."""
+    return comm._messages

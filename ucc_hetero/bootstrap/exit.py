@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import log
 from ..device import own_device
@@ -26,10 +26,19 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import record
 from ..transport import wires
-from . import faults, links, process, settings, timely
+from . import faults, links, process, settings, timely, uncaught
 
-#: Every communicator that has not been freed, in order of creation, which is equal on all its ranks.
-living: list[Any] = []
+
+class Living(NamedTuple):
+    """A communicator that has not been freed: its runner, its ``Free``, and what makes it a forked child's."""
+
+    run: Any
+    free: Callable[[], None]
+    orphan: Callable[[], None]
+
+
+#: In order of creation, which is equal on all ranks of a communicator.
+living: list[Living] = []
 #: A communicator was freed after a call of it had failed: the call is in the libraries still.
 _has_leaked_calls = False
 
@@ -53,7 +62,7 @@ def register() -> None:
     if _registered:
         return
     _registered, _pid = True, os.getpid()
-    previous = sys.excepthook
+    previous = uncaught.show if sys.excepthook is sys.__excepthook__ else sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, tb: TracebackType | None) -> None:
         global _status, _unsaid
@@ -69,19 +78,11 @@ def register() -> None:
     atexit.register(_at_exit)
 
 
-def forget(comm: Any) -> None:
-    """A communicator is being freed."""
+def forget(run: Any) -> None:
+    """The communicator of a runner is being freed."""
     global _has_leaked_calls
-    if comm in living:  # not of a parent process
-        living.remove(comm)
-    _has_leaked_calls = _has_leaked_calls or bool(comm._run.broken)
-
-
-class _Parents:
-    """Stands where MPI's communicator was, in a process that was made by fork: pickled objects go by MPI."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise process.forked()
+    living[:] = [each for each in living if each.run is not run]
+    _has_leaked_calls = _has_leaked_calls or bool(run.broken)
 
 
 def _after_fork() -> None:
@@ -92,9 +93,8 @@ def _after_fork() -> None:
     global _pid
     if not process.inherited():
         _pid = os.getpid()
-    for comm in living:
-        comm._run.orphan()
-        comm._mpi = _Parents()
+    for each in living:
+        each.orphan()
     living.clear()
 
 
@@ -161,7 +161,7 @@ def _end() -> None:
         _say_unsaid()
         _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
     for comm in living:
-        comm._run.board.leave()
+        comm.run.board.leave()
     if over or _status:
         if survives:
             faults.leave(_status)
@@ -172,8 +172,8 @@ def _end() -> None:
     worst = min(found, default=_WHOLE)
     if worst == _LOST:
         for comm in living:
-            if not comm._run.broken:
-                comm._run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
+            if not comm.run.broken:
+                comm.run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
     if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
@@ -181,7 +181,7 @@ def _end() -> None:
         record.finish()
     if worst == _WHOLE:
         for comm in reversed(living[:]):
-            comm.Free()
+            comm.free()
         _close()
     if survives:
         faults.leave_late()
@@ -254,7 +254,7 @@ def _together(each: process.Job) -> int:
 
     from mpi4py import MPI
 
-    stuck = any(comm._run.broken or comm._run.busy for comm in living)
+    stuck = any(comm.run.broken or comm.run.busy for comm in living)
     leaked = _has_leaked_calls or process.forsaken()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf
@@ -265,7 +265,7 @@ def _together(each: process.Job) -> int:
         What a rank of another host has said may come behind its farewell, or never, as where its store alone was cut.
         """
         nonlocal left
-        if each.ended() or links.lost(each.index) or any(comm._run.board.dead() >= 0 for comm in living):
+        if each.ended() or links.lost(each.index) or any(comm.run.board.dead() >= 0 for comm in living):
             return True
         if left == math.inf and links.left(each.index):
             left = time.monotonic()

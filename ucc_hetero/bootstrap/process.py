@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import env, log
 from ..bindings import quarantine, ucc, ucx
@@ -394,6 +394,13 @@ def forked() -> NotSupported:
         "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
         "(multiprocessing.set_start_method), or fork before MPI is imported"
     )
+
+
+class Inherited:
+    """Stands where MPI's communicator was, in a process that was made by fork: pickled objects go by MPI."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise forked()
 
 
 def refuse_foreign_launcher() -> None:

@@ -24,9 +24,7 @@ def nothing() -> None:
 def free_all(owner: object) -> None:
     """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
     for request in list(_standing):
-        if request._owner is owner:
-            request._begin, request._free, request._direct, request._in_stream = _ownerless, nothing, None, None
-            request._refuse = None
+        request._part_from(owner)
 
 
 class PersistentRequest(Request):
@@ -63,6 +61,12 @@ class PersistentRequest(Request):
         if self._call is not None:
             under_way.discard(self._call)
         _standing.add(self)
+
+    def _part_from(self, owner: object) -> None:
+        """Become unusable if the call is one of ``owner``'s."""
+        if self._owner is owner:
+            self._begin, self._free, self._direct, self._in_stream = _ownerless, nothing, None, None
+            self._refuse = None
 
     def __bool__(self) -> bool:
         """True until it is freed: it can be started or waited for."""

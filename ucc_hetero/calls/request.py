@@ -536,6 +536,22 @@ class Request:
         return ready, None if ready is None else [None] * len(ready)
 
 
+def native_of(request: Request) -> Any:
+    """The native operation of a request, alive as long as what :func:`kept_by` gives."""
+    return request._op
+
+
+def kept_by(request: Request) -> Any:
+    """What the native operation of a request needs to its end; None once that was taken."""
+    return request._keep
+
+
+def arm(requests: Sequence[Request]) -> None:
+    """Begin to count the time limits of waits."""
+    for request in requests:
+        request._arm()
+
+
 def finished() -> Request:
     """The request of a call that had nothing to do."""
     request = Request(None)
@@ -630,8 +646,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
     active = [r for r in requests if not r._done]
     if active:
         refuse_children()
-        for request in active:
-            request._arm()
+        arm(active)
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)
         while not lib.ucch_wait_any(native, len(ops), every, SLICE):

@@ -95,10 +95,10 @@ def _plan(args: argparse.Namespace) -> int:
         found = facts(_layout(args), args.collective, nbytes, wanted=wanted)
         print(json.dumps(found, indent=2) if args.json else render(found))
         return 0
-    from ..api.comm import Communicator
+    from ..api.comm import Communicator, runner_of
 
     with Communicator() as comm:
-        members = comm._run.members
+        members = runner_of(comm).members
         wanted = wanted and wanted._replace(queued=members.tuning.queued)
         found = facts(comm.topology, args.collective, nbytes, tuning=members.tuning, wanted=wanted)
         if args.measure:
@@ -131,10 +131,10 @@ def _topo(args: argparse.Namespace) -> int:
         carriers = {} if args.record else _carriers()
         print(draw(tree([DrawnHost(socket.gethostname(), machine(), carriers=carriers)])), flush=True)
         return 0
-    from ..api.comm import Communicator
+    from ..api.comm import Communicator, runner_of
 
     with Communicator() as comm:
-        members = comm._run.members
+        members = runner_of(comm).members
         first = [comm.topology.hosts.index(host) for host in range(max(comm.topology.hosts) + 1)]
         found = comm.mpi.gather((machine(), _carriers()) if comm.rank in first else None)
         rings = comm.mpi.gather(members.rings()) or ()

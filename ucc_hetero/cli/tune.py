@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import env
-from ..api.comm import Communicator
+from ..api.comm import Communicator, messages_of, runner_of
 from ..bootstrap.fabrics import layout_of
 from ..device import Vector
 from ..machine.discover import host_cores
@@ -100,7 +100,9 @@ class _Example:
         self.root = root = call.root
         send, recv = (f(call, comm.rank) for f in (send_length, recv_length))
         one = collective == "bcast"  # in one buffer
-        self._vectors = [Vector(np.ones(n, np.float32), comm._run.members.runtime) for n in (send, one * send or recv)]
+        self._vectors = [
+            Vector(np.ones(n, np.float32), runner_of(comm).members.runtime) for n in (send, one * send or recv)
+        ]
         self._send: Any = self._vectors[0].buffer
         self._recv: Any = self._vectors[1].buffer
         if collective in ("barrier", "bcast") or (collective == "scatter" and comm.rank != root):
@@ -110,7 +112,7 @@ class _Example:
 
     def call(self) -> None:
         """One call."""
-        self.comm._run.blocking(self.collective, self._send, self._recv, None, self.root)
+        runner_of(self.comm).blocking(self.collective, self._send, self._recv, None, self.root)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -121,7 +123,7 @@ class _Example:
 def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | None, samples: int) -> list[float]:
     """Seconds of a collective by its usual choice, or the ``wanted`` one; the same on every rank."""
     if wanted:
-        comm._run.retune(_forced(wanted, collective))
+        runner_of(comm).retune(_forced(wanted, collective))
     example = _Example(comm, collective, nbytes)
     trial = Trial(comm, example.call)
     trial.warm()
@@ -145,15 +147,15 @@ def measure_fabric(
         Seconds of ``host`` and ``all``, and of ``auto`` where that is neither. None where the user has decided, no
         vendor has devices on several hosts, or streams cannot do calls between hosts.
     """
-    facts = comm._run.members.facts
+    facts = runner_of(comm).members.facts
     if not layout_of(facts).rdma or not all(each.device_memory for each in facts):
         return None
     if any(each.fabric.wanted != "auto" for each in facts):
         tell("# fabric: not measured, as UCCH_FABRIC decides")
         return None
     with _with_fabric(comm, "host") as apart, _with_fabric(comm, "all") as joined:
-        if apart._run.members.channels is None:
-            tell(f"# fabric: not measured, as streams cannot do calls between hosts ({apart._run.members.lacks})")
+        if runner_of(apart).members.channels is None:
+            tell(f"# fabric: not measured, as streams cannot do calls between hosts ({runner_of(apart).members.lacks})")
             return None
         sides = {"host": apart, "all": joined}
         if comm.topology.islands not in (apart.topology.islands, joined.topology.islands):
@@ -213,7 +215,7 @@ def measure_collectives(
     comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]
 ) -> list[Finding]:
     """Measure every candidate of every collective and size; ``tell`` is given a line about each size."""
-    before, found = comm._run.members.tuning, []
+    before, found = runner_of(comm).members.tuning, []
     bare = replace(before, user=(), measured=(), messages=())
     try:
         for collective in collectives:
@@ -221,13 +223,13 @@ def measure_collectives(
                 found.append(measure(comm, collective, nbytes, bare))
                 tell(found[-1].line(collective, short_name))
     finally:
-        comm._run.retune(before)
+        runner_of(comm).retune(before)
     return found
 
 
 def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) -> Finding:
     """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
-    topology, run = comm.topology, comm._run
+    topology, run = comm.topology, runner_of(comm)
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
     default = choose(topology, collective, total, tuning)
     example = _Example(comm, collective, nbytes)
@@ -270,8 +272,8 @@ def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[str]
     wherever its messages can go either way. The other ranks wait.
     """
     found = []
-    for one, other in pairs_of(comm._messages.paths, comm.topology.hosts):
-        (first, second), near = comm._messages.paths.kind(one, other)
+    for one, other in pairs_of(messages_of(comm).paths, comm.topology.hosts):
+        (first, second), near = messages_of(comm).paths.kind(one, other)
         for nbytes in sizes:
             found.append(_measure_pair(comm, one, other, nbytes))
             tell(found[-1].line(f"{first}-{second}, {'one host' if near else 'two hosts'}", str))
@@ -299,8 +301,8 @@ def pairs_of(paths: MessagePaths, hosts: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Finding:
-    paths = comm._messages.paths
-    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), comm._run.members.runtime)
+    paths = messages_of(comm).paths
+    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), runner_of(comm).members.runtime)
 
     def ping_pong() -> None:
         if comm.rank == one:
@@ -342,7 +344,7 @@ def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) 
     environment, where no other choice depends on them.
     """
     hosts = comm.topology.hosts
-    if comm._run.members.channels is None or len(set(hosts)) < 2:
+    if runner_of(comm).members.channels is None or len(set(hosts)) < 2:
         return None
     here = Counter(hosts)[hosts[comm.rank]]
     with env.meanwhile({"UCCH_WIRES": "auto"}):
@@ -455,8 +457,8 @@ def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], t
         for host in range(max(one.topology.hosts) + 1) if any(speeds) else ():
             tell(f"# host {host}'s links: {speeds[one.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
         return Tuned(
-            layout_of(comm._run.members.facts),
-            one._run.members.bare,
+            layout_of(runner_of(comm).members.facts),
+            runner_of(one).members.bare,
             fabric,
             speeds,
             measure_collectives(one, collectives, sizes, tell),

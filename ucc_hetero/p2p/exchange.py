@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..calls.persistent import PersistentRequest, idle
-from ..calls.request import Request, fill_empty, finished
+from ..calls.request import Request, fill_empty, finished, native_of
 from .messages import Messages
 from .transfer import Moved
 
@@ -59,12 +59,12 @@ class Composite(Request, ABC):
         return self._done
 
     def _ended(self) -> int:
-        states = (part._done or part._ended() for part in self._begun())
+        states = (part.finished or part._ended() for part in self._begun())
         return int(next((state for state in states if state != 1), 1))
 
     def _ops(self) -> list[Any]:
         """Those that go on; the idle operation where there are none, so that who waits for one of many looks again."""
-        left = [part for part in self._begun() if not (part._done or part._ended())]
+        left = [part for part in self._begun() if not (part.finished or part._ended())]
         return [op for part in left for op in part._ops()] or [self._op]
 
     def _arm(self) -> None:
@@ -90,7 +90,7 @@ class Exchange(Composite):
         end: Callable[[], None] | None = None,
         fail: Callable[[BaseException], None] | None = None,
     ) -> None:
-        super().__init__(parts[0]._op)
+        super().__init__(native_of(parts[0]))
         self._parts, self._has_status, self._end, self._fail = parts, has_status, end, fail
 
     def _begun(self) -> Sequence[Request]:

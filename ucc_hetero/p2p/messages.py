@@ -20,7 +20,7 @@ from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import Kinds
-from ..calls.request import SLICE, Lasting, Request, run_poll_hooks, set_status, wait_op
+from ..calls.request import SLICE, Lasting, Request, kept_by, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
 from ..device import no_runtime, pointer_vendor, uncaptured
 from ..errors import (
@@ -334,7 +334,7 @@ class Messages:
 
         False where the host goes on receiving it: as for any message, the request is waited for.
         """
-        transfer: Any = request._keep
+        transfer: Any = kept_by(request)
         into, place = ffi.cast("void *", stream), ffi.cast("void *", transfer.original.ptr)
         return bool(transfer.by_stream and lib.ucch_message_deliver(transfer.handle, place, into) == 1)
 
@@ -496,7 +496,7 @@ class Messages:
         a message has to be made anew.
         """
         self.usable()
-        transfer: Any = request._keep
+        transfer: Any = kept_by(request)
         if (transfer.by_stream or self.paths.lazy_loading) and not self._as_before(transfer):
             return None
         if stream is not None:

@@ -225,7 +225,7 @@ class PartitionedRequest(Composite, PersistentRequest):
         if not self._complete_set(wait=False):
             # Waiting says then what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
-        return int(all(r._done or r._ended() for r in self._begun()))
+        return int(all(r.finished or r._ended() for r in self._begun()))
 
     def _ops(self) -> list[Any]:
         return super()._ops() if self._complete_set(wait=False) else [self._op]
@@ -299,7 +299,7 @@ class _Receive(PartitionedRequest):
             low, high = (0, header.partitions) if header.partitions != len(self._parts) else (i, i + 1)
         else:
             low, high = i * nbytes // header.nbytes, -(-(i + 1) * nbytes // header.nbytes)
-        return all(r._done or bool(r._ended()) for r in list(self._started.values())[low:high])
+        return all(r.finished or bool(r._ended()) for r in list(self._started.values())[low:high])
 
     def _complete_set(self, *, wait: bool) -> bool:
         if self._started or self._nobody:

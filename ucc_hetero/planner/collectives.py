@@ -1,4 +1,4 @@
-"""One row per collective: its buffers, counts rule, step, in-place rule, pre- and postcondition, busbw factor.
+"""One row per collective: its buffers, counts rule, step, in-place rule, pre- and postcondition.
 
 Everything that tells one collective from another is a row of ``ROWS``; all other code asks the table.
 Offsets and counts are in elements and *dense*: a buffer of several blocks is addressed as if the blocks lay one after
@@ -260,7 +260,7 @@ class Row:
     elsewhere. ``in_place`` says which of a rank's buffers lies in the other; None means that the rank has one buffer
     only or, with ``staged``, that the caller's data must first be copied to scratch that then serves as ``send``.
     Before the call ``send`` of every rank that has one is defined and ``recv`` is not; ``post`` is what must hold after
-    it. ``crossings``: how often (n-1)/n of the data go over the busiest link of n ranks; 0 for all of it, once.
+    it.
     """
 
     name: str
@@ -272,7 +272,6 @@ class Row:
     recv: Callable[[Shape, int], int]
     in_place: Callable[[Shape, int], Alias | None]
     post: Callable[[Shape, int], list[Expect]]
-    crossings: int
     staged: bool = False
     #: A rank's result is of the ranks up to it, not of all.
     prefix: bool = False
@@ -282,10 +281,6 @@ class Row:
         """A rank gets its share of what is reduced."""
         return self.reduces and self.layout in ("equal", "ranks")
 
-    def busbw(self, n: int) -> float:
-        """nccl-tests' factor from algorithm to bus bandwidth for n ranks."""
-        return self.crossings * (n - 1) / n if self.crossings else 1.0
-
 
 def _rows() -> tuple[Row, ...]:
     # MPI's in-place reduce_scatter wants the result at the start of the buffer: the lowering moves it there.
@@ -294,23 +289,23 @@ def _rows() -> tuple[Row, ...]:
     root, nothing = _at_root(_vector, 0), list[Expect]()
     gathered, reduced = _at_root(_post_allgather, nothing), _at_root(_post_allreduce, nothing)
     return (
-        # name, rooted, reduces, layout, step, send, recv, in place, post, crossings, staged
-        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing, 0),
-        Row("bcast", yes, no, "vector", "bcast", root, _vector_elsewhere, _never, _post_bcast, 0),
-        Row("reduce", yes, yes, "vector", "reduce", _vector, root, _at_root(_same, None), reduced, 0),
-        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce, 2),
-        Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share, 1),
-        Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share, 1),
-        Row("gather", yes, no, "equal", "gather", _own, all_root, own_root, gathered, 1),
-        Row("gatherv", yes, no, "ranks", "gather", _own, all_root, own_root, gathered, 1),
-        Row("scatter", yes, no, "equal", "scatter", all_root, _own, send_root, _post_scatter, 1),
-        Row("scatterv", yes, no, "ranks", "scatter", all_root, _own, send_root, _post_scatter, 1),
-        Row("allgather", no, no, "equal", "allgather", _own, _all, _own_in_recv, _post_allgather, 1),
-        Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather, 1),
-        Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, 1, yes),
-        Row("alltoallv", no, no, "matrix", "alltoall", Shape.sent, Shape.received, _never, exchange, 1, yes),
-        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, 0, prefix=yes),
-        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, 0, prefix=yes),
+        # name, rooted, reduces, layout, step, send, recv, in place, post, staged
+        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing),
+        Row("bcast", yes, no, "vector", "bcast", root, _vector_elsewhere, _never, _post_bcast),
+        Row("reduce", yes, yes, "vector", "reduce", _vector, root, _at_root(_same, None), reduced),
+        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce),
+        Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share),
+        Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share),
+        Row("gather", yes, no, "equal", "gather", _own, all_root, own_root, gathered),
+        Row("gatherv", yes, no, "ranks", "gather", _own, all_root, own_root, gathered),
+        Row("scatter", yes, no, "equal", "scatter", all_root, _own, send_root, _post_scatter),
+        Row("scatterv", yes, no, "ranks", "scatter", all_root, _own, send_root, _post_scatter),
+        Row("allgather", no, no, "equal", "allgather", _own, _all, _own_in_recv, _post_allgather),
+        Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather),
+        Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, yes),
+        Row("alltoallv", no, no, "matrix", "alltoall", Shape.sent, Shape.received, _never, exchange, yes),
+        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, prefix=yes),
+        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, prefix=yes),
     )
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -128,8 +129,6 @@ def _token(token: str) -> tuple[str, Any]:
         if not number.isdigit() or not 1 <= int(number) <= 1024:
             raise ValueError(f"{token!r} should be a number from 1 to 1024")
         return "fragments", int(number)
-    if token.startswith("path="):
-        raise ValueError(f"{token!r} is no longer supported: collectives have one way each (docs/gpu.md)")
     if all(word in ROWS for word in words):
         return "collectives", words
     if all(word in VENDORS for word in words):
@@ -243,7 +242,7 @@ def load_table(text: str, topology: Topology) -> Measured:
     a table.
     """
     table = _parse(text)
-    try:
+    with _reading():
         entry = table["topologies"].get(topology.fingerprint())
         if not entry:
             return Measured()
@@ -253,10 +252,6 @@ def load_table(text: str, topology: Topology) -> Measured:
         messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
         wires = _wires(entry["wires"]) if "wires" in entry else Wires()
         return Measured(tuple(_row(row) for row in entry["rules"]), weights, messages, wires)
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a table of measured choices: {error!r}") from None
-    except ValueError as error:
-        raise ValueError(f"not a table of measured choices: {error}") from None
 
 
 def _wires(data: dict[str, Any]) -> Wires:
@@ -296,16 +291,23 @@ def read_table(path: str) -> Table:
     return Table(path, text)
 
 
-def _parse(text: str) -> dict[str, Any]:
+@contextmanager
+def _reading() -> Iterator[None]:
+    """``ValueError`` in the place of any error by which a text shows that it is no table."""
     try:
+        yield
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a table of measured choices: {error!r}") from None
+    except ValueError as error:
+        raise ValueError(f"not a table of measured choices: {error}") from None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    with _reading():
         table = json.loads(text)
         if table["format"] != 1:
             raise ValueError(f"format {table['format']!r}; this version reads format 1")
         return dict(table)
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a table of measured choices: {error!r}") from None
-    except ValueError as error:
-        raise ValueError(f"not a table of measured choices: {error}") from None
 
 
 def _range_row(rule: Rule | PairRule) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
-from ..api.comm import Communicator
+from ..api.comm import Communicator, adopted
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..device import local_rank
@@ -169,7 +169,7 @@ def _over_store(opts: Any) -> Communicator:
 def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
     """A communicator of those of the job's ``size`` ranks that are named, which meet in a store."""
     begin_without_mpi()
-    return Communicator._adopt(StoreComm.first(store, rank, ranks, size, seconds, deaths))
+    return adopted(StoreComm.first(store, rank, ranks, size, seconds, deaths))
 
 
 def _over_mpi(opts: Any) -> Communicator:
@@ -196,7 +196,7 @@ def _over_mpi(opts: Any) -> Communicator:
     try:
         # Collective among the members only; the tag keeps groups that are made at the same time apart.
         comm = world.Create_group(members, zlib.crc32(opts.group_id.encode()) & 0x7FFF)
-        return Communicator._adopt(comm)
+        return adopted(comm)
     finally:
         members.Free()
 

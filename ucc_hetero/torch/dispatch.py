@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..api.comm import Communicator
+from ..api.comm import Communicator, adopted
 from ..calls.arguments import CallSpec
 from ..calls.request import Captured
 from ..calls.runner import Short
@@ -83,7 +83,8 @@ class Dispatch:
         self._lane_device: Any = None
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
-        self._seconds = limit_of(timeout)
+        #: Time limit of a call; 0: none.
+        self.seconds = limit_of(timeout)
         self._aborted = ""
         #: No calls any more but those of callbacks; and none at all.
         self._closed = self._ended = False
@@ -185,7 +186,7 @@ class Dispatch:
             return None
         device = None if recv.is_cpu else recv.device
         own = 0.0 if opts is None else opts.timeout.total_seconds()
-        seconds = own if own > 0 else self._seconds
+        seconds = own if own > 0 else self.seconds
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
         try:
             if getattr(opts, "asyncOp", True):
@@ -270,16 +271,14 @@ class Dispatch:
         comm = self._comms.get(at)
         if comm is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
-            comm = self._comms[at] = GroupComm(
-                Communicator._adopt(self._comms[0].communicator.mpi.Dup()), self.check_aborted
-            )
+            comm = self._comms[at] = GroupComm(adopted(self._comms[0].communicator.mpi.Dup()), self.check_aborted)
         return comm
 
     def _timeout(self, opts: Any) -> float:
         if opts is None:
-            return self._seconds
+            return self.seconds
         own: float = opts.timeout.total_seconds()
-        return own if own > 0 else self._seconds
+        return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception) -> None:
         """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
@@ -320,9 +319,9 @@ class Dispatch:
                 if work is not None:
                     return self._noted(work)
             if outgoing:
-                request = comm.send(tensor, peer, tag, self._seconds, stream)
+                request = comm.send(tensor, peer, tag, self.seconds, stream)
             else:
-                request = comm.receive(tensor, peer, tag, self._seconds, stream)
+                request = comm.receive(tensor, peer, tag, self.seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
         work = Work(self, outputs, (request,), finish, tensor, None if outgoing else Source())
@@ -353,7 +352,7 @@ class Dispatch:
     ) -> Work:
         """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
         device = tensor.device
-        stream, seconds = current_handle(device), self._seconds
+        stream, seconds = current_handle(device), self.seconds
         letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
         return self._noted(InLane(self, outputs, letter, finish, device, seconds))
 
@@ -380,11 +379,11 @@ class Dispatch:
                 buffer.fill(tensor)
             else:
                 finish = buffer.incoming(tensor, finish)
-            request = None if buffer.request is None else comm.again(buffer.request, self._seconds, stream)
+            request = None if buffer.request is None else comm.again(buffer.request, self.seconds, stream)
             if request is None and outgoing:
-                request = comm.send(buffer.tensor, peer, tag, self._seconds, stream, lasting=True)
+                request = comm.send(buffer.tensor, peer, tag, self.seconds, stream, lasting=True)
             elif request is None:
-                request = comm.receive(buffer.tensor, peer, tag, self._seconds, taken=True)
+                request = comm.receive(buffer.tensor, peer, tag, self.seconds, taken=True)
         except BaseException:
             buffer.over(again=False)
             raise

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import log
-from ..api.comm import Communicator
+from ..api.comm import Communicator, runner_of
 from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..native.waiting import progress_until
@@ -46,7 +46,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         """Barrier of the hosts whose error on rank 0 names the first rank that has not come, or all of them."""
         self._usable()
         self._monitored += 1
-        seconds = (self._seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
+        seconds = (self.seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
         key = f"ucch/monitored/{self._monitored}"
         monitored_barrier(self._store, key, (self.rank(), self.size()), seconds, wait_all_ranks)
 
@@ -95,13 +95,13 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         self._ended = True
         self._p2p_buffers.clear()
         if self._fabric is not None:
-            self._fabric.close(self._seconds)
+            self._fabric.close(self.seconds)
         for comm in self._comms.values():
             if not ended and not comm.run.broken:
                 comm.run.abandon("a callback did not end")  # it may be using the communicator
             comm.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._comms, reverse=True):
-            _leave(self._comms[at].communicator, self._seconds, self._name)
+            _leave(self._comms[at].communicator, self.seconds, self._name)
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -162,7 +162,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the timeout of the calls to come."""
-        self._seconds = limit_of(timeout)
+        self.seconds = limit_of(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -193,7 +193,7 @@ def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
 
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
-    run = comm._run
+    run = runner_of(comm)
     try:
         vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
         together = progress_until(request.Test, seconds, lambda: run.board.dead() >= 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..api.comm import Communicator
+from ..api.comm import Communicator, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Request, run_poll_hooks, wait_op
 from ..calls.runner import Runner, Short
@@ -26,10 +26,10 @@ class GroupComm:
     """
 
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
-        self.communicator, self.run = comm, comm._run
-        self.messages = comm._messages
+        self.communicator, self.run = comm, runner_of(comm)
+        self.messages = messages_of(comm)
         #: Streams that asynchronous calls on a device go into in turn: those queued whole keep their order themselves.
-        self.streams = 1 if comm._run.members.channels is None else 2
+        self.streams = 1 if self.run.members.channels is None else 2
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
         #: The time limit that the runner has: -1 before the first call.

@@ -33,7 +33,7 @@ def rebuild() -> None:
             f"({c10d._world.pg_backend_config[group]}): set UCCH_TORCH_VENDOR=n, with which the backend ucch serves it"
         )
     name, store = c10d._world.pg_map[group]
-    timeout = timedelta(seconds=group._seconds) if group._seconds else None
+    timeout = timedelta(seconds=group.seconds) if group.seconds else None
     try:
         comm = group.communicator.Shrink()
         number = _times[0] = 1 + max(comm.mpi.allgather(_times[0]))

@@ -58,11 +58,18 @@ def install() -> None:
         missing = [n for n in _NEEDED if n not in given and (n not in os.environ or n in _ours)]
         if missing and launched_by_mpi():
             return _over_mpi(timeout)
-        found: Iterator[Any] = stock(url, timeout=timeout, **more)
-        return found
+        return _with_way_out(stock(url, timeout=timeout, **more))
 
     handler.ucch = True  # type: ignore[attr-defined]
     handlers["env"] = handler
+
+
+def _with_way_out(found: Iterator[Any]) -> Iterator[Any]:
+    """What torch's own handler gives; it says what is missing, and not how a job is started."""
+    try:
+        yield from found
+    except ValueError as error:
+        raise ValueError(f"{error}: start the script by `ucch-run -np N python SCRIPT`, mpirun or torchrun") from None
 
 
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:

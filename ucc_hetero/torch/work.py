@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from .. import env, log
 from ..bootstrap import settings
-from ..calls.request import SLICE, Request, run_poll_hooks
+from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from ..p2p.messages import Messages
@@ -49,6 +50,9 @@ def torch_error(failure: BaseException) -> Exception:
     """The exception that torch's users expect, with our detail in it."""
     text = str(failure)
     if isinstance(failure, CollectiveTimeout):
+        ours = f"UCCH_TIMEOUT={settings.timeout():g}"
+        if ours not in text or not os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip():
+            text = re.sub(r"UCCH_TIMEOUT=([\d.e+-]+)", r"timeout of the group: \1 s", text)
         text = f"Timeout expired, Timed out in {text}"  # what scripts look for, spaces included
     error: Exception = dist.DistBackendError(text)
     return error
@@ -184,7 +188,7 @@ class Work(dist.Work):
         """True if the call has ended, after taking its results; without making progress."""
         requests = self._requests
         if len(requests) == 1 and requests[0].lasting:
-            if _peek(requests[0]._op):
+            if _peek(native_of(requests[0])):
                 self._collect()
         elif not self._done and all(_peek(each.op) for each in self.pending()):
             self._collect()
@@ -196,7 +200,7 @@ class Work(dist.Work):
 
     def pending(self) -> list[Pending]:
         """Their native operations, kept alive: another thread may collect the call meanwhile."""
-        found = [Pending(request, request._op, request._keep) for request in self.unfinished()]
+        found = [Pending(request, native_of(request), kept_by(request)) for request in self.unfinished()]
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
@@ -218,7 +222,7 @@ class Work(dist.Work):
         """Let the doorbell ring (:mod:`.futures`) when a request of the call ends."""
         with self._lock:  # no other thread collects meanwhile
             for request in self.unfinished():
-                lib.ucch_listen(request._op)
+                lib.ucch_listen(native_of(request))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the result is there; raises the call's error.
@@ -249,8 +253,7 @@ class Work(dist.Work):
 
     def _await(self, limit: float) -> None:
         end = time.monotonic() + limit if limit else 0.0
-        for request in self.unfinished():
-            request._arm()
+        arm(self.unfinished())
         for each in self.pending():
             # Once another thread has collected the call, its operation may serve the next one.
             self._until(lambda seconds, it=each: it.request.finished or lib.ucch_wait(it.op, seconds), end)  # type: ignore[misc]
@@ -425,8 +428,7 @@ class Received(Buffered):
 
     def _left(self, timeout: timedelta | None) -> bool:
         """Leave the rest to the current stream. True if that waits now, by this call."""
-        for request in self.unfinished():
-            request._arm()
+        arm(self.unfinished())
         if self._take(early=True):
             return True
         if not self._taken:
@@ -440,7 +442,7 @@ class Received(Buffered):
         """Leave the rest to the current stream, if the message has come, or ``early``. True if that waits now."""
         with self._lock:
             for request in self._requests:
-                if self._taken or not (early or lib.ucch_wait_matched(request._op, -1.0) == 1):
+                if self._taken or not (early or lib.ucch_wait_matched(native_of(request), -1.0) == 1):
                     continue
                 if Messages.take(request, current_handle(self._outputs[0].device)):
                     self._taken = self._group.streams_wait = True
