@@ -505,8 +505,6 @@ def case_objects(comm: Communicator) -> None:
     comm.Sendrecv(np.ones(1), right, 6, into := np.zeros(1), left, 6)
     comm.send("text", right, 6)
     assert pending.wait() == "text" and into[0] == 1
-    assert comm.allreduce(comm.rank) == sum(range(comm.size))
-    assert comm.bcast([1, 2] if comm.rank == 0 else None) == [1, 2]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Cases of torch_api.py: collectives and messages, through torch.distributed's functions."""
 
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,6 @@ import torch
 import torch.distributed as dist
 from torch_cases import DEVICE, TWO_VENDORS, case, data, same
 from torch_world import N, R
-
-from ucc_hetero.torch import p2p_buffers, streams
-from ucc_hetero.torch import work as work_of
 
 OPS = dist.ReduceOp
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -244,49 +239,6 @@ def messages() -> None:
     dist.group.WORLD.send([torch.ones(3)], R, 9).wait()
     work.wait()
     same(to_self, torch.ones(3))
-
-
-@case
-def messages_in_buffers() -> None:
-    """As on a device: sends are copied, and what is received comes in buffers until it is waited for."""
-    group, plain, most = dist.group.WORLD, torch.Tensor, p2p_buffers._MOST
-    post = group._post_message
-    if DEVICE == "cpu":  # tensors that say otherwise
-        sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-        from torch_notes import Cuda, Remote
-
-        real, streams.module = streams.module, lambda device: fake
-        raw, streams.raw_stream = streams.raw_stream, lambda device: None  # a torch for CUDA asks the driver
-        cuda, torch.cuda = torch.cuda, (fake := Cuda())
-        take, work_of.Messages.take = work_of.Messages.take, staticmethod(lambda *_, **__: False)  # no such stream
-        comm = group._comms[0]
-        send, receive, again = comm.send, comm.receive, comm.again
-        comm.send = lambda memory, *how, **more: send(memory.as_subclass(plain), *how[:3], **more)
-        comm.receive = lambda memory, *how, **more: receive(memory.as_subclass(plain), *how[:3], **more)
-        comm.again = lambda request, seconds, stream: again(request, seconds, None)
-
-        def post(tensor: Any, *how: Any) -> Any:
-            return group._post_message(tensor.as_subclass(Remote), *how)
-
-    right, left = (R + 1) % N, (R - 1) % N
-    for p2p_buffers._MOST in (most, 9000):  # the second has no room for all
-        for k in range(5):
-            sent, got = (
-                [torch.full((1000,), float(R + 7 * i + k)) for i in range(4)],
-                [torch.zeros(1000) for _ in range(4)],
-            )
-            works = [post(each, right, 0, True, [], None) for each in sent]
-            for each in sent if most == p2p_buffers._MOST else ():
-                each.zero_()  # it was copied
-            works += [post(each, left, 0, False, [each], None) for each in got]
-            for work in works[4:] if k % 2 else works:
-                work.wait()
-            for i, each in enumerate(got):
-                same(each, torch.full((1000,), float(left + 7 * i + k)), "message")
-    p2p_buffers._MOST = most
-    if DEVICE == "cpu":
-        torch.cuda, streams.module, comm.send, comm.receive, comm.again = cuda, real, send, receive, again
-        work_of.Messages.take, streams.raw_stream = staticmethod(take), raw
 
 
 @case

@@ -70,23 +70,6 @@ def _gpu() -> dict[str, Any]:
     return {**about, **more, "topology": "nvidia[0-1]@0 amd[2,5-6]@0", "rows": rows}
 
 
-def _parity() -> dict[str, Any]:
-    found = {"mixed to single": {"first": 1e-8, "worst": 2e-6, "tail": 1e-6}, "control": {"first": 0.1, "worst": 0.2}}
-    runs = {"single": {"about": {"date": "2026-01-02", "torch": "2.11.0", "ranks": 1}, "losses": {"ddp": [1.0]}}}
-    rule = {"first": 1e-6, "every": 1e-5, "tail": 1e-5, "control": 100.0}
-    command = ["/anywhere/torch_parity.py", "--dtype", "fp32"]
-    return {"command": command, "good": True, "rule": rule, "distances": {"ddp": found}, "runs": runs}
-
-
-def _train() -> dict[str, Any]:
-    backends = {
-        "nccl": {"about": {"gpu": "GPU 1", "ranks": 4}, "ways": {"ddp": {"tokens/s": 1000.0}}},
-        "mixed": {"ways": {"ddp": {"tokens/s": 990.0}}},
-        "gloo": {"error": "not done", "ways": {}},
-    }
-    return {"command": ["benchmarks/torch_train.py"], "backends": backends}
-
-
 def _kv_transfer() -> dict[str, Any]:
     row = {"way": "layout", "block_size": 16, "pages": 64, "concurrency": 4, "bytes": 1 << 26}
     more = {
@@ -104,7 +87,7 @@ _COSTS = {"ours": {"issue": 1.5, "time": 2.0}, "mpi4py": {"issue": 3.0, "time": 
 SAMPLES: dict[str, dict[str, Any]] = {
     "osu": _osu(), "overlap": _overlap(), "compare": _compare(),
     "kv_transfer": _kv_transfer(),
-    "cluster": _cluster(), "gpu": _gpu(), "parity": _parity(), "train": _train(),
+    "cluster": _cluster(), "gpu": _gpu(),
     "call_cost": {"about": {"ranks": 2}, "rows": [{"call": "Bcast", "bytes": 8, "through": "", **_COSTS}]},
     "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
 }  # fmt: skip

@@ -68,7 +68,7 @@ def test_page_is_self_contained_and_escapes() -> None:
 def test_report_program(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
     paths = []
-    for kind in ("osu", "overlap", "parity"):
+    for kind in ("osu", "overlap", "unknown"):
         paths.append(str(tmp_path / f"{kind}.json"))
         write_json(paths[-1], SAMPLES[kind])
     assert main(["report", *paths, "-o", str(tmp_path / "out")]) == 0

@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = "benchmarks", "cffi_build", "docs", "examples", "mpi_launch", "tests", "tools", "ucc_hetero"
 NAMED = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|c|h|cuh|md)\b")
-#: Another project's, one that the reader is to write, and one of an archive of results.
+#: Another project's, and one that the reader is to write.
 ELSEWHERE = {
-    "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py", "cffi_build/gpu/NAME.c", "benchmarks/torch_train.py",
+    "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py", "cffi_build/gpu/NAME.c",
 }  # fmt: skip
 #: Folders under the names by which they are installed.
 INSTALLED = {"ucc_hetero/launch/": "mpi_launch/", "ucc_hetero/bench/": "benchmarks/"}

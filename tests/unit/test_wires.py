@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from ucc_hetero.errors import LibraryError
 from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.native.libraries import lib
@@ -44,6 +46,24 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
 def test_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
     monkeypatch.setenv("UCCH_WIRES", str(asked))
     assert wires.wanted() == asked
+
+
+def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
+    contexts: list[object] = []
+
+    def opened(devices: str, cores: set[int]) -> int:
+        if len(contexts) == 3 and not failed:
+            failed.append(devices)
+            raise LibraryError("ucp_worker_create", -4, "UCS_ERR_NO_MEMORY")
+        contexts.append(devices)
+        return len(contexts) - 1
+
+    failed: list[str] = []
+    for name, value in (("_contexts", contexts), ("_addresses", []), ("_pid", os.getpid()), ("_open", opened)):
+        monkeypatch.setattr(wires, name, value)
+    monkeypatch.setattr(wires, "_address", lambda wire: b"%d" % wire)
+    assert [wires.addresses(count) for count in (3, 3)] == [((b"0", b"1"),)] * 2 and len(contexts) == 3
 
 
 def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
