@@ -76,6 +76,8 @@ QUESTIONS: tuple[Question, ...] = (
 JOB = Question("job", "", "ranks of a job sum, gather and send to each other", seconds=180)
 HOST = Question("host", "host", "what the ordinary doctor says of this host", seconds=90)
 
+_INTERRUPT = {signal.SIGINT}
+
 
 def _said(question: Question, verdict: str, text: str, **more: Any) -> dict[str, Any]:
     return {"question": question.name, "asks": question.text, "needed": question.needed, "verdict": verdict,
@@ -96,15 +98,21 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
 
 def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> subprocess.Popen[bytes]:
     """Start a session of its own, which ends with this process however that ends."""
-    before, streams = ending_with_parent(signal.SIGTERM), {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+    before, streams = (
+        ending_with_parent(signal.SIGTERM, _INTERRUPT),
+        {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err},
+    )
     return subprocess.Popen(words, env=dict(env), **streams, start_new_session=True, preexec_fn=before)
 
 
 def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
     """(exit status, or None where time was up; standard output; standard error's end)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # Raised by what Python calls after a fork, as its logging does, an interrupt would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
         child = _start(words, env, out, err)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(seconds)
             status = child.poll()

@@ -232,7 +232,7 @@ def monitored_barrier() -> None:
         [dist.recv(torch.ones(1), other) for other in range(2, N)]  # the limit holds once they are about to come
     if R != 1:
         try:
-            group.monitored_barrier(timedelta(seconds=200 if R else 5), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=200 if R else 2), wait_all_ranks=True)
         except RuntimeError as error:
             want = r"Ranks? 1\b.* failed to pass monitoredBarrier" if R == 0 else f"Rank {R} successfully reached"
             assert re.search(want, str(error)), error

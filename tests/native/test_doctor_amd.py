@@ -166,12 +166,26 @@ def shell(tmp_path: Path) -> Path:
     return path
 
 
+PROGRAM = """
+import os, signal, sys
+from ucc_hetero.launch.doctor import amd
+sys.executable = sys.argv[1]
+sys.exit(amd.main(["--only", "copies", "--output", "r"]))
+"""
+
+
+def test_ended_as_a_question_begins(shell: Path, tmp_path: Path) -> None:
+    """Python ignores what is raised by a function that it calls after a fork."""
+    hook = "import os, signal\nos.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+    command = [sys.executable, "-c", hook + PROGRAM, str(shell)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, preexec_fn=listening)
+    assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
+
+
 @pytest.mark.parametrize("ends", ["INT", "TERM", "KILL"])
 def test_ended_during_a_question(ends: str, shell: Path, tmp_path: Path) -> None:
     """Its process is ended, and the report has the answers before it."""
-    program = "import sys; from ucc_hetero.launch.doctor import amd; sys.executable = sys.argv[1]"
-    program += "; sys.exit(amd.main(['--only', 'copies', '--output', 'r']))"
-    command, environ = [sys.executable, "-c", program, str(shell)], {**os.environ, "ENDS": ends, MINE: str(tmp_path)}
+    command, environ = [sys.executable, "-c", PROGRAM, str(shell)], {**os.environ, "ENDS": ends, MINE: str(tmp_path)}
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": ROOM, "preexec_fn": listening}
     done = subprocess.run(command, env=environ, cwd=tmp_path, check=False, **how)
     number = signal.Signals[f"SIG{ends}"]
