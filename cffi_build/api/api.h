@@ -196,7 +196,7 @@ typedef struct ucch_transfer ucch_transfer;
 typedef struct ucch_await ucch_await;
 typedef struct ucch_rows ucch_rows;
 
-ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *status);
+ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status);
 int ucch_rma_reach(ucch_rma *at, int wires, const void *addresses, size_t bytes);
 void ucch_rma_stop(ucch_rma *at);
 void ucch_rma_free(ucch_rma *at);
@@ -211,6 +211,7 @@ void ucch_await_cancel(ucch_await *wait);
 void ucch_await_free(ucch_await *wait);
 
 int ucch_peer_shares(const ucch_peer *peer);
+int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
 int ucch_peer_status(ucch_peer *peer);

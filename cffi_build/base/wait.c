@@ -29,7 +29,13 @@ double ucch_rest(double now, double quiet) {
 
 /* ---- waiting ---- */
 
-static int finished(ucch_op *op) { return __atomic_load_n(&op->state, __ATOMIC_ACQUIRE) != UCCH_ACTIVE; }
+/* 0 while it is under way, 1: it has ended well, 2: it has failed. */
+static int outcome(ucch_op *op) {
+    int state = __atomic_load_n(&op->state, __ATOMIC_ACQUIRE);
+    return state == UCCH_ACTIVE ? 0 : state == UCCH_FAILED ? 2 : 1;
+}
+
+static int finished(ucch_op *op) { return outcome(op) != 0; }
 
 /* Or the rest is the caller's. */
 static int matched(ucch_op *op) { return __atomic_load_n(&op->matched, __ATOMIC_ACQUIRE) || finished(op); }
@@ -90,7 +96,7 @@ int ucch_wait(ucch_op *op, double slice) {
         ucch_unlock();
     }
     if (!finished(op) && !wait_many(&op, 1, ALL, slice)) return 0;
-    return op->state == UCCH_FAILED ? 2 : 1;
+    return outcome(op);
 }
 
 /* Until the rest is the caller's (1) or it has ended (2); 0: still going after `slice` seconds. */
@@ -109,8 +115,8 @@ int ucch_test(ucch_op *op) {
         if (!finished(op)) ucch_ops_check_deadlines_locked(ucch_now());
         ucch_unlock();
     }
-    return op->state == UCCH_FAILED ? 2 : finished(op);
+    return outcome(op);
 }
 
 /* As ucch_test, without progress. */
-int ucch_peek(ucch_op *op) { return finished(op) ? 1 + (op->state == UCCH_FAILED) : 0; }
+int ucch_peek(ucch_op *op) { return outcome(op); }

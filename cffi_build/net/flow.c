@@ -255,7 +255,7 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
 /* A piece, as its rank's host has called for it or its kernel has written. */
 static due about(ucch_flow *f, uint64_t piece) {
     const ucch_slot_header *s = slot_of(f, piece);
-    if (f->ring.by_device) return (due){s->bytes, s->call, s->hash};
+    if (f->ring.by_device) return (due){.bytes = __atomic_load_n(&s->bytes, __ATOMIC_ACQUIRE)};
     ucch_take(&f->lock, UCCH_AT_FLOW);
     due found = f->dues[piece % f->room];
     ucch_give(&f->lock, UCCH_AT_FLOW);
@@ -461,7 +461,7 @@ static int turn_of_receiver(ucch_flow *f, int which) {
     if (found) {
         ucch_take(&f->lock, UCCH_AT_FLOW);
         settle_arrivals(f);
-        if (f->ring.by_device) f->expected = f->settled;
+        if (f->ring.by_device) __atomic_store_n(&f->expected, f->settled, __ATOMIC_RELEASE);
         ucch_give(&f->lock, UCCH_AT_FLOW);
     }
     if (f->ring.by_device) found |= UCCH_WATCHED;

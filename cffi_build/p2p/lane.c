@@ -166,11 +166,14 @@ static void note_end(ucch_lane *l, const ucch_letter *m) {
     line->bytes = m->found_bytes;
 }
 
-/* Wires read how much there is in a slot. */
+/* Wires read how much there is in a slot; one that comes late, how much there is of a later piece (net/flow.c). */
 static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number, uint32_t n, uint64_t bytes) {
     for (uint32_t k = number; k != number + n; k++) {
         char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
-        *((ucch_slot_header *)slot - 1) = (ucch_slot_header){.call = k, .hash = m->found_tag, .bytes = bytes};
+        ucch_slot_header *h = (ucch_slot_header *)slot - 1;
+        h->call = k;
+        h->hash = m->found_tag;
+        __atomic_store_n(&h->bytes, bytes, __ATOMIC_RELEASE);
     }
 }
 

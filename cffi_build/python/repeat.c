@@ -279,12 +279,16 @@ static PyObject *arrays(PyObject *module, PyObject *const *args, Py_ssize_t n) {
 static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     unsigned long long v[NUMBERS];
     (void)module;
-    for (int i = 0; n == NUMBERS + 1 && i < NUMBERS && !PyErr_Occurred(); i++)
+    int fits = n == NUMBERS + 1;
+    for (int i = 0; fits && i < NUMBERS; i++) {
         v[i] = PyLong_AsUnsignedLongLong(args[i]);
-    double timeout = n == NUMBERS + 1 && !PyErr_Occurred() ? PyFloat_AsDouble(args[NUMBERS]) : -1;
-    int fits = n == NUMBERS + 1 && !PyErr_Occurred() && v[PEER] && v[LOCAL] && v[TARGET];
-    PyErr_Clear();
-    if (!fits) return PyLong_FromLong(0);
+        fits = v[i] != (unsigned long long)-1; /* it is no number, or none of ours */
+    }
+    double timeout = fits ? PyFloat_AsDouble(args[NUMBERS]) : -1;
+    if (!fits || timeout == -1 || !v[PEER] || !v[LOCAL] || !v[TARGET]) {
+        PyErr_Clear();
+        return PyLong_FromLong(0);
+    }
     ucch_peer *peer = (ucch_peer *)(uintptr_t)v[PEER];
     ucch_region *local = (ucch_region *)(uintptr_t)v[LOCAL];
     ucch_target *target = (ucch_target *)(uintptr_t)v[TARGET];

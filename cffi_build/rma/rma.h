@@ -85,6 +85,7 @@ struct ucch_peer {
     uint64_t uid;
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
     int process, pid;      /* a file of it, and its number, where it is on this host */
+    int by_kernel;         /* which copies between us, as far as is known */
     int is_apart;          /* one of us does not see the other's slots */
     ucch_share share;
     /* On another host: the slots that wires carry there, and from there; the number under which we have asked for the
@@ -195,6 +196,7 @@ struct ucch_rma {
     ucp_worker_h worker;
     uint64_t uid, serials;
     int by_hardware; /* between hosts, puts are not done by the receiver's libucp */
+    int by_kernel;   /* on one host, the kernel copies */
     int wires;       /* that peers may reach, and their addresses */
     char *reach;
     size_t reach_bytes;

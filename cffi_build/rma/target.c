@@ -32,6 +32,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     peer->pid = process;
     peer->process = process ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
     peer->by_errors = peer->process < 0;
+    peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
     ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address};
     if (peer->by_errors) {
         p.field_mask |= 0x4;
@@ -120,6 +121,9 @@ void ucch_peer_free(ucch_peer *peer) {
     ucch_share_free(&peer->share);
     free(peer);
 }
+
+/* True if the kernel copies single short pieces between host memories, as far as is known. */
+int ucch_peer_by_kernel(const ucch_peer *peer) { return peer->by_kernel; }
 
 /* True if data for the peer passes memory that both processes see, as far as is known. */
 int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apart && !peer->at->alone; }

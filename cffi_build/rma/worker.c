@@ -184,13 +184,14 @@ static int listen(ucch_rma *at, void *handler) {
 }
 
 /* Let a worker take part, under a number that no other one has; NULL with a status where it cannot. */
-ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int *status) {
+ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status) {
     ucch_rma *at = calloc(1, sizeof(*at));
     *status = at ? 0 : UCCH_FAIL_MEMORY;
     if (!at) return NULL;
     at->worker = worker;
     at->uid = uid;
     at->by_hardware = by_hardware;
+    at->by_kernel = by_kernel;
     at->last = &at->notices;
     at->attention.kind = &attention;
     pthread_cond_init(&at->calm, NULL);

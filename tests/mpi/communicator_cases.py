@@ -14,7 +14,9 @@ import pytest
 from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, PersistentRequest, Request
+from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.bootstrap.timely import Timely
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -99,6 +101,14 @@ def case_same_ranks_again(comm: Communicator) -> None:
         second.Free()
     check(kept, everyone(comm))
     kept.Free()
+
+
+def case_few_rounds(comm: Communicator) -> None:
+    """Ranks that know each other meet twice beside MPI, and the same ones send nothing more for their teams."""
+    with mock.patch.object(Timely, "allgather", autospec=True, side_effect=Timely.allgather) as rounds:
+        with comm.Dup(), mock.patch.object(ucc.Team, "collective") as tries, comm.Dup():
+            assert not tries.called
+        assert not comm.topology.flat or rounds.call_count == 4, rounds.call_args_list
 
 
 def case_cart(comm: Communicator) -> None:

@@ -105,6 +105,8 @@ def one_by_one(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
         now = peer.counts()
         assert now["puts"] - before["puts"] == 22 and now["gets"] - before["gets"] == 22, (before, now)
         back[:] = 0
+        near = peer.near and rank != r and {"cma", "xpmem"} & {*worker.info()["transports"]} == {"cma"}
+        assert ("the kernel" in peer.info(mine, target)["put"]) == near
     target = peers[r].open(theirs.descriptor)
     refused(ValueError, "local_offsets[0]: 8 bytes", peers[r].put, mine, target, n - 7, 0, 8)
     refused(ValueError, "remote_offsets[0]: 8 bytes", peers[r].get, mine, target, 0, p * n - 7, 8)

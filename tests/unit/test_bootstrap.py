@@ -21,7 +21,7 @@ from ucc_hetero.bootstrap.agreement import (
     judge_contexts,
 )
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
-from ucc_hetero.bootstrap.teams import MOST_SPARE, Teams
+from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
@@ -142,7 +142,8 @@ def test_numbers_of_communicators() -> None:
     assert numbers.claim([(7, taken(3))]) == 8
     # The last one anywhere counts, and so does what is taken anywhere.
     assert numbers.claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
-    assert numbers.claim([(4095, taken(0, 1))]) == 2
+    assert numbers.claim([(4095, taken(0, 1))]) % numbers.MOST == 2
+    assert numbers.claim([(4098, NONE), (5, taken(3))]) == 4100
     with pytest.raises(UCCHError, match="4096 communicators"):
         numbers.claim([(5, b"\xff" * 512)])
 
@@ -216,6 +217,21 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
     with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {most} numbers .*: Free"):
         found.get((0, 1), "bridge")
+
+
+def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
+    """One that none of them has had; all make the first one over a link together, and others only some of them."""
+    asked: list[Any] = []
+    context = SimpleNamespace(team=lambda places, *more: asked.append(more[-1]) or SimpleNamespace(ranks=tuple(places)))
+    job: Any = SimpleNamespace(facts=[FACTS] * 4, native=context, bridge=context, island_index=range(4), tried=set())
+    job.tried |= {(link, ranks) for link in ("native", "bridge") for ranks in ((0, 1), (0, 1, 2, 3), (0, 2))}
+    for claimed, first in ((7, 7), (MOST_NUMBERS, None)):
+        made = Teams(job, range(4), 0, 1, 5.0, claimed=claimed)
+        made.together = True
+        for ranks, link in (((0, 1), "native"), ((0, 1, 2, 3), "bridge"), ((0, 2), "bridge")):
+            made.get(ranks, link)
+        assert asked == [first, first, None]
+        asked.clear()
 
 
 class Closing:

@@ -190,13 +190,21 @@ class Context(Handle):
             number = (number * 33 + letter) % 2**64
         return number.to_bytes(8, sys.byteorder) in bytes(ffi.buffer(attr.ctx_addr, attr.ctx_addr_len))
 
-    def team(self, ranks: Sequence[int], timeout: float = 60.0, look: Callable[[], None] | None = None) -> Team:
+    def team(
+        self,
+        ranks: Sequence[int],
+        timeout: float = 60.0,
+        look: Callable[[], None] | None = None,
+        number: int | None = None,
+    ) -> Team:
         """Create a team; collective among its ranks.
 
         Args:
             ranks: Ranks of this context, in the team's order.
             timeout: Seconds to wait for the other ranks.
             look: Called now and then meanwhile; may raise what makes it hopeless.
+            number: The team's below 32,768, alike on its ranks and no other team's of theirs in this context; without
+                one the ranks agree upon theirs.
 
         Returns:
             Team: The team.
@@ -205,7 +213,7 @@ class Context(Handle):
             CollectiveTimeout: If not every rank joins in time.
             LibraryError: If libucc cannot create it.
         """
-        return Team(self, ranks, timeout, look)
+        return Team(self, ranks, timeout, look, number)
 
     def close(self) -> None:
         """Destroy the context; collective among its ranks."""
@@ -221,7 +229,12 @@ class Team(Handle):
     """Ranks of a context that do collectives together."""
 
     def __init__(
-        self, context: Context, ranks: Sequence[int], timeout: float = 60.0, look: Callable[[], None] | None = None
+        self,
+        context: Context,
+        ranks: Sequence[int],
+        timeout: float = 60.0,
+        look: Callable[[], None] | None = None,
+        number: int | None = None,
     ) -> None:
         self.context = context
         self.ranks = tuple(ranks)
@@ -230,6 +243,8 @@ class Team(Handle):
         # libucc keeps a pointer to the map for as long as the team lives.
         self._map = ffi.new("uint64_t[]", self.ranks)
         params = ffi.new("ucc_team_params_t *", {"mask": 1 << 2 | 1 << 4 | 1 << 10, "ep": self.rank, "ep_range": 0})
+        if number is not None:
+            params.mask, params.id = params.mask | 1 << 11, number
         params.ep_map.type = 3
         params.ep_map.ep_num = self.size
         params.ep_map.array.map = self._map

@@ -46,14 +46,14 @@ def offered(size: int) -> Iterator[Page]:
 
 
 class Board:
-    """One communicator's board. Collective to create over ``comm`` (mpi4py); ``groups[r]`` is equal for ranks that
-    share memory.
+    """One communicator's board, of this ``rank``; ``groups[r]`` is equal for ranks that share memory.
 
-    ``pages``: what each rank offers; the ranks of a host take that of their first one.
+    ``pages``: what each rank offers; the ranks of a host take that of their first one. It can be used once all ranks
+    have told each other whether they have it (:meth:`join`).
     """
 
-    def __init__(self, comm: Any, groups: Sequence[Hashable], pages: Sequence[Page]) -> None:
-        rank = comm.Get_rank()
+    def __init__(self, rank: int, groups: Sequence[Hashable], pages: Sequence[Page]) -> None:
+        self._rank, self._groups = rank, groups
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
         self._pointer: Any = ffi.NULL
@@ -63,8 +63,17 @@ class Board:
         if page.file >= 0 and len(self.ranks) > 1:
             size = int(lib.ucch_board_bytes(len(self.ranks)))
             self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
-        mapped = comm.allgather(self._pointer != ffi.NULL)  # also ranks that are alone on their host
-        # One rank without the page would look as if it never arrived: then no rank of this host uses it.
+        #: True if this rank has the page; not if it is alone on its host.
+        self.mapped = bool(self._pointer != ffi.NULL)
+        #: The engine's side of it.
+        self.native: Any = None
+        #: The communicator's number in what is recorded, and in messages; the names of its ranks' processes.
+        self.number = self.id = 0
+        self.processes: list[str] = []
+
+    def join(self, mapped: Sequence[bool]) -> None:
+        """Begin to use it, where all ranks of the host have it: one without would look as if it never arrived."""
+        rank, groups = self._rank, self._groups
         apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
         #: The host of each rank, from 0 on: those who share a page are on one.
         self.hosts = list(numbered((group, r if group in apart else -1) for r, group in enumerate(groups)))
@@ -75,10 +84,7 @@ class Board:
         if far and not self.shared:  # what it calls is compared all the same
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
         mine = self.ranks.index(rank)
-        self.native: Any = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
-        #: The communicator's number in what is recorded, and in messages; the names of its ranks' processes.
-        self.number = self.id = 0
-        self.processes: list[str] = []
+        self.native = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
         _boards.add(self)
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
             raise MemoryError("no memory for the arrival board")

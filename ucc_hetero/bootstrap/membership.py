@@ -66,8 +66,9 @@ class Membership:
         self.places = [each.place for each in known.words]
         self.place, _ = process.here(self.mpi)
         self.runtime = bind(self.place)
+        self._claimed = numbers.claim(each.taken for each in known.words)
         #: Number of the communicator, part of every message tag.
-        self.id = numbers.claim(each.taken for each in known.words)
+        self.id = self._claimed % numbers.MOST
         try:
             self._create(known, timeout)
         except BaseException:
@@ -81,14 +82,18 @@ class Membership:
         self.teams.timeout = timeout
 
     def _create(self, known: Known, timeout: float) -> None:
-        """Come together: the job, the arrival board, channels, teams; collective."""
+        """Come together: the job, channels, teams, the arrival board; collective."""
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         self._group(known)
         self.discard()  # before an exchange: ranks that are past it may send
-        self._join_board(known)
+        self.board = Board(self.rank, [f.host.memory for f in self.facts], [each.page for each in known.words])
+        if far := len({f.host.memory for f in self.facts}) > 1:  # deaths there are heard of while teams are made
+            self._join_board(self.mpi.allgather(self.board.mapped))
         self._join_channels()
-        self._make_teams(known, timeout)
+        mapped = self._make_teams(known, timeout, far)
+        if not far:
+            self._join_board(mapped)
 
     def _group(self, known: Known) -> None:
         """The ranks' job, islands, and what they choose algorithms by."""
@@ -112,9 +117,9 @@ class Membership:
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
 
-    def _join_board(self, known: Known) -> None:
+    def _join_board(self, mapped: list[bool]) -> None:
         """The arrival board, and what connects those of several hosts."""
-        self.board = Board(self.mpi, [f.host.memory for f in self.facts], [each.page for each in known.words])
+        self.board.join(mapped)
         self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
         self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
         if max(self.board.hosts) > 0:
@@ -137,15 +142,24 @@ class Membership:
         self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
 
-    def _make_teams(self, known: Known, timeout: float) -> None:
-        """The teams that usual calls need."""
+    def _make_teams(self, known: Known, timeout: float, far: bool) -> list[bool]:
+        """The teams that usual calls need; all ranks learn whether all of them work, and who has the board's page."""
         members, seconds = [self.job.index[f.process] for f in self.facts], limit(self.mpi, timeout)
-        self.teams = Teams(self.job, members, self.rank, self.id, seconds, known.words[0].name, known.spare())
+        self.teams = Teams(
+            self.job, members, self.rank, self.id, seconds, known.words[0].name, known.spare(), self._claimed
+        )
         self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
         self.teams.look, self.teams.together = faults.watch(self.mpi), True
-        if self.links is not None or not (self.teams.reused and self.topology.flat):  # else all ranks have all of them
-            self._first_teams()
+        # Teams of one island that were another communicator's: all ranks have all of them.
+        failure = self._first_teams() if far or not (self.teams.reused and self.topology.flat) else None
+        everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
+        if failure is not None:
+            raise failure
+        for rank, (_, text) in enumerate(everyone):
+            if text:
+                raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
+        return [mapped for mapped, _ in everyone]
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
@@ -153,13 +167,12 @@ class Membership:
             self._unwatch()
             self._unwatch = self.mpi.watch(look)
 
-    def _first_teams(self) -> None:
-        """Make the teams that usual calls need and try them; all ranks learn whether all of them work.
+    def _first_teams(self) -> UCCHError | None:
+        """Make the teams that usual calls need and try them: why that fails, if it does.
 
         A team is made by all its ranks together. Non-blocking calls on several communicators, in an order of each
         rank's own, would wait for each other where the first call of a kind made its teams.
         """
-        failure: Exception | None = None
         try:
             if self.island.size > 1:
                 self.teams.get(self.island.ranks, "native")
@@ -173,13 +186,8 @@ class Membership:
                 raise
             if not isinstance(error, UCCHError):
                 raise
-            failure = error
-        texts = self.mpi.allgather(str(failure) if failure else "")
-        if failure is not None:
-            raise failure
-        bad = [(rank, text) for rank, text in enumerate(texts) if text]
-        if bad:
-            raise CollectiveError(f"rank {bad[0][0]} could not create its teams: {bad[0][1]}")
+            return error
+        return None
 
     def _usual_plans(self) -> Iterator[Plan]:
         """Plans of calls of all sizes whose counts every rank knows, from or to rank 0 if to one.

@@ -153,6 +153,8 @@ class Job:
         self.split = split
         #: Teams of communicators that are gone, for new ones of the same ranks (:class:`.teams.Teams`), by their names.
         self.spare: dict[bytes, tuple[tuple[int, ...], dict[Any, ucc.Team]]] = {}
+        #: Ranks, by link, whose first team has been found to work.
+        self.tried: set[tuple[str, tuple[int, ...]]] = set()
         hosts = numbered(f.host.node for f in everyone)
         self.topology = topology = Topology.group([f.vendor for f in everyone], hosts, fabrics=split.numbers)
         self._comms: list[Any] = []

@@ -28,7 +28,7 @@ def read(rank: int) -> str:
         What is wrong with them; empty where nothing is. Read again only where one has changed.
     """
     global _read
-    now = {name: text for name, text in os.environ.items() if name.startswith(env.PREFIX)}
+    now = {name: os.environ[name] for name in os.environ if name.startswith(env.PREFIX)}
     if not log.configured():
         log.set_rank(rank)
     if now != _read[0] or not log.configured():

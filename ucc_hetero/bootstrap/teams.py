@@ -44,6 +44,9 @@ _WRONG = (
     "its libraries cannot be trusted on these ranks: `python -m ucc_hetero info` on each of them shows how they differ"
 )
 
+#: Numbers of teams that can be given to libucc.
+MOST_NUMBERS = 1 << 15
+
 #: Communicators whose teams a job keeps for new ones.
 MOST_SPARE = 8
 
@@ -53,18 +56,20 @@ class Teams:
 
     Making one takes longer than all else that a communicator needs. A communicator of host memory leaves its teams to
     the next one of the same ranks: ``spare`` are the names of such teams that all ranks have, ``name`` is that of new
-    ones. Those on devices hold memory of the vendor's library, and go.
+    ones. Those on devices hold memory of the vendor's library, and go. ``claimed`` (:mod:`.numbers`) is what none of
+    these ranks has had before: libucc's number of the island's team and of that of all, upon which the ranks then need
+    not agree.
     """
 
     def __init__(
         self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float, name: bytes = b"",
-        spare: Iterable[bytes] = (),
+        spare: Iterable[bytes] = (), claimed: int = MOST_NUMBERS,
     ) -> None:  # fmt: skip
         self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
         found = sorted(each for each in spare if job.spare.get(each, ((), {}))[0] == self.members)
         #: True if they were another communicator's before, on every rank.
         self.reused = bool(found)
-        self._name = found[0] if found else name
+        self._name, self._claimed = found[0] if found else name, claimed
         #: Of the messages by which ranks come together.
         self.tag = number
         #: Raises when the call that new teams are made for has become hopeless.
@@ -126,7 +131,7 @@ class Teams:
         with nullcontext() if self.together else turn(ready), own_device():
             team: ucc.Team | None = None
             try:
-                team = context.team(places, self.timeout, self._look_inside)
+                team = context.team(places, self.timeout, self._look_inside, self._number(link))
                 self._canary(team, ranks, link)
             except BaseException as error:
                 job.spoilt = True
@@ -143,6 +148,12 @@ class Teams:
         if len({self._hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
             raise MemoryError("no memory for a team's tags")
         return team
+
+    def _number(self, link: str) -> int | None:
+        """libucc's number of a new team: of the first one over a link, which all ranks make with that of their island
+        or with all others."""
+        is_first = all(known != link for _, known in self._teams)
+        return self._claimed if is_first and self._claimed < MOST_NUMBERS else None
 
     def _blame(self, error: BaseException) -> None:
         """Raise PeerError in the place of an error that the death of a rank has caused, once that is known.
@@ -209,7 +220,12 @@ class Teams:
                     raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
-        """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use."""
+        """A checked allreduce: libucc may report success with wrong data, and a team that does is of no use.
+
+        Once for the same ranks: later teams of theirs have the same connections.
+        """
+        if (link, team.ranks) in self.job.tried:
+            return
         mine = array("d", [1.0, float(team.rank)])
         out = array("d", [-1.0, -1.0])
         want = [float(team.size), team.size * (team.size - 1) / 2]
@@ -222,6 +238,7 @@ class Teams:
                 f"rank {self.rank}: the {link} team of ranks {list(ranks)} gave {list(out)} where {want} was due "
                 f"({time.monotonic() - began:.3g} s): {_UNTOUCHED if list(out) == [-1.0, -1.0] else _WRONG}"
             )
+        self.job.tried.add((link, team.ranks))
 
     def __len__(self) -> int:
         return len(self._teams)

@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import _thread
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
+
+
+class _Thread:
+    """A thread that has begun a call, which raises nothing; others follow when that has ended."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call: Callable[[], object] | None = call
+        self._more = _thread.allocate_lock()
+        self._more.acquire()
+        _thread.start_new_thread(self._run, ())
+
+    def give(self, call: Callable[[], object]) -> None:
+        """Begin the next call."""
+        self._call = call
+        self._more.release()
+
+    def _run(self) -> None:
+        while self._call is not None:
+            self._call()
+            self._call = None
+            if _idle:
+                return
+            _idle.append(self)
+            self._more.acquire()
+
+
+#: A thread that waits for a call: to start one takes as long as short calls of MPI's.
+_idle: list[_Thread] = []
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class Aside(Generic[_T]):
@@ -21,7 +52,10 @@ class Aside(Generic[_T]):
         self._failure: list[BaseException] = []
         self._under_way = _thread.allocate_lock()
         self._under_way.acquire()
-        _thread.start_new_thread(self._run, (call,))
+        try:
+            _idle.pop().give(partial(self._run, call))
+        except IndexError:
+            _Thread(partial(self._run, call))
 
     def _run(self, call: Callable[[], _T]) -> None:
         try:

@@ -119,7 +119,8 @@ class Endpoint(Sided):
         where = "on this host" if self.near else "on another host"
         may = self.near or self.worker.by_hardware
         if may and {local.memory, target.memory} == {"host"}:
-            return {"put": "direct: libucp writes", "get": "direct: libucp reads", "peer": where}
+            more = ", the kernel single pieces of up to 1 MiB" if lib.ucch_peer_by_kernel(self.native) else ""
+            return {"put": f"direct: libucp writes{more}", "get": f"direct: libucp reads{more}", "peer": where}
         if local.memory == target.memory and lib.ucch_target_opened(target.native):
             return {"put": "direct: our device writes", "get": "direct: our device reads", "peer": where}
         wires = lib.ucch_peer_wires(self.native)

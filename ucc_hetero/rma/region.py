@@ -35,10 +35,11 @@ class Core(Handle):
         with env.meanwhile(tcp_connections()):
             self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
             self._worker = self.context.worker()
-        status = ffi.new("int *")
+        status, transports = ffi.new("int *"), self.context.transports()
         #: True if libucp's puts between hosts are the hardware's.
-        self.by_hardware = any(name.startswith(_HARDWARE) for name in self.context.transports())
-        self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, status)
+        self.by_hardware = any(name.startswith(_HARDWARE) for name in transports)
+        by_kernel = "cma" in transports and "xpmem" not in transports  # with which it takes no call of the kernel's
+        self._native: Any = lib.ucch_rma_new(self._worker.handle, self.uid, self.by_hardware, by_kernel, status)
         ucx.check("ucp_worker_set_am_recv_handler", status[0])
         #: Until they are closed: peers write to their memory.
         self.regions: set[Region] = set()
