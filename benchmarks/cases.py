@@ -85,10 +85,7 @@ class Pool:
 
     def take(self, case: Case) -> Buffers:
         send, recv = lengths(case)
-        return Buffers(
-            None if send is None else self._send.head(send),
-            None if recv is None else self._recv.head(recv),
-        )
+        return Buffers(None if send is None else self._send.head(send), None if recv is None else self._recv.head(recv))
 
 
 def arguments(peer: Peer, case: Case, buffers: Buffers) -> tuple[Any, ...]:

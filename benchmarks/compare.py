@@ -23,7 +23,7 @@ from ..machine.launchers import PREFIXES
 from .cases import Call, Case, Pool, in_place_only, longest
 from .interleave import turns
 from .memory import dtype_of, open_memory
-from .options import PEERS, BadUsage, ProgramParser, number
+from .options import PEERS, BadUsage, ProgramParser, number, sizes_of, value
 from .peers import open_peer
 from .result_file import write_job
 from .stats import NOISY, Interval, ratio, relative_spread, sizes, verdict
@@ -58,22 +58,18 @@ class Bound:
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = ProgramParser("compare", description=__doc__)
-    parser.add_argument("-m", "--message-size", default="8:16M", metavar="MIN:MAX", help="sizes in bytes (8:16M)")
-    parser.add_argument("-r", "--rounds", default="30", help="rounds (30)")
-    parser.add_argument("-T", "--type", default="float32", help="dtype (float32)")
-    parser.add_argument("--step", default="2", help="factor between sizes (2)")
+    spans = value(sizes_of) | {"default": "8:16M", "metavar": "MIN:MAX", "help": "sizes in bytes (8:16M)"}
+    parser.add_argument("-m", "--message-size", **spans)
+    parser.add_argument("-r", "--rounds", default="30", **value(number, 2), help="rounds (30)")
+    parser.add_argument("-T", "--type", default="float32", **value(dtype_of), dest="dtype", help="dtype (float32)")
+    parser.add_argument("--step", default="2", **value(number, 2), help="factor between sizes (2)")
     parser.add_argument("--collective", default="allreduce", choices=sorted(set(COLLECTIVES) - {"barrier"}))
     parser.add_argument("--peers", default="ours,mpi4py,ucc", help="the first is what the others are compared with")
     parser.add_argument("--no-start-up", action="store_true", help="skip the times of import and creation")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.read(words)
-    try:
-        low, _, high = found.message_size.rpartition(":")
-        found.least, found.most = number(low or "8", 1), number(high, 1)
-        found.rounds, found.step = number(found.rounds, 2), number(found.step, 2)
-        found.dtype = dtype_of(found.type)
-    except ValueError as why:
-        raise BadUsage(f"compare: {why}") from None
+    least, most = found.message_size
+    found.least, found.most = least or 8, most or 16 << 20
     found.peers = found.peers.split(",")
     unknown = set(found.peers) - set(PEERS)
     if unknown or not found.peers:

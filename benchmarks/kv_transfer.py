@@ -21,8 +21,8 @@ import numpy as np
 
 from ucc_hetero import rma
 
-from .memory import Block, Memory, open_memory
-from .options import BadUsage, ProgramParser, number
+from .memory import Block, Memory, memory_of
+from .options import BadUsage, ProgramParser, number, value
 from .result_file import write_job
 from .world import World, open_world, prepare
 
@@ -43,27 +43,25 @@ class KVCase(NamedTuple):
     concurrency: int
 
 
+def _numbers(text: str) -> list[int]:
+    return [number(each, 1) for each in text.split(",")]
+
+
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
     about, _, more = (__doc__ or "").partition("\n\n")
     parser = ProgramParser("kv_transfer", description=about, epilog=more)
+    many, one = value(_numbers), value(number, 1)
     parser.add_argument("--way", default="buffer,plain,layout", help=f"of {', '.join(WAYS)} (buffer,plain,layout)")
-    parser.add_argument("--pages", default="16,64,256", help="pages of a prompt (16,64,256)")
-    parser.add_argument("--block-size", default="16", help="tokens of a page (16)")
-    parser.add_argument("--concurrency", default="1,4", help="prompts at a time (1,4)")
-    parser.add_argument("--layers", default="4", help="layers of the model (4)")
-    parser.add_argument("--heads", default="8", help="heads of keys and values (8)")
-    parser.add_argument("--dim", default="128", help="elements of a head (128)")
-    parser.add_argument("-r", "--rounds", default="11", help="measured after two more (11)")
+    parser.add_argument("--pages", default="16,64,256", **many, help="pages of a prompt (16,64,256)")
+    parser.add_argument("--block-size", default="16", **many, help="tokens of a page (16)")
+    parser.add_argument("--concurrency", default="1,4", **many, help="prompts at a time (1,4)")
+    parser.add_argument("--layers", default="4", **one, help="layers of the model (4)")
+    parser.add_argument("--heads", default="8", **one, help="heads of keys and values (8)")
+    parser.add_argument("--dim", default="128", **one, help="elements of a head (128)")
+    parser.add_argument("-r", "--rounds", default="11", **one, help="measured after two more (11)")
     parser.add_argument("-d", "--accelerator", default="host", help="memory: cuda, rocm, host or auto (host)")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     found = parser.read(words)
-    for name in ("pages", "block_size", "concurrency", "layers", "heads", "dim", "rounds"):
-        given = getattr(found, name)
-        try:
-            values = [number(each, 1) for each in given.split(",")]
-        except ValueError as why:
-            raise BadUsage(f"kv_transfer: --{name.replace('_', '-')} {given}: {why}") from None
-        setattr(found, name, values if name in KVCase._fields else values[0])
     found.way = found.way.split(",")
     for way in found.way:
         if way not in WAYS:
@@ -198,11 +196,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
     world = open_world()
     if world.size != 2:
         raise BadUsage("kv_transfer needs two ranks: mpirun -n 2 python -m ucc_hetero.bench kv_transfer")
-    local = world.local_rank()
-    try:
-        memory = world.agreed(lambda: open_memory(sizes.accelerator, local), ValueError)
-    except ValueError as why:
-        raise BadUsage(f"kv_transfer: {why}") from None
+    memory = memory_of(world, sizes.accelerator)
     cases = [KVCase(*each) for each in product(sizes.way, sizes.block_size, sizes.pages, sizes.concurrency)]
     shape = f"{sizes.layers} layers, {sizes.heads} heads of {sizes.dim}"
     world.say(f"# Pages of a KV cache, {shape}\n")

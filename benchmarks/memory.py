@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from ucc_hetero.types import DTYPES
 
+from .options import BadUsage
+from .world import World
+
 Host = npt.NDArray[Any]
 #: Elements behind each block that no call may write, and the byte they hold.
 _GUARD, _GUARD_BYTE = 64, 0x5A
@@ -118,6 +121,15 @@ def _accelerator_here() -> tuple[str, str]:
     if not torch.cuda.is_available():
         return "host", "torch sees no GPU on this rank"
     return ("rocm" if torch.version.hip else "cuda"), ""
+
+
+def memory_of(world: World, accelerator: str) -> Memory:
+    """Memory of each rank. Collective; raises BadUsage on all ranks where one cannot have what was asked for."""
+    local = world.local_rank()
+    try:
+        return world.agreed(lambda: open_memory(accelerator, local), ValueError)
+    except ValueError as why:
+        raise BadUsage(str(why)) from None
 
 
 def open_memory(accelerator: str, local_rank: int) -> Memory:

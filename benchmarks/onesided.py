@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .memory import Memory
 from .output import Row
 from .session import Session
-from .world import NotOffered, Peer
+from .world import Peer
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,12 +63,6 @@ class Regions:
         for request in self.under_way:
             request.Wait()
         self.under_way.clear()
-
-
-def check(bench: str, peer: Peer) -> None:
-    """Raise NotOffered for peers without one-sided communication."""
-    if peer.name not in ("ours", "mpi4py"):
-        raise NotOffered(f"{bench}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
 
 
 @contextmanager

@@ -60,10 +60,7 @@ class Options:
         # OSU's osu_ibarrier runs with the counts for large messages.
         large = size > LARGE or (bench.family == "nonblocking" and not bench.sized)
         default, warmup = (row.large, row.warmup_large) if large else (row.small, row.warmup_small)
-        return (
-            default if self.iterations is None else self.iterations,
-            warmup if self.warmup is None else self.warmup,
-        )
+        return default if self.iterations is None else self.iterations, warmup if self.warmup is None else self.warmup
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -78,7 +75,7 @@ def number(text: str, least: int = 0, most: int | None = None) -> int:
     return value
 
 
-def _sizes(text: str) -> tuple[int | None, int | None]:
+def sizes_of(text: str) -> tuple[int | None, int | None]:
     low, _, high = text.rpartition(":")
     if not (low or high) or ":" in low:
         raise ValueError("MAX, MIN:MAX or MIN: is needed")
@@ -112,7 +109,7 @@ def _peers(text: str) -> tuple[str, ...]:
     return words
 
 
-def _value(convert: Callable[..., Any], *limits: int) -> dict[str, Any]:
+def value(convert: Callable[..., Any], *limits: int) -> dict[str, Any]:
     """An option with a value, whose mistakes are said with the value that was given."""
 
     def checked(text: str) -> Any:
@@ -131,31 +128,31 @@ _WORD: dict[str, Any] = {"type": str.lower}
 #: Options that it sets, how, and its help.
 _OPTIONS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("f", "full", "full", _FLAG, "also print minimum, maximum and iterations"),
-    ("m", "message-size", "sizes", _value(_sizes),
+    ("m", "message-size", "sizes", value(sizes_of),
      "[MIN:]MAX message sizes in bytes; K, M, G may follow; '-m 4:' sets only the minimum"),
-    ("W", "window-size", "window", _value(number, 1), "messages in flight before both sides meet (default 64)"),
-    ("t", "num-test-calls", "test_calls", _value(number), "calls of Test during the computation (default 0)"),
-    ("i", "iterations", "iterations", _value(number, 1), "iterations (default depends on the benchmark and the size)"),
-    ("x", "warmup", "warmup", _value(number), "warm-up iterations (likewise)"),
-    ("M", "mem-limit", "mem_limit", _value(lambda text: max(number(text), _LEAST_MEMORY)),
+    ("W", "window-size", "window", value(number, 1), "messages in flight before both sides meet (default 64)"),
+    ("t", "num-test-calls", "test_calls", value(number), "calls of Test during the computation (default 0)"),
+    ("i", "iterations", "iterations", value(number, 1), "iterations (default depends on the benchmark and the size)"),
+    ("x", "warmup", "warmup", value(number), "warm-up iterations (likewise)"),
+    ("M", "mem-limit", "mem_limit", value(lambda text: max(number(text), _LEAST_MEMORY)),
      "most memory a buffer may take, in bytes (default 536870912)"),
     ("d", "accelerator", "accelerator", _WORD | {"choices": ("host", "cuda", "rocm", "auto")},
      "memory: cuda, rocm, host, or auto for what each rank has (default host)"),
-    ("p", "num-pairs", "pairs", _value(number, 1), "pairs of ranks (default ranks / 2)"),
+    ("p", "num-pairs", "pairs", value(number, 1), "pairs of ranks (default ranks / 2)"),
     ("c", "validation", "validate", _FLAG, "check every element: Pass or Fail; a Fail ends the run with status 1"),
-    ("u", "validation-warmup", "validation_warmup", _value(number, 0, _MOST_WARMUPS),
+    ("u", "validation-warmup", "validation_warmup", value(number, 0, _MOST_WARMUPS),
      "warm-up calls before each checked iteration, at most 10 (default 5)"),
-    ("T", "type", "types", _value(_types),
+    ("T", "type", "types", value(_types),
      "all, mpi_char, mpi_int, mpi_float, or dtype names such as float64 (default mpi_char)"),
     ("l", "in-place", "in_place", _FLAG, "in place"),
-    ("z", "tail-lat", "percentiles", _value(_percentiles) | {"nargs": "?", "const": (50, 90, 99)},
+    ("z", "tail-lat", "percentiles", value(_percentiles) | {"nargs": "?", "const": (50, 90, 99)},
      "[P,P...] percentiles (default 50,90,99)"),
-    ("k", "root-rank", "root", _value(_root),
+    ("k", "root-rank", "root", value(_root),
      "fixed:RANK, or rotate: another root in each iteration (default fixed:0)"),
     ("", "backend", "backend", _WORD | {"choices": PEERS}, f"what is measured: {', '.join(PEERS)} (default ours)"),
-    ("", "peer", "peers", _value(_peers),
+    ("", "peer", "peers", value(_peers),
      "also run these, interleaved, and print ratios: a list out of the same"),
-    ("", "rounds", "rounds", _value(number, 2), "rounds of the interleaved runs (default 10)"),
+    ("", "rounds", "rounds", value(number, 2), "rounds of the interleaved runs (default 10)"),
     ("", "limit", "limit", _FLAG, "measure the links first; per size, what they allow at best, and the share reached"),
     ("", "json", "json", {}, "also write results, machine and versions to this file"),
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from .options import Options
 from .stats import Interval, Overlap
@@ -65,6 +67,15 @@ def osu_preamble(bench: Bench, options: Options, accelerator: str = "host", pair
     if bench.family == "nonblocking":
         return f"\n{title}# Overall = Coll. Init + Compute + MPI_Test + MPI_Wait\n\n"
     return "\n" + title
+
+
+def mix_line(accelerators: Sequence[str]) -> str:
+    """A comment naming the kinds of memory, where the ranks differ in it; empty otherwise."""
+    if len(set(accelerators)) == 1:
+        return ""
+    runs = [f"{len(list(group))}x {kind}" for kind, group in groupby(accelerators)]
+    short = [f"{n}x {kind}" for kind, n in sorted(Counter(accelerators).items())]
+    return f"# Clusters: {', '.join(runs if len(runs) <= len(short) else short)}\n"
 
 
 def datatype(name: str) -> str:

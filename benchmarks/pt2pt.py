@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -23,21 +24,17 @@ _PING, _DATA, _BACK, _ANSWER = 1, 100, 10, 101
 
 
 class Pairs:
-    """One peer's messages of one size between all pairs: an iteration is one ping-pong, or one window of messages."""
+    """One peer's messages of one size between all pairs: an iteration is one ping-pong, or one window of messages.
+
+    ``directions`` in which a window's messages go at once; 0 for ping-pongs.
+    """
 
     def __init__(
-        self,
-        session: Session,
-        peer: Peer,
-        dtype: np.dtype[Any],
-        size: int,
-        once: Once,
-        window: int,
-        directions: int = 0,
+        self, session: Session, peer: Peer, dtype: np.dtype[Any], size: int, once: Once, directions: int = 0
     ) -> None:
         world, options = session.world, session.options
         self.session, self.peer, self.dtype, self.size = session, peer, dtype, size
-        self.once, self.window, self.directions, self.wrong = once, max(window, 1), directions, 0
+        self.once, self.window, self.directions, self.wrong = once, options.window, directions, 0
         self.pairs = options.pairs or world.size // 2
         self.first = world.rank < self.pairs
         partner = world.rank + (self.pairs if self.first else -self.pairs)
@@ -145,20 +142,10 @@ def _both_ways(pair: Pairs) -> None:
     pair.peer.waitall(receives)
 
 
-def _latency(session: Session, peer: Peer, dtype: np.dtype[Any], size: int) -> Pairs:
-    return Pairs(session, peer, dtype, size, _ping_pong, 1)
-
-
-def _windowed(once: Once, directions: int) -> Open:
-    return lambda session, peer, dtype, size: Pairs(
-        session, peer, dtype, size, once, session.options.window, directions
-    )
-
-
 SERIES: dict[str, Open] = {
-    "osu_latency": _latency,
-    "osu_multi_lat": _latency,
-    "osu_bw": _windowed(_one_way, 1),
-    "osu_bibw": _windowed(_both_ways, 2),
-    "osu_mbw_mr": _windowed(_one_way, 1),
+    "osu_latency": partial(Pairs, once=_ping_pong),
+    "osu_multi_lat": partial(Pairs, once=_ping_pong),
+    "osu_bw": partial(Pairs, once=_one_way, directions=1),
+    "osu_bibw": partial(Pairs, once=_both_ways, directions=2),
+    "osu_mbw_mr": partial(Pairs, once=_one_way, directions=1),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,15 @@ import numpy as np
 from . import collective, onesided, output, pt2pt
 from .interleave import Open, measure
 from .limits import open_limit
-from .memory import Memory, dtype_of, label_of, open_memory
+from .memory import Memory, dtype_of, label_of, memory_of
 from .options import BadUsage, Options
 from .output import Row
 from .peers import open_peer
-from .result_file import Results
+from .result_file import row_data, write_job
 from .session import Session
 from .stats import sizes, verdict
 from .table import Bench
-from .world import Peer, World
+from .world import NotOffered, Peer, World
 
 
 def _series(bench: Bench) -> Open:
@@ -35,7 +35,8 @@ def _series(bench: Bench) -> Open:
 def _check_offered(bench: Bench, peer: Peer) -> None:
     """Raise NotOffered, before anything is printed, where the peer lacks what the benchmark calls."""
     if bench.family == "onesided":
-        onesided.check(bench.name, peer)
+        if peer.name not in ("ours", "mpi4py"):
+            raise NotOffered(f"{bench.name}: peer {peer.name!r} has no one-sided communication; ours and mpi4py have")
     elif bench.collective is None:
         peer.method("Isend")
     else:
@@ -70,14 +71,9 @@ def _check_ranks(bench: Bench, world: World, options: Options) -> None:
 
 
 def _memory(options: Options, world: World) -> Memory:
-    """This rank's memory; all ranks fail if one cannot have what was asked for."""
-    accelerator, local = options.accelerator, world.local_rank()
-    if options.places:  # the first half of the ranks and the second
-        accelerator = "host" if options.places[world.rank >= (world.size + 1) // 2] == "H" else accelerator
-    try:
-        return world.agreed(lambda: open_memory(accelerator, local), ValueError)
-    except ValueError as why:
-        raise BadUsage(str(why)) from None
+    """This rank's memory, which depends on its half of the ranks where the command line says so."""
+    half = int(world.rank >= (world.size + 1) // 2)
+    return memory_of(world, "host" if options.places and options.places[half] == "H" else options.accelerator)
 
 
 def run(bench: Bench, options: Options, world: World, command: list[str]) -> int:
@@ -96,55 +92,57 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
         for name in dict.fromkeys((options.backend, *options.peers)):
             peers[name] = open_peer(name, world)
             _check_offered(bench, peers[name])
-        results = Results(bench.name, command, world, memory.accelerator)
-        session = Session(bench, options, world, memory, peers, results)
+        session = Session(bench, options, world, memory, peers)
         session.options = _limited(session)
-        if options.limit:
-            limit = open_limit(session)
-            session.limit, results.links = limit.of, limit.links
-        status = _osu(session, dtypes)
-        results.finish(session.bench, session.options, session.peer)
+        limit = open_limit(session) if options.limit else None
+        session.limit = limit and limit.of
+        accelerators = world.comm.allgather(memory.accelerator)
+        rows: list[dict[str, Any]] = []
+        status = _osu(session, dtypes, accelerators, rows)
+        if options.json:
+            more = _about(session) | {"links": limit and limit.links, "rows": rows}
+            write_job(options.json, bench.name, command, world, more, accelerators)
         return status
     finally:
         for peer in peers.values():
             peer.close()
 
 
+def _about(session: Session) -> dict[str, Any]:
+    """What a result file says of the whole run."""
+    bench, options, peer = session.bench, session.options, session.peer
+    return {
+        "family": bench.family, "unit": "us" if bench.unit == "time" else "MB/s", "backend": options.backend,
+        "percentiles": list(options.percentiles),
+        "topology": peer.comm.topology.describe() if peer.name == "ours" else None,
+        "plans": peer.comm.plan_summary() if peer.name == "ours" else None,
+    }  # fmt: skip
+
+
 def _rows(session: Session, dtype: np.dtype[Any]) -> Iterator[Row]:
     bench, options = session.bench, session.options
     wanted = list(sizes(options.min_size, options.max_size, dtype.itemsize)) if bench.sized else [0]
     for size in wanted:
-        yield _with_limit(session, measure(session, _series(bench), dtype, size))
+        row = measure(session, _series(bench), dtype, size)
+        yield row if session.limit is None else replace(row, limit=session.limit(size))
 
 
-def _with_limit(session: Session, row: Row) -> Row:
-    return row if session.limit is None else replace(row, limit=session.limit(row.size))
-
-
-def _osu(session: Session, dtypes: list[np.dtype[Any]]) -> int:
-    bench, options, world = session.bench, session.options, session.world
-    accelerator = world.comm.bcast(session.memory.accelerator)
-    pairs = options.pairs or world.size // 2
-    session.print(output.osu_preamble(bench, options, accelerator, pairs))
-    session.print(session.results.mix_line())
+def _osu(session: Session, dtypes: list[np.dtype[Any]], accelerators: Sequence[str], rows: list[dict[str, Any]]) -> int:
+    """Print the tables, and keep their rows; returns the exit status."""
+    bench, options, say = session.bench, session.options, session.world.say
+    pairs = options.pairs or session.world.size // 2
+    say(output.osu_preamble(bench, options, accelerators[0], pairs) + output.mix_line(accelerators))
     for dtype in dtypes:
-        if bench.sized:
-            session.print(output.datatype(label_of(dtype)))
-        session.print(output.osu_header(bench, options))
+        say((output.datatype(label_of(dtype)) if bench.sized else "") + output.osu_header(bench, options))
         unclear: dict[str, list[int]] = {}
         for row in _rows(session, dtype):
-            session.print(output.osu_row(bench, options, row))
-            session.results.add(dtype.name, row, plan=session.plan())
+            say(output.osu_row(bench, options, row))
+            rows.append(row_data(dtype.name, row, rates=bench.unit == "bandwidth", plan=session.plan()))
             for peer, (_, interval) in row.ratios.items():
                 if verdict(interval) == "too noisy":
                     unclear.setdefault(peer, []).append(row.size)
             if row.wrong:
-                return _failed(session, row.size)
-        session.print(output.noise_line(options.backend, unclear))
+                say(f"DATA VALIDATION ERROR: {bench.name} exited with status 1 on message size {row.size}.\n")
+                return 1
+        say(output.noise_line(options.backend, unclear))
     return 0
-
-
-def _failed(session: Session, size: int) -> int:
-    name = session.bench.name
-    session.print(f"DATA VALIDATION ERROR: {name} exited with status 1 on message size {size}.\n")
-    return 1

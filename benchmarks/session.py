@@ -1,8 +1,7 @@
-"""State that the timed loops share: the job, the options, the memory, the peers, and where rows go."""
+"""State that the timed loops share: the job, the options, the memory and the peers."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,7 +10,6 @@ import numpy.typing as npt
 
 from .memory import Memory
 from .options import Options
-from .result_file import Results
 from .stats import osu_percentile
 from .table import Bench
 from .world import Peer, World
@@ -26,7 +24,6 @@ class Session:
     world: World
     memory: Memory
     peers: dict[str, Peer]
-    results: Results
     #: Size -> limit set by the links, in the unit of the benchmark; None without --limit.
     limit: Callable[[int], float] | None = None
     _plans: dict[str, str] = field(default_factory=dict)
@@ -46,12 +43,6 @@ class Session:
         new = [plan for label, plan in self._plans.items() if label not in known]
         # None new: the calls of this row were made before, in the row before it.
         return new[-1] if new else next(reversed(self._plans.values()), None)
-
-    def print(self, text: str) -> None:
-        """Write to the table: rank 0's stdout."""
-        if self.world.rank == 0:
-            sys.stdout.write(text)
-            sys.stdout.flush()
 
     def percentiles(self, mine: npt.NDArray[np.float64]) -> tuple[float, ...]:
         """OSU's percentiles of the per-iteration means over ranks."""

@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 from ucc_hetero.bench.links import Links
+from ucc_hetero.bench.report import short_size
 from ucc_hetero.bench.result_file import origin, write_json
 from ucc_hetero.bench.roofline import least_seconds
 from ucc_hetero.bench.table import COLLECTIVES
@@ -233,10 +234,6 @@ def _wanted(arguments: argparse.Namespace) -> list[ClusterCase]:
     return narrowed
 
 
-def _size(nbytes: int) -> str:
-    return f"{nbytes // _MIB}M" if nbytes >= _MIB else str(nbytes)
-
-
 def heading(peers: Sequence[str]) -> str:
     """The table's first lines."""
     columns = "".join(f"{f'{name}(ms)':>12}" for name in peers)
@@ -247,7 +244,7 @@ def heading(peers: Sequence[str]) -> str:
 def line(case: str, row: dict[str, Any], peers: Sequence[str]) -> str:
     """One row of the table."""
     times = "".join(f"{row['median'][p] * 1e3:12.3f}" if p in row["median"] else f"{'-':>12}" for p in peers)
-    text = f"{case:<20}{row['collective']:<16}{_size(row['nbytes']):>6}{row['limit'] * 1e3:11.3f}{times}"
+    text = f"{case:<20}{row['collective']:<16}{short_size(row['nbytes']):>6}{row['limit'] * 1e3:11.3f}{times}"
     if row["target"] and peers[0] in row["median"]:
         ratio, best = (row[kind][peers[0]] / row["limit"] for kind in ("median", "least"))
         return f"{text}{ratio:12.2f}{best:8.2f}{row['target']:8.2f}"

@@ -2,6 +2,7 @@
 
     python tools/torch_train.py --amd 2,3 --hip libamdhip64-over-cuda.so --json out.json   # 4 GPUs; tests/hipcuda
     python tools/torch_train.py --size 100k --length 64 --batch 16                         # the host, emulated
+    python tools/torch_train.py --ranks 2 --ways calls,alone,beside --seconds 15           # collectives and products
 
 Every backend is a job of its own, which trains the model of examples/train_llm.py under DDP, FSDP2 and two pipeline
 stages times data parallel, one after the other; under HSDP and two replicas of tensor parallel ranks, too, if
@@ -9,18 +10,23 @@ stages times data parallel, one after the other; under HSDP and two replicas of 
 boundary lies inside the groups of DDP and FSDP2 and between the pipeline's stages; ``--amd`` ranks take their GPU
 through the HIP runtime that ``--hip`` names, and without GPUs the vendors are emulated. Times are medians over rounds,
 of the slowest rank. A backend that fails, or takes too long, costs its own figures only.
+
+``calls``: asynchronous collectives of all kinds and sizes (8 B to 16 MiB, of the same seed for every backend) in two
+groups of all ranks, matrix products between them, waited for and compared sixteen at a time; how many a second.
+``alone``, ``beside``: TFLOP/s of a rank's products, alone and while all_reduces of 128 MiB follow each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import sys
 import time
 from typing import Any
 
-from torch_calls import of_all, settle
+from torch_calls import KINDS, call_of, of_all, settle
 from torch_job import RANK, about, every_backend, join, parser, ratio, status, write
 
 #: Name -> (Settings of examples/llm_job.py, shares of NCCL's tokens/s that the mixed and homogeneous jobs are to reach)
@@ -32,13 +38,19 @@ WAYS: dict[str, tuple[dict[str, Any], float, float]] = {
     "tp x dp2": ({"parallel": "tp", "replicas": 2}, 0.98, 0.99),
 }
 USUAL = ("ddp", "fsdp2", "pp2 x dp")
+#: Ways that train nothing, and what is counted of them.
+BUSY = {"calls": "calls/s", "alone": "TFLOP/s", "beside": "TFLOP/s"}
+#: Calls under way at a time in ``calls``.
+BATCH = 16
 BACKENDS = ("nccl", "ucch", "mixed", "gloo")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     found = parser(__doc__, 4, 120, ",".join(BACKENDS))
-    found.add_argument("--ways", default=",".join(USUAL), help=f"some of {','.join(WAYS)} (default: %(default)s)")
+    found.add_argument(
+        "--ways", default=",".join(USUAL), help=f"some of {','.join([*WAYS, *BUSY])} (default: %(default)s)"
+    )
     found.add_argument("--size", default="1b", help="of the model (default: 1b)")
     found.add_argument("--dtype", default="", help="fp32, bf16, bf16-all (default: bf16-all on GPUs, else fp32)")
     found.add_argument("--batch", type=int, default=32, help="sequences per step over all ranks (default: 32)")
@@ -46,6 +58,7 @@ def arguments() -> argparse.Namespace:
     found.add_argument("--steps", type=int, default=5, help="steps per round (default: 5)")
     found.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     found.add_argument("--gloo-steps", type=int, default=1, help="steps per round over Gloo, in one round (default: 1)")
+    found.add_argument("--seconds", type=float, default=15, help="of calls (default: 15)")
     found.add_argument("--step-limit", type=float, default=30, help="seconds that a call may take (default: 30)")
     return found.parse_args()
 
@@ -91,14 +104,85 @@ def measure(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]
     }  # fmt: skip
 
 
+class Busy:
+    """Collectives and matrix products at once: a rank's groups and matrices."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch, self.dist = torch, torch.distributed
+        self.n = self.dist.get_world_size()
+        self.gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
+        self.groups = [self.dist.new_group() for _ in range(2)]
+        self.order = 4096 if self.gpu else 128
+        kind = torch.bfloat16 if self.gpu else torch.float32
+        self.square = torch.randn(self.order, self.order, dtype=kind, device=self.device)
+        self.bad = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def call(self, kind: str, count: int, group: Any, value: int) -> tuple[Any, Any, int]:
+        """One asynchronous collective of ``count`` elements a rank: its work, its output, and what that is to hold."""
+        sends, receives = (count * (self.n if spread else 1) for spread in KINDS[kind])
+        x = self.torch.full((sends,), float(value), device=self.device)
+        y = x if kind in ("all_reduce", "broadcast") else self.torch.full((receives,), -1.0, device=self.device)
+        work = call_of(self.dist, kind, x, y, group=group, async_op=True)()
+        return work, y, value * self.n if "reduce" in kind else value
+
+    def calls(self, seconds: float) -> float:
+        """Calls a second, all compared with what they are to give."""
+        draw, done = random.Random(5), 0
+        end = time.perf_counter() + seconds
+        start = time.perf_counter()
+        while True:
+            flying = []
+            for _ in range(BATCH):
+                kind, size = draw.choice(list(KINDS)), 2 ** draw.randint(1, 22)
+                flying.append(self.call(kind, size, draw.choice(self.groups), draw.randint(1, 9)))
+                if draw.random() < 0.5:
+                    self.square @ self.square
+            for work, out, value in flying:
+                work.wait()
+                self.bad += (out != value).sum()
+            done += BATCH
+            if done % (8 * BATCH) == 0 and not all(of_all(self.dist, time.perf_counter() < end)):
+                break  # all ranks after the same batch
+        settle(self.torch)
+        rate = done / (time.perf_counter() - start)
+        if int(self.bad):
+            raise AssertionError(f"rank {RANK}: {int(self.bad)} elements are wrong")
+        return float(min(of_all(self.dist, rate)))
+
+    def products(self, beside: bool) -> float:
+        """TFLOP/s of a rank's products, alone or beside a row of long all_reduces."""
+        long = self.torch.zeros((32 if self.gpu else 1) << 20, device=self.device)
+        rates = []
+        for _ in range(5):
+            settle(self.torch)
+            self.dist.barrier()
+            works = [self.dist.all_reduce(long, async_op=True) for _ in range(8 * beside)]
+            start = time.perf_counter()
+            for _ in range(200):
+                self.square @ self.square
+            if self.gpu:
+                self.torch.cuda.current_stream().synchronize()
+            rates.append(200 * 2 * self.order**3 / (time.perf_counter() - start) * 1e-12)
+            for work in works:
+                work.wait()
+        return float(min(of_all(self.dist, sorted(rates)[2])))
+
+
+def busy(torch: Any, way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A figure of collectives and products at once."""
+    bench = Busy(torch)
+    return {BUSY[way]: bench.calls(options.seconds) if way == "calls" else bench.products(way == "beside")}
+
+
 def child(options: argparse.Namespace) -> int:
     """All ways over one backend; rank 0 writes what there is after each."""
     torch, ours = join(options, options.step_limit), options.backend in ("ucch", "mixed")
     found: dict[str, Any] = {"about": about(torch, options.ranks), "ways": {}}
     for way in options.ways.split(","):
-        if options.backend == "gloo" and WAYS[way][0]["parallel"] == "pp" and torch.cuda.is_available():
+        if options.backend == "gloo" and way.startswith("pp") and torch.cuda.is_available():
             continue  # Gloo's messages read device memory as if it were the host's, and die
-        found["ways"][way] = measure(torch, way, options)
+        found["ways"][way] = (busy if way in BUSY else measure)(torch, way, options)
         if RANK == 0:
             if ours:
                 import ucc_hetero.torch
@@ -116,14 +200,15 @@ def child(options: argparse.Namespace) -> int:
 
 
 def table(found: dict[str, Any], options: argparse.Namespace) -> str:
-    """Tokens/s of all backends, and what share of NCCL's (on the host: how many times Gloo's) they are."""
+    """Figures of all backends, and what share of NCCL's (on the host: how many times Gloo's) they are."""
     lines = [f"{'':10}{'':8}" + "".join(f"{name:>12}" for name in found)]
     for way in options.ways.split(","):
-        rate = {name: each.get("ways", {}).get(way, {}).get("tokens/s") for name, each in found.items()}
-        lines.append(f"{way:10}tokens/s" + "".join(f"{rate[name] or float('nan'):12.0f}" for name in found))
+        unit = BUSY.get(way, "tokens/s")
+        rate = {name: each.get("ways", {}).get(way, {}).get(unit) for name, each in found.items()}
+        lines.append(f"{way:10}{unit:8}" + "".join(f"{rate[name] or float('nan'):12.6g}" for name in found))
         base = "nccl" if "nccl" in found else "gloo"
         lines.append(f"{'':10}of {base:5}" + "".join(f"    {ratio(rate[name], rate.get(base))}" for name in found))
-        if base == "nccl":
+        if base == "nccl" and way in WAYS:
             _, mixed, alone = WAYS[way]
             goals = {"mixed": f"{mixed:.0%}", "ucch": f"{alone:.0%}"}
             lines.append(f"{'':10}to reach" + "".join(f"{goals.get(name, ''):>12}" for name in found))
@@ -140,7 +225,7 @@ def main() -> int:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     usual = [name for name in BACKENDS if name != "nccl" or gpus >= options.ranks]
     usual = [name for name in usual if name != "mixed" or not gpus or options.amd]
-    names = "ways size dtype batch length steps rounds gloo_steps step_limit"
+    names = "ways size dtype batch length steps rounds gloo_steps step_limit seconds"
     found = every_backend(__file__, options, usual, names)
     print(table(found, options))
     return status(found)

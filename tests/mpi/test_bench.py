@@ -207,7 +207,7 @@ MISTAKES = {
         "osu_mbw_mr -p 2": "2 ranks make at most 1 pairs",
         "osu_get_bw --backend ucc": "peer 'ucc' has no one-sided communication",
         "kv_transfer --way back": "--way back: known are buffer, plain",
-        "kv_transfer --block-size 16,x": "kv_transfer: --block-size 16,x: ",
+        "kv_transfer --block-size 16,x": "kv_transfer: argument --block-size: '16,x': a number from 1",
         "osu_nothing": "benchmark 'osu_nothing' is not known",
         "compare --rounds 1": "from 2",
     },
