@@ -95,7 +95,7 @@ def run(bench: Bench, options: Options, world: World, command: list[str]) -> int
         session = Session(bench, options, world, memory, peers)
         session.options = _limited(session)
         limit = open_limit(session) if options.limit else None
-        session.limit = limit and limit.of
+        session.limit = limit.of if limit else None
         accelerators = world.comm.allgather(memory.accelerator)
         rows: list[dict[str, Any]] = []
         status = _osu(session, dtypes, accelerators, rows)

@@ -97,19 +97,20 @@ def _end(child: subprocess.Popen[bytes]) -> bool:
 
 
 def _start(words: Sequence[str], env: Mapping[str, str], out: Any, err: Any) -> subprocess.Popen[bytes]:
-    """Start a session of its own, which ends with this process however that ends."""
-    before, streams = (
-        ending_with_parent(signal.SIGTERM, _INTERRUPT),
-        {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err},
-    )
-    return subprocess.Popen(words, env=dict(env), **streams, start_new_session=True, preexec_fn=before)
+    """Start a session of its own, which ends with this process however that ends. Interrupts are blocked then,
+    unless it fails: raised by what Python calls after a fork, as its logging does, one would be lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+    before, streams = ending_with_parent(signal.SIGTERM, _INTERRUPT), {"stdin": subprocess.DEVNULL, "stdout": out}
+    try:
+        return subprocess.Popen(words, env=dict(env), **streams, stderr=err, start_new_session=True, preexec_fn=before)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+        raise
 
 
 def _run(words: Sequence[str], env: Mapping[str, str], seconds: float) -> tuple[int | None, str, str]:
     """(exit status, or None where time was up; standard output; standard error's end)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        # Raised by what Python calls after a fork, as its logging does, an interrupt would be lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
         child = _start(words, env, out, err)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)

@@ -140,14 +140,9 @@ def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     assert os.uname().nodename not in text.replace(os.uname().release, "")
 
 
-#: Answers every question; as the second one ends the doctor and does not end itself, if it is to. The doctor waits for
-#: its answer by then: Python loses a KeyboardInterrupt that comes while a fork ends in the parent.
+#: Answers every question; as the second one ends the doctor and does not end itself, if it is to.
 SHELL = """#!/bin/sh
-if [ "$3" = copies ] && [ -n "$ENDS" ]; then
-    until grep -q "^State:.S" "/proc/$PPID/status"; do :; done
-    kill -s "$ENDS" $PPID
-    exec sleep 1000
-fi
+[ "$3" = copies ] && [ -n "$ENDS" ] && kill -s "$ENDS" $PPID && exec sleep 1000
 echo 'ucch-answer {"verdict": "yes", "text": "", "devices": ["one"]}'
 """
 
