@@ -305,7 +305,15 @@ static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-static PyMethodDef functions[] = {METHOD(arrays, METH_FASTCALL), METHOD(piece, METH_FASTCALL), {0}};
+/* untrack(object): the garbage collector does not look at it from now on. */
+static PyObject *untrack(PyObject *module, PyObject *object) {
+    (void)module;
+    PyObject_GC_UnTrack(object);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    METHOD(arrays, METH_FASTCALL), METHOD(piece, METH_FASTCALL), METHOD(untrack, METH_O), {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "ucc_hetero._repeat", NULL, -1, functions};
 
 PyMODINIT_FUNC PyInit__repeat(void);

@@ -257,7 +257,7 @@ void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
 ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *header, void *data, size_t bytes);
-void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const ucch_here *here);
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const void *data);
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
 int ucch_staged_busy(ucch_peer *peer);
 void ucch_staged_free_locked(ucch_rma *at);

@@ -400,13 +400,15 @@ ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *da
 }
 
 /* Data is in a slot of a peer's, if we see that, or wires bring it. */
-void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const ucch_here *here) {
-    ucch_arrival a = {.header = *h, .bytes = here->bytes};
-    int sees = here->bytes <= UCCH_RMA_SLOT && h->slot < UCCH_RMA_SLOTS;
+void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data) {
+    ucch_here here;
+    memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
+    ucch_arrival a = {.header = *h, .bytes = here.bytes};
+    int sees = here.bytes <= UCCH_RMA_SLOT && h->slot < UCCH_RMA_SLOTS;
     if (sees && peer->in)
-        sees = !ucch_carrier_expect_locked(peer->in, h->slot, here->bytes, &a.piece);
+        sees = !ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &a.piece);
     else
-        sees = sees && !ucch_share_open(&peer->share, peer->pid, here->file) && !ucch_share_pin(&peer->share);
+        sees = sees && !ucch_share_open(&peer->share, peer->pid, here.file) && !ucch_share_pin(&peer->share);
     if (sees) {
         int before = ucch_device_enter();
         sees = enter_locked(peer->at, &a) == UCS_INPROGRESS;

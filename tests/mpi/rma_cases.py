@@ -139,8 +139,8 @@ def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
         refused(ValueError, "another process", right.open, told[(r + 2) % p][0])
     # An engine that does not look: the owner does, and refuses.
     forged = lib.ucch_target_new(right.native, int.from_bytes(descriptor[18:26], "little"), 0, 1 << 40, 1)
-    outside = np.array([4000], np.uint64), np.array([97], np.uint64)
-    places = [ffi.cast("uint64_t *", each.ctypes.data) for each in (outside[0] * 0, *outside)]
+    outside = tuple(np.array([number], np.uint64) for number in (0, 4000, 97))
+    places = [ffi.cast("uint64_t *", each.ctypes.data) for each in outside]
     for what in (lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET):
         native = lib.ucch_transfer_new(right.native, what)
         lib.ucch_transfer_lists(native, mine.native, forged, 1, *places)

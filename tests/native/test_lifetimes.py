@@ -12,6 +12,7 @@ import pytest
 
 from ucc_hetero import ucx
 from ucc_hetero.errors import LibraryError, LibraryNotFound
+from ucc_hetero.native.libraries import ffi, owned
 
 #: Seconds for what takes a moment; whoever waits for ever gets the alarm.
 LONG = 300
@@ -135,3 +136,22 @@ def test_a_receive_ends_with_its_worker() -> None:
         time.sleep(0.1)
         with pytest.raises(LibraryError, match="message"):
             until(message.test)
+
+
+def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
+    """Of a cycle Python calls finalizers in any order; that of an older object usually first."""
+    order: list[str] = []
+
+    class Asks:
+        def __init__(self, native: Any) -> None:
+            self.native, self.itself = native, self
+
+        def __del__(self) -> None:
+            order.append("asked")
+
+    native = owned(ffi.new("int *"), lambda _: order.append("freed"))
+    gc.collect()
+    Asks(native)
+    del native
+    gc.collect()
+    assert order == ["asked", "freed"]

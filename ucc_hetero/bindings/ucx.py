@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
-from ..native.libraries import ffi, lib, preload_ucx
+from ..native.libraries import ffi, lib, owned, preload_ucx
 from . import quarantine
 from .handle import Handle, locked, memory
 from .ucc_enums import MemType
@@ -316,7 +316,7 @@ class Message:
 
     def __init__(self) -> None:
         quarantine.release(Message)
-        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        self.handle = owned(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.keep: object = None
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..errors import NotSupported
-from ..native.libraries import ffi, lib
+from ..native.libraries import lib, owned
 from .request import SLICE, Request, fill_empty, under_way, wait_op
 
 _wait = lib.ucch_wait
@@ -179,7 +179,7 @@ class PersistentRequest(Request):
 
 def idle() -> tuple[Any, Any]:
     """A native operation of no call, and what it needs: the engine takes an idle message for one that has finished."""
-    message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+    message = owned(lib.ucch_message_new(), lib.ucch_message_free)
     return lib.ucch_message_op(message), message
 
 

@@ -8,6 +8,7 @@ libucp may be called before :func:`load`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import re
@@ -27,8 +28,8 @@ from ..installed import extra
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
-    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "piece", "preload_ucx",
-    "repeater",
+    "Libraries", "candidates", "ffi", "lib", "load", "load_before_mpi", "loaded", "mapped", "owned", "piece",
+    "preload_ucx", "repeater",
 ]  # fmt: skip
 
 #: The order matters: each needs those before it, and only absolute paths keep another UCX's files out.
@@ -72,6 +73,22 @@ _repeat = _repeats()
 repeater: Any = getattr(_repeat, "Repeater", None)
 #: Begins a one-sided transfer of one piece; 0 where that is the general way's business.
 piece: Any = getattr(_repeat, "piece", lambda *_: 0)
+_untrack: Any = getattr(_repeat, "untrack", None)
+
+
+def owned(native: Any, free: Any) -> Any:
+    """A native object that ``free`` gives back once nothing refers to it.
+
+    Python calls the finalizers of objects that it collects together in any order, and cffi's is one of them: the
+    ``__del__`` of what refers to the native object would find that freed. The collector does not look at this one, so
+    that it is freed behind them all.
+    """
+    found = ffi.gc(native, free)
+    if _untrack is not None:
+        _untrack(found)
+    else:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(found))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..bootstrap.timely import largest_tag
 from ..buffers import Buffer, pack, unpack
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi, lib, owned
 from ..transport.bounce import Bounce
 
 #: Bits of a UCX tag, high to low: communicator (12), program message or not (1), offer or data (1), message of the
@@ -57,7 +57,7 @@ class Transfer:
         pinned: bool = True,
     ) -> None:
         """``pinned``: so is the memory in which it is received, if it goes by ``bounce``."""
-        self.handle = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+        self.handle = owned(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
         #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
@@ -139,7 +139,7 @@ class Letter:
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
         """``how`` is of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
-        self.handle = ffi.gc(lib.ucch_letter_new(), lib.ucch_letter_free)
+        self.handle = owned(lib.ucch_letter_new(), lib.ucch_letter_free)
         self.op = lib.ucch_letter_op(self.handle)
         self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
         self.address, self.nbytes, self.keep = address, nbytes, keep

@@ -11,7 +11,7 @@ from ..buffers.buffer import Array
 from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
-from ..native.libraries import ffi, lib, piece
+from ..native.libraries import ffi, lib, owned, piece
 from .region import Core, Region, Sided
 from .request import ENDED, Request, failure, stream_argument
 from .wire_format import Address, Descriptor
@@ -42,7 +42,7 @@ class Target(Sided):
     def __init__(self, peer: Endpoint, descriptor: Descriptor, native: Any) -> None:
         self.peer, self.nbytes, self.memory = peer, descriptor.nbytes, descriptor.memory
         #: As long as this object, which transfers keep: another thread may close the endpoint and its targets.
-        self._memory = ffi.gc(native, lib.ucch_target_free) if native else native
+        self._memory = owned(native, lib.ucch_target_free) if native else native
         self._have(native)
         #: Why our device does not reach it; empty where it does, or is not meant to.
         self.lack = ""
@@ -331,7 +331,7 @@ class Endpoint(Sided):
             if found == 1:
                 return ENDED
             if found:
-                native = ffi.gc(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
+                native = owned(ffi.cast("ucch_transfer *", found), lib.ucch_transfer_free)
                 return Request(native, lib.ucch_transfer_op(native), _NAMES[what], (local, target))
         if target.peer is not self:
             raise ValueError("target: it is a region of another peer than this endpoint's")
@@ -383,7 +383,7 @@ class Endpoint(Sided):
         return keep
 
     def _start(self, native: Any, what: str, keep: object, stream: Any, timeout: float | None) -> Request:
-        native = ffi.gc(native, lib.ucch_transfer_free)
+        native = owned(native, lib.ucch_transfer_free)
         request = Request(native, lib.ucch_transfer_op(native), what, keep)
         seconds = self.worker.timeout if timeout is None else timeout
         status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))

@@ -16,7 +16,7 @@ from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout
 from ..machine import launchers, nics
 from ..machine.discover import host_identity
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi, lib, owned
 from ..transport import wires
 from .endpoint import Endpoint
 from .region import Core, Region
@@ -83,7 +83,7 @@ class Counter(Handle):
         """
         worker = self.worker
         theirs = peer.native if peer is not None else ffi.NULL
-        native = ffi.gc(lib.ucch_await_new(worker.native, theirs, self.number, least), lib.ucch_await_free)
+        native = owned(lib.ucch_await_new(worker.native, theirs, self.number, least), lib.ucch_await_free)
         worker.waits.add(native)
         request = _Await(native, f"the wait for counter {self.number}")
         seconds = worker.timeout if timeout is None else timeout

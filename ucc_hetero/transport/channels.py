@@ -19,7 +19,7 @@ from .. import env, log
 from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi, lib, owned
 from ..planner.rules import Wires
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
@@ -47,7 +47,7 @@ class Channels:
     def lanes(self, board: Any) -> Any:
         """The lanes of messages in streams, of a communicator with this arrival board."""
         if self._lanes == ffi.NULL:
-            self._lanes = ffi.gc(lib.ucch_lanes_new(self.handle, board), lib.ucch_lanes_free)
+            self._lanes = owned(lib.ucch_lanes_new(self.handle, board), lib.ucch_lanes_free)
         return self._lanes
 
     def describe(self) -> str:
