@@ -128,7 +128,7 @@ print("end", flush=True)
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     _judge_errors(job, 4, (
         "rank 0: recv of a Python object from rank 1, tag 5: none came within 0.3 s (UCCH_TIMEOUT)\n",
-        "(UCCH_TIMEOUT=0.3); a Python object of send() waits, which recv() receives",
+        "(the limit was 0.3 s); a Python object of send() waits, which recv() receives",
         "from rank 1, tag 11: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits, which Recv() receives",
         "from any rank, any tag: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits",
     ))  # fmt: skip

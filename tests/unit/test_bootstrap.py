@@ -21,6 +21,7 @@ from ucc_hetero.bootstrap.agreement import (
     judge_contexts,
 )
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
+from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
@@ -350,3 +351,9 @@ def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
         assert spin_rounds(len(every) + 1) == 0
     finally:
         os.sched_setaffinity(0, mine)
+
+
+def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of torch's may have a shorter one of its own."""
+    monkeypatch.setenv("UCCH_TIMEOUT", "5")
+    assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.torch import devices, rendezvous
-from ucc_hetero.torch.work import torch_error
 
 
 @pytest.mark.parametrize("count, local, chosen", [(4, 1, [1]), (2, 5, [1]), (1, 1, []), (0, 3, [])])
@@ -50,16 +49,6 @@ def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytes
     rendezvous.install()
     with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python"):
         next(dist.rendezvous("env://"))
-
-
-def test_a_timeout_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = CollectiveTimeout("rank 0: barrier: timeout, not complete after 3 s (UCCH_TIMEOUT=3); rank(s) [1] have not")
-    monkeypatch.delenv("UCCH_TIMEOUT", raising=False)
-    assert "after 3 s (timeout of the group: 3 s); rank(s)" in str(torch_error(late))
-    monkeypatch.setenv("UCCH_TIMEOUT", "5")
-    assert "(timeout of the group: 3 s)" in str(torch_error(late))
-    monkeypatch.setenv("UCCH_TIMEOUT", "3")
-    assert "(UCCH_TIMEOUT=3)" in str(torch_error(late))
 
 
 def test_ranks_that_chose_the_same_backend_go_on() -> None:

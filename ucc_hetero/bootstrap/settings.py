@@ -55,6 +55,11 @@ def timeout() -> float:
         return float(env.TABLE["TIMEOUT"].default)
 
 
+def limit_text(seconds: float) -> str:
+    """A time limit as errors name it: by the setting that says it, where that one does."""
+    return f"UCCH_TIMEOUT={seconds:g}" if seconds == timeout() else f"the limit was {seconds:g} s"
+
+
 def wrong(mistakes: Mapping[int, str], rank: int, size: int) -> ValueError:
     """The error of all ranks of ``size`` where some have wrong settings."""
     texts = set(mistakes.values())

@@ -224,7 +224,7 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
                 f" (communicator {board.id}): {'; '.join(elsewhere[:4])}; use communicators in one order on all ranks"
             )
         return CollectiveTimeout(
-            f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={timeout:g}){who}"
+            f"{where}: timeout, not complete after {error.elapsed:.3g} s ({settings.limit_text(timeout)}){who}"
         )
     ended = lib.ucch_endpoint_errors()
     lost = f"; {ended} operation(s) ended in endpoint errors, as a peer's host or process is gone" if ended else ""

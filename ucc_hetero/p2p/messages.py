@@ -15,6 +15,7 @@ from ..bindings.handle import sweep
 from ..bindings.ucc_enums import MemType
 from ..bindings.ucx import status_name
 from ..bootstrap.membership import Membership
+from ..bootstrap.settings import limit_text
 from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
@@ -600,7 +601,7 @@ class Messages:
         if error.status == lib.UCCH_FAIL_REVOKED:
             return RevokedError(f"{where}: a rank has revoked the communicator")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
-            late = f"{where}: timeout, not complete after {error.elapsed:.3g} s (UCCH_TIMEOUT={self.timeout:g})"
+            late = f"{where}: timeout, not complete after {error.elapsed:.3g} s ({limit_text(self.timeout)})"
             return CollectiveTimeout(late + self._of_other_kind(transfer))
         if error.status == lib.UCCH_FAIL_MEMORY:
             return CollectiveError(f"{where}: no memory left on this host")

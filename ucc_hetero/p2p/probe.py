@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import Any, cast
 
+from ..bootstrap.settings import limit_text
 from ..calls.request import Request, set_status
 from ..docstrings import forms
 from ..errors import CollectiveError, CollectiveTimeout, PeerError
@@ -189,7 +190,7 @@ def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bo
     if not progress_until(come, messages.timeout, look, step=1e-6):
         raise CollectiveTimeout(
             f"rank {messages.rank}: probe for source {source}, tag {tag}: no message within "
-            f"{time.monotonic() - began:.3g} s (UCCH_TIMEOUT={messages.timeout:g})"
+            f"{time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
         )
     return found[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,9 +49,6 @@ def torch_error(failure: BaseException) -> Exception:
     """The exception that torch's users expect, with our detail in it."""
     text = str(failure)
     if isinstance(failure, CollectiveTimeout):
-        ours = f"UCCH_TIMEOUT={settings.timeout():g}"
-        if ours not in text or not os.environ.get(f"{env.PREFIX}TIMEOUT", "").strip():
-            text = re.sub(r"UCCH_TIMEOUT=([\d.e+-]+)", r"timeout of the group: \1 s", text)
         text = f"Timeout expired, Timed out in {text}"  # what scripts look for, spaces included
     error: Exception = dist.DistBackendError(text)
     return error
