@@ -9,7 +9,8 @@
  *
  * A send may be ordered in the caller's stream: what that does later, such as filling the memory anew, does not change
  * what is sent. Where the send needs nothing of its receiver the stream moves it itself, or waits for it. A stream that
- * waited for a receiver could wait in a circle, so other sends are of a copy, which the stream makes.
+ * waited for a receiver could wait in a circle, so other sends are of a copy, which the stream makes. A short send that
+ * needs nothing of its receiver the caller's stream always moves: two events less for the driver and the device.
  *
  * Where the streams of a device share queues (ucch_may_hold) a kernel is given to its stream once it has nothing to
  * wait for, a part of a long message at a time, by a thread that makes progress: then nothing waits in a circle. What
@@ -454,7 +455,8 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
     int status = admit(l, m);
     if (status) return status;
     m->number = l->posted + 1;
-    int ordered = m->ordered && m->bytes, alone = ordered && ends_alone(l, m, stream);
+    int ordered = m->ordered && m->bytes, may_be_direct = ordered || m->bytes <= l->shorts->slot;
+    int alone = !l->comes && may_be_direct && ends_alone(l, m, stream);
     int direct = alone && goes_directly(l, m, stream);
     m->stream = direct ? stream : l->stream;
     if (ordered && !alone) status = set_aside(m, stream);
@@ -472,7 +474,7 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
         if (l->shorts->flow) ucch_flow_ring(l->shorts->flow);
     }
     status = queue(l, m);
-    if (status || !alone || direct) return status;
+    if (status || !ordered || !alone || direct) return status;
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, l->done[m->number % DEPTH]), "a stream's wait");
 }
 

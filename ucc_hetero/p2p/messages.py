@@ -56,7 +56,7 @@ _DEPTH = 64
 #: sent. The second is of those that libucp could move itself to another host: by TCP it does with 1.6 GB/s each way, of
 #: 64 MiB between two H200s, and wires with 11.
 _LEAST, _FAR = 64 << 10, 512 << 10
-_ANY_TAG = lib.UCCH_ANY_TAG
+_ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LETTER_COMES
 _post = lib.ucch_letter_post
 
 #: The buffer of a message to or from MPI.PROC_NULL.
@@ -344,7 +344,7 @@ class Messages:
         if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
         if isinstance(transfer, Letter):
-            self.post(transfer, timeout)
+            self._insist(transfer, timeout, self._give(transfer, timeout))
             return
         if transfer.begin is None or transfer.begins is not transfer.buffer:
             self._watch(transfer)
@@ -355,11 +355,24 @@ class Messages:
                 raise self._not_begun(transfer)
         transfer.begin(timeout)
 
-    def post(self, letter: Letter, timeout: float) -> None:
-        """Give the streams of a lane a message that :meth:`by_lane` is true for; it has ``timeout`` seconds from now,
-        0 for no limit."""
+    def hand(self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool) -> Letter:
+        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device, without a time
+        limit. Everything else has been looked at, as few functions as possible are called here, and most messages are
+        short."""
+        if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
+            self.usable()
+        how = _COMES if comes else 0
+        letter = Letter(how, address, nbytes, peer, tag, stream, keep)
+        slot = self._slots.get(peer, self.size)
+        status = _post(self._lanes, letter.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
+        if status:
+            self._insist(letter, 0.0, status)
+        return letter
+
+    def _insist(self, letter: Letter, timeout: float, status: int) -> None:
+        """Give a lane its message as soon as it has room for that, after a first try with this ``status``."""
         until = 0.0
-        while status := self._give(letter, timeout):
+        while status:
             if status != lib.UCCH_LATER:
                 raise self._not_posted(letter, status)
             until = until or time.monotonic() + (self.timeout or math.inf)
@@ -367,6 +380,7 @@ class Messages:
                 raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
             run_poll_hooks()
+            status = self._give(letter, timeout)
 
     def _give(self, letter: Letter, timeout: float) -> int:
         peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream

@@ -11,10 +11,7 @@ from ..api.comm import Communicator, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Request, run_poll_hooks, wait_op
 from ..calls.runner import Runner, Short
-from ..native.libraries import lib
-from ..p2p.transfer import Letter
 
-_COMES = lib.UCCH_LETTER_COMES
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
 
@@ -105,16 +102,6 @@ class GroupComm:
         self.check_message(outgoing, peer, tag)
         arrays = self.messages.arrays
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
-
-    def hand(self, tensor: Any, peer: int, tag: int, seconds: float, stream: int, *, outgoing: bool) -> Letter:
-        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device."""
-        messages, how = self.messages, 0 if outgoing else _COMES
-        messages.usable()
-        messages.timeout = seconds
-        nbytes = tensor.numel() * tensor.element_size()
-        letter = Letter(how, tensor.data_ptr(), nbytes, peer, tag, stream, tensor)
-        messages.post(letter, 0.0)
-        return letter
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""

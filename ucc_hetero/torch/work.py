@@ -488,11 +488,19 @@ class InLane(Work):
     _followed = False
 
     def __init__(
-        self, group: Group, outputs: Sequence[Any], letter: Letter, finish: Finish, device: Any, seconds: float
+        self,
+        group: Group,
+        outputs: Sequence[Any],
+        letter: Letter,
+        finish: Finish,
+        stream: Callable[[], int],
+        seconds: float,
     ) -> None:
-        super().__init__(group, outputs)
+        """``stream`` tells the calling thread's; the message has so many ``seconds`` from when it is waited for."""
+        dist.Work.__init__(self)  # a function less than by way of the base
+        self._group, self._outputs, self._lock = group, outputs, threading.Lock()
         self._letter: Letter | None = letter
-        self._peer, self._device, self._seconds = letter.peer, device, seconds
+        self._peer, self._stream, self._seconds = letter.peer, stream, seconds
         if finish is not None:
             self._finish = finish
         self._done = False
@@ -546,7 +554,8 @@ class InLane(Work):
             for each in self.pending():  # its stream gets it once it need not wait for it
                 self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
             self._follow()
-        if not self._done:
+        letter = self._letter
+        if letter is not None and _peek(letter.op) > 1:
             self.is_over()
         if self._ready is not None:
             self._ready.order()
@@ -558,7 +567,7 @@ class InLane(Work):
             letter = self._letter
             if letter is None:
                 return True
-            if _follow(letter.handle, current_handle(self._device), self._seconds) != 1:
+            if _follow(letter.handle, self._stream(), self._seconds) != 1:
                 return False
             self._followed = self._group.streams_wait = True
             if self._finish is not None:
