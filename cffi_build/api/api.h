@@ -173,10 +173,9 @@ void ucch_worker_use(ucp_worker_h worker, int on);
 
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
-int ucch_message_deliver(ucch_message *message, void *data, void *stream);
-int ucch_message_delivered(ucch_message *message);
 
 /* ---- offer.c: messages whose data goes by lanes, and what looks at messages before they are received ---- */
+int ucch_message_by_lane(const ucch_message *message);
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);

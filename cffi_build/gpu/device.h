@@ -87,7 +87,6 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
-int ucch_gate_mark(ucch_gate *gate, void *stream);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 void ucch_gates_bar_locked(int by);
 int ucch_gate_hold(ucch_gate *gate, void *stream);

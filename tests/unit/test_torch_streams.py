@@ -10,7 +10,7 @@ import torch
 from torch_notes import Cuda, Remote, Stream, finished
 
 from ucc_hetero.calls.request import Request
-from ucc_hetero.torch import p2p_buffers, streams
+from ucc_hetero.torch import streams
 from ucc_hetero.torch.experts import Event, Experts
 
 
@@ -45,62 +45,6 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pyte
     thread.join()
     assert seen == [("side", torch.device("cuda", 1))] * 2 and cuda.current is cuda.main
     assert not cuda.notes
-
-
-def made(buffers: Any, key: Any, tensor: Any) -> Any:
-    """A new buffer, whose memory notes the streams that it is kept for."""
-    buffer = buffers.make(key, tensor)
-    buffer.tensor = buffer.tensor.as_subclass(Keeping)
-    buffer.tensor.kept_for = []
-    return buffer
-
-
-class Keeping(Remote):
-    """Notes the streams that it is kept for."""
-
-    kept_for: Any
-
-    def record_stream(self, stream: Any) -> None:
-        self.kept_for.append(stream)
-
-
-def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p2p_buffers, "_IDLE", 100)
-    monkeypatch.setattr(p2p_buffers, "_LEAST", 8)
-    buffers, tensor = p2p_buffers.P2pBuffers(torch.device("cuda", 0)), torch.arange(10.0).as_subclass(Remote)
-    first = made(buffers, "from", tensor)
-    ready = first.incoming(tensor, None)()
-    assert cuda.notes == [], "it is delivered in the stream that it was asked for in"
-    assert buffers._used == 0 and buffers.again("from") is None, "its message goes on"
-    first._copied.passed = False
-    first.over(again=True)
-    assert buffers.again("from") is None, "its copy has not been made yet"
-    second = made(buffers, "from", tensor)
-    second.over(again=True)
-    first._copied.passed = True
-    with cuda.stream(other := Stream("other", cuda.notes)):
-        ready.order()
-        assert cuda.notes == ["other waits for an event of main"]
-        cuda.notes.clear()
-        assert buffers.again("from") is first and buffers.again("from") is second
-        ready.order()
-    assert cuda.notes == [] and ready.query(), "who waited for the first message waits for no other"
-    first.incoming(tensor, None)()
-    assert first.tensor.kept_for == [cuda.main], "it is known to be used there"
-    with cuda.stream(other):
-        first.incoming(tensor, None)()
-    assert first.tensor.kept_for == [cuda.main, other]
-    # No more than so much is kept, of whatever kind, and nothing that is still to be copied from.
-    for n in (1, 10, 20, 5, 1):
-        made(buffers, n, torch.ones(n)).over(again=True)
-    assert {n: len(kept) for n, kept in buffers._kept.items()} == {5: 1, 1: 1}
-    for tag in range(100):  # a short one counts for more than its bytes
-        made(buffers, ("tag", tag), torch.ones(1)).over(again=True)
-    assert [*buffers._kept] == [("tag", tag) for tag in range(88, 100)] and buffers._idle == 96
-    assert buffers._used == second.nbytes
-    with torch.inference_mode():
-        third = made(buffers, "to", tensor)
-    third.fill(tensor)  # outside of it
 
 
 def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:

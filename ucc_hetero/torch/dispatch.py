@@ -28,7 +28,6 @@ from .fabric import Fabric
 from .futures import InOrder
 from .group_comm import GroupComm
 from .layout import Finish, plain
-from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
 from .streams import (
     Entered,
@@ -42,7 +41,7 @@ from .streams import (
     stream_query,
 )
 from .uncompiled import uncompiled
-from .work import InLane, Received, Sent, Source, Work, Works, limit_of, torch_error
+from .work import InLane, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -88,7 +87,6 @@ class Dispatch:
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
-        self._p2p_buffers: dict[Any, P2pBuffers] = {}
         #: Ranks with which messages have gone by lanes; the device of their tensors, and what tells its current stream
         #: and whether that is being captured.
         self._lane_peers: set[int] = set()
@@ -316,8 +314,7 @@ class Dispatch:
         try:
             if not tensor.is_cpu:
                 device = tensor.device
-                if device not in self._p2p_buffers:
-                    self._known(device)
+                self._known(device)
                 refuse_capture(device)
                 stream = current_handle(device)
                 fabric = self._fabric
@@ -329,9 +326,6 @@ class Dispatch:
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
                         self._lane_peers.add(peer)
                     return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
-                work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
-                if work is not None:
-                    return self._noted(work)
             if outgoing:
                 request = comm.send(tensor, peer, tag, self.seconds, stream)
             else:
@@ -379,38 +373,6 @@ class Dispatch:
     def failure_of(self, letter: Letter) -> UCCHError:
         """Why a message by a lane has failed."""
         return self._comms[0].messages.failure(letter)
-
-    def _through_buffer(
-        self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish
-    ) -> Work | None:
-        """Start a message on device memory by way of a buffer (:mod:`.p2p_buffers`): a send in its ``stream``, or a
-        receive, which has none. None where there is no room for that."""
-        buffers = self._p2p_buffers.get(device) or self._p2p_buffers.setdefault(device, P2pBuffers(device))
-        outgoing = stream is not None
-        key = outgoing, peer, tag, tensor.dtype, tensor.shape
-        buffer, comm = buffers.again(key), self._comms[0]
-        if buffer is None:
-            comm.check_message(outgoing, peer, tag)  # before it takes a buffer
-            buffer = buffers.make(key, tensor)
-            if buffer is None:
-                return None
-        try:
-            if outgoing:
-                buffer.fill(tensor)
-            else:
-                finish = buffer.incoming(tensor, finish)
-            request = None if buffer.request is None else comm.again(buffer.request, self.seconds, stream)
-            if request is None and outgoing:
-                request = comm.send(buffer.tensor, peer, tag, self.seconds, stream, lasting=True)
-            elif request is None:
-                request = comm.receive(buffer.tensor, peer, tag, self.seconds, taken=True)
-        except BaseException:
-            buffer.over(again=False)
-            raise
-        buffer.request = request
-        if outgoing:
-            return Sent(self, outputs, request, buffer)
-        return Received(self, outputs, request, buffer, finish, peer)
 
     # --- others -------------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,6 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        self._p2p_buffers.clear()
         if self._fabric is not None:
             self._fabric.close(self.seconds)
         for comm in self._comms.values():
