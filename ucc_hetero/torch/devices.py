@@ -35,8 +35,9 @@ def _raw_stream_of(kind: str) -> Any:
 
 def capture_query(device: Any) -> Callable[[], bool]:
     """What tells whether the calling thread's stream is being captured in a graph, in as few steps as torch allows."""
-    short: Any = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
-    return module(device).is_current_stream_capturing if short is None else short
+    short: Callable[[], bool] | None = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
+    long: Callable[[], bool] = module(device).is_current_stream_capturing
+    return long if short is None else short
 
 
 def start_with(local_rank: int) -> None:
