@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..machine.vendors import VENDORS
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -91,15 +89,8 @@ def slurm(environ: Mapping[str, str]) -> list[Host]:
         names = expand(environ.get(f"SLURM_JOB_NODELIST{suffix}", environ.get(f"SLURM_NODELIST{suffix}", "")))
         counts = _repeated(environ.get(f"SLURM_TASKS_PER_NODE{suffix}", ""))
         counts += [0] * (len(names) - len(counts))
-        vendor = _hint(environ.get(f"SLURM_JOB_PARTITION{suffix}", ""))
-        found += [Host(name, slots, vendor, i) for name, slots in zip(names, counts, strict=False)]
+        found += [Host(name, slots, "", i) for name, slots in zip(names, counts, strict=False)]
     return found
-
-
-def _hint(text: str) -> str:
-    words = set(re.split(r"[^a-z]+", text.lower()))
-    rows = sorted(VENDORS.values(), key=lambda row: not row.adapter)  # the host last
-    return next((row.name for row in rows if words.intersection(row.hints)), "")
 
 
 SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {"slurm": slurm}

@@ -270,7 +270,8 @@ def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Clu
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(keys / name)]
         subprocess.run(words, check=True)
     (keys / "ssh_config").write_text(SSH.format(keys=keys))
-    cluster = emulate(hosts=2, slots=2, launch_agent=f"ssh -F {keys / 'ssh_config'}")
+    agents = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+    cluster = emulate(hosts=2, slots=2, env=dict.fromkeys(agents, f"{shutil.which('ssh')} -F {keys / 'ssh_config'}"))
     with ExitStack() as servers:
         for host in cluster.hosts:
             config = keys / f"{host.name}.sshd"
