@@ -36,7 +36,7 @@ START_TIMEOUT = 120.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says how a value that begins with a dash is given, which argparse takes for another option, and mpirun's options."""
+    """Says how options of mpirun and values that begin with a dash are given, which argparse takes for options."""
 
     def error(self, message: str) -> NoReturn:
         if "--mpi-args: expected" in message:
