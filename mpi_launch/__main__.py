@@ -88,7 +88,6 @@ def _where(parser: argparse.ArgumentParser) -> None:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The hosts: of the file, of the hostfile, of the scheduler that runs us, or this machine."""
-    source = sources.found_in(os.environ)
     if options.np is not None and options.np < 1:
         raise ClusterError(f"-np {options.np}: must be at least 1")
     if options.cluster and options.hostfile:
@@ -97,8 +96,8 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         found = cluster_file.load(options.cluster)
     elif options.hostfile:
         found = cluster_file.parse({"hostfile": str(options.hostfile.resolve())})
-    elif source:
-        found = cluster_file.parse({"source": source})
+    elif sources.in_slurm(os.environ):
+        found = cluster_file.parse({"source": "slurm"})
     else:
         if options.np is None:
             raise ClusterError("-np: say how many ranks, or where with -c cluster.yaml or --hostfile")

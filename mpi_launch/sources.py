@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +93,6 @@ def slurm(environ: Mapping[str, str]) -> list[Host]:
     return found
 
 
-SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {"slurm": slurm}
-
-
-def found_in(environ: Mapping[str, str]) -> str | None:
-    """The source that this process's environment offers, if any."""
-    if environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")):
-        return "slurm"
-    return None
+def in_slurm(environ: Mapping[str, str]) -> bool:
+    """True in a Slurm allocation that says which hosts it has."""
+    return bool(environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")))

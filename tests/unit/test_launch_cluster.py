@@ -148,7 +148,7 @@ HET = {
 def test_slurm() -> None:
     plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
-    assert sources.found_in(plain) == sources.found_in(HET) == "slurm" and sources.found_in({}) is None
+    assert sources.in_slurm(plain) and sources.in_slurm(HET) and not sources.in_slurm({})
     first = [Host(name, 4, "auto", 0) for name in ("h1", "h2")]
     assert parse({"source": "slurm"}, Path(), HET).hosts == (*first, Host("m1", 8, "auto", 1))
     with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
