@@ -77,17 +77,6 @@ def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
         word.value = 1
 
 
-@contextlib.contextmanager
-def _let_go(word: Word, seconds: float) -> Iterator[None]:
-    """Let what waits for the word go on after so many seconds, if this takes so long."""
-    later = threading.Timer(seconds, setattr, (word, "value", 1))
-    later.start()
-    try:
-        yield
-    finally:
-        later.cancel()
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -287,10 +276,12 @@ def calls() -> Answer:
     }
     for name, act in asked.items():
         with _held(hip) as (_, word):
-            with _let_go(word, HELD):
-                start = time.perf_counter()
-                act()
-                seconds[name] = round(time.perf_counter() - start, 4)
+            later = threading.Timer(HELD, setattr, (word, "value", 1))
+            later.start()
+            start = time.perf_counter()
+            act()
+            seconds[name] = round(time.perf_counter() - start, 4)
+            later.cancel()
     waited = [name for name, took in seconds.items() if took > HELD / 2]
     frees = {"freeing pinned memory", "freeing device memory"}
     words = f"{', '.join(waited)} waits for held streams" if waited else "none waits for held streams"

@@ -35,7 +35,7 @@ def answers(fakegpu: Mapping[str, Path], names: str, **more: str) -> dict[str, d
     return {each.name: amd.ask(each, environ) for each in amd.QUESTIONS if each.name in names.split()}
 
 
-HEALTHY = "devices copies compiler kernel-waits stream-waits queues ipc"
+HEALTHY = "devices copies compiler kernel-waits stream-waits queues ipc ipc-alone"
 
 
 def test_healthy(fakegpu: dict[str, Path]) -> None:
