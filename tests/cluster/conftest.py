@@ -271,7 +271,9 @@ def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Clu
         subprocess.run(words, check=True)
     (keys / "ssh_config").write_text(SSH.format(keys=keys))
     agents = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
-    cluster = emulate(hosts=2, slots=2, env=dict.fromkeys(agents, f"{shutil.which('ssh')} -F {keys / 'ssh_config'}"))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # without the stand-in for ssh
+    chosen = dict.fromkeys(agents, f"ssh -F {keys / 'ssh_config'}")
+    cluster = emulate(hosts=2, slots=2, env={**chosen, "PATH": path})
     with ExitStack() as servers:
         for host in cluster.hosts:
             config = keys / f"{host.name}.sshd"
