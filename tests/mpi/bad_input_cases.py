@@ -96,6 +96,9 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [5] + [4] * (p - 1))),
         (ValueError, "recvcounts is needed", lambda: comm.Reduce_scatter(MPI.IN_PLACE, many)),
         (ValueError, f"communicator of {p}", lambda: comm.Alltoallw([a, ["f8"]], [b, ["f8"]])),
+        # Buffers that share memory.
+        (ValueError, f"allreduce on rank {me}: .*overlap", lambda: comm.Allreduce(many[: 2 * p], many[p : 3 * p])),
+        (ValueError, "overlap", lambda: comm.Ialltoall(many[: 2 * p], many[p : 3 * p])),
         # Ranks, roots, tags.
         (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
@@ -178,7 +181,7 @@ def freed() -> None:
     calls = (lambda: comm.Allreduce(mine, out), lambda: comm.Ibarrier(), lambda: comm.Bcast_init(mine),
              lambda: comm.Send(mine, 0), lambda: comm.plan_summary())  # fmt: skip
     for call in calls:
-        with pytest.raises(ValueError, match="has been freed"):
+        with pytest.raises(ValueError, match="has been freed: make a new one"):
             call()
     with Communicator(WORLD) as another:
         goes_on(another)

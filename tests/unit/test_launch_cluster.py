@@ -140,17 +140,16 @@ def test_hostfiles(tmp_path: Path) -> None:
 
 HET = {
     "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
-    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)", "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)",
     "SLURM_JOB_NODELIST_HET_GROUP_1": "m1", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
-    "SLURM_JOB_PARTITION_HET_GROUP_1": "amd",
 }  # fmt: skip
 
 
 def test_slurm() -> None:
     plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
-    assert sources.found_in(plain) == sources.found_in(HET) == "slurm" and sources.found_in({}) is None
-    nvidia = [Host(name, 4, "nvidia", 0) for name in ("h1", "h2")]
-    assert parse({"source": "slurm"}, Path(), HET).hosts == (*nvidia, Host("m1", 8, "amd", 1))
+    assert sources.in_slurm(plain) and sources.in_slurm(HET) and not sources.in_slurm({})
+    first = [Host(name, 4, "auto", 0) for name in ("h1", "h2")]
+    assert parse({"source": "slurm"}, Path(), HET).hosts == (*first, Host("m1", 8, "auto", 1))
     with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
         sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})
