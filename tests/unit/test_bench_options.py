@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, parse
+from ucc_hetero.bench.options import BadUsage, Options, parse
 from ucc_hetero.bench.table import BENCHES
 
 
@@ -76,12 +76,6 @@ REFUSALS = {
 def test_refusals_say_what_would_be_right(name: str, words: str, says: str) -> None:
     with pytest.raises(BadUsage, match=says):
         options(name, *words.split())
-
-
-def test_help_and_version() -> None:
-    for words in ("-h", "--help", "-v", "-fv"):
-        with pytest.raises(HelpWanted):
-            options("osu_allreduce", *words.split())
 
 
 @pytest.mark.parametrize(("name", "size", "expected"), [

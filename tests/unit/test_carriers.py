@@ -6,15 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hosts import write
 
 from ucc_hetero import log
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.machine import rdma
-from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.discover import HostIdentity, replay
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.machine.rdma import RdmaPort
-from ucc_hetero.machine.ucx_transports import tcp_connections
 from ucc_hetero.native.libraries import load
 from ucc_hetero.transport import carriers
 
@@ -37,11 +35,11 @@ def port(name: str, layer: str, state: str = "4: ACTIVE", node: str = "1: CA") -
 
 def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
     files = port("mlx5_0", "InfiniBand") | port("mlx5_1", "Ethernet") | port("mlx5_2", "InfiniBand", "1: DOWN")
-    write(tmp_path, files | port("irdma0", "Ethernet", node="4: RNIC") | port("rdmap0", "Unspecified"))
-    write(tmp_path, port("usnic_0", "Unspecified"))
-    (tmp_path / "sys/class/infiniband/rdmap0/device").mkdir()
-    (tmp_path / "sys/class/infiniband/rdmap0/device/driver").symlink_to("/sys/bus/pci/drivers/efa")
-    assert rdma.active(tmp_path) == (IB, ROCE, EFA)
+    files |= port("irdma0", "Ethernet", node="4: RNIC") | port("usnic_0", "Unspecified")
+    files |= port("rdmap0", "Unspecified") | {
+        "sys/class/infiniband/rdmap0/device/driver": "-> ../../../../bus/pci/drivers/efa"
+    }
+    assert rdma.active(replay(files, tmp_path)) == (IB, ROCE, EFA)
 
 
 @pytest.mark.parametrize("settings, left", [
@@ -67,10 +65,10 @@ def test_ports_that_ucx_does_not_reach(monkeypatch: pytest.MonkeyPatch, ucx: Pat
 
 def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
     assert not rdma.site_ucx({"RoCE"}, {}, tmp_path)
-    write(tmp_path, {"usr/lib64/libucp.so.0": "", "usr/lib64/ucx/libuct_ib.so.0": "", "opt/a/ucx/libuct_ib.so.0": ""})
+    replay({"usr/lib64/libucp.so.0": "", "usr/lib64/ucx/libuct_ib.so.0": "", "opt/a/ucx/libuct_ib.so.0": ""}, tmp_path)
     assert rdma.site_ucx({"RoCE", "InfiniBand"}, {"LD_LIBRARY_PATH": "/opt/a:"}, tmp_path) == "/usr/lib64"
     assert not rdma.site_ucx({"EFA"}, {}, tmp_path)
-    write(tmp_path, {"opt/a/libucp.so.0": "", "opt/h/lib/libucp.so.0": "", "opt/h/lib/ucx/libuct_ib.so.0.0.0": ""})
+    replay({"opt/a/libucp.so.0": "", "opt/h/lib/libucp.so.0": "", "opt/h/lib/ucx/libuct_ib.so.0.0.0": ""}, tmp_path)
     assert rdma.site_ucx({"RoCE"}, {"LD_LIBRARY_PATH": "/opt/a:"}, tmp_path) == "/opt/a"
     assert rdma.site_ucx({"RoCE"}, {"HPCX_UCX_DIR": "/opt/h", "LD_LIBRARY_PATH": "/opt/a"}, tmp_path) == "/opt/h/lib"
 
@@ -97,8 +95,3 @@ def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     (record,) = caplog.records
     text = record.getMessage()
     assert "two: mlx5_0:1 (InfiniBand)" in text and "one:" not in text and "UCCH_UCX_DIR" in text
-
-
-def test_connections_of_tcp_are_made_beside_everything_else_unless_the_user_says_how() -> None:
-    assert tcp_connections({}) == {"UCX_TCP_CONN_NB": "y"}
-    assert tcp_connections({"UCX_TCP_CONN_NB": "n"}) == {"UCX_TCP_CONN_NB": "n"}

@@ -3,17 +3,13 @@
 import subprocess
 import sys
 import weakref
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
 from ucc_hetero.calls.arguments import CallSpec, root_of
-from ucc_hetero.errors import CollectiveTimeout
-from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
 
 
@@ -33,22 +29,6 @@ assert "mpi4py.MPI" in asked, asked
 """
     job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert job.returncode == 0, job.stderr
-
-
-def test_dropped_calls_are_seen_to_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread takes one out between the look at how many there are and the look at each."""
-
-    class Shared(deque[Any]):
-        def __len__(self) -> int:
-            return super().__len__() + 1
-
-    owner, other = SimpleNamespace, deque
-    for each in (owner, other):
-        monkeypatch.setitem(quarantine._until, each, Shared())
-        for _ in range(2):
-            quarantine.keep(each, bool, each)
-    assert quarantine.release(owner) in (2, 3)
-    assert [list(quarantine._until[each]) for each in (owner, other)] == [[(owner, bool)] * 2, [(other, bool)] * 2]
 
 
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
@@ -79,29 +59,6 @@ def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
     assert quarantine.release(owner) == 0 and alive[0]() is None
 
 
-def test_plans_are_shown_while_other_threads_make_calls() -> None:
-    used: dict[str, Any] = {}
-
-    class Choice:
-        algorithm = "flat"
-
-        @property
-        def fragments(self) -> int:
-            """Another thread's call comes in between."""
-            used[f"call {len(used)}"] = Choice(), "model", None
-            return 1
-
-    used["bcast"] = Choice(), "model", None
-    comm = Communicator.__new__(Communicator)
-    run: Any = SimpleNamespace(
-        topology=SimpleNamespace(describe=lambda: "two islands"),
-        members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
-        used=used,
-    )
-    comm._run = run
-    assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
-
-
 def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
     """As for mpi4py: programs divide numbers of ranks."""
     four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
@@ -113,13 +70,3 @@ def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
             Messages.check(four, "dest", peer, tag)
     with pytest.raises(TypeError, match="is not an integer"):
         root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
-
-
-def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that only looks takes the core from the rank that is to send."""
-    looks = []
-    monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
-    messages: Any = SimpleNamespace(rank=3, timeout=0.3, gone=lambda source: False)
-    with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
-        probe.mprobe(messages, 1, 7, None, remove=True)
-    assert 1 < len(looks) < 2000

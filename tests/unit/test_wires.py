@@ -42,12 +42,6 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
     assert wires.count(carrier, cores, ranks) == expected
 
 
-@pytest.mark.parametrize("asked", [0, 7])
-def test_as_many_as_were_asked_for(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
-    monkeypatch.setenv("UCCH_WIRES", str(asked))
-    assert wires.wanted() == asked
-
-
 def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
     contexts: list[object] = []
