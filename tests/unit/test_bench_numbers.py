@@ -1,6 +1,7 @@
 """The arithmetic of measurements, the roofline against a count of its own, and the checker of results."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -8,12 +9,15 @@ import numpy as np
 import pytest
 
 from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest
+from ucc_hetero.bench.interleave import measure
 from ucc_hetero.bench.links import Links
 from ucc_hetero.bench.memory import Memory, open_memory
+from ucc_hetero.bench.options import Options, parse
+from ucc_hetero.bench.output import Row
 from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
 from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, sizes, verdict
 from ucc_hetero.bench.stats import overlap as overlap_of
-from ucc_hetero.bench.table import COLLECTIVES
+from ucc_hetero.bench.table import BENCHES, COLLECTIVES
 from ucc_hetero.bench.validate import Checker, draw
 
 
@@ -226,3 +230,48 @@ def test_accelerators_that_are_not_there() -> None:
     if open_memory("auto", 0).accelerator == "host":
         with pytest.raises(ValueError, match="leave -d out"):
             open_memory("cuda", 0)
+
+
+class FakeWorld:
+    def barrier(self) -> None: ...
+
+    def total(self, value: int) -> int:
+        return value
+
+
+@dataclass
+class FakeSession:
+    bench: Any
+    options: Options
+    peers: dict[str, float]
+    asked: list[tuple[float, int, int]] = field(default_factory=list)
+    world: FakeWorld = field(default_factory=FakeWorld)
+
+
+class FakeSeries:
+    """Calls of a peer whose every sample is the same, and of which two elements are wrong."""
+
+    def __init__(self, session: FakeSession, peer: float, dtype: Any, size: int) -> None:
+        self.session, self.peer, self.size, self.wrong = session, peer, size, 2
+
+    def run(self, iterations: int, warmup: int) -> Any:
+        self.session.asked.append((self.peer, iterations, warmup))
+        return np.full(iterations, self.peer)
+
+    def row(self, samples: Any) -> Row:
+        return Row(self.size, float(samples.mean()), iterations=samples.size)
+
+    def free(self) -> None:
+        self.peer = float("nan")
+
+
+@pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3), ("osu_iallreduce", 3.0)])
+def test_peers_take_turns(name: str, faster: float) -> None:
+    bench = BENCHES[name]
+    options = parse(bench, ["--peer", "mpi4py", "-i", "7", "-x", "5", "--rounds", "3", "-c"])
+    session: Any = FakeSession(bench, options, {"ours": 2.0, "mpi4py": 6.0})
+    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    assert session.asked == [(2.0, 3, 5), (6.0, 3, 5), (6.0, 2, 1), (2.0, 2, 1), (2.0, 2, 1), (6.0, 2, 1)]
+    assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)
+    value, interval = row.ratios["mpi4py"]
+    assert (value, interval.value) == (6.0, pytest.approx(faster))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ucc_hetero.bench import output
-from ucc_hetero.bench.options import BadUsage, Options, parse
+from ucc_hetero.bench.options import BadUsage, HelpWanted, Options, parse
 from ucc_hetero.bench.output import Row
 from ucc_hetero.bench.stats import Interval, Overlap
 from ucc_hetero.bench.table import BENCHES
@@ -205,3 +205,9 @@ def test_tables(arguments: tuple[Any, ...], text: str) -> None:
 ], ids=["full", "barrier", "peers come last", "limit", "limit of a rate"])  # fmt: skip
 def test_last_lines(arguments: tuple[Any, ...], header: str, row: str) -> None:
     assert table(*arguments).splitlines()[-2:] == [header, row]
+
+
+def test_help_and_version() -> None:
+    for words in ("-h", "--help", "-v", "-fv"):
+        with pytest.raises(HelpWanted):
+            options("osu_allreduce", *words.split())

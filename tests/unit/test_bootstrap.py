@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ucc_hetero.bootstrap.agreement import (
 )
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
-from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
@@ -283,3 +284,68 @@ def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) 
     """A group of torch's may have a shorter one of its own."""
     monkeypatch.setenv("UCCH_TIMEOUT", "5")
     assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]
+
+
+def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
+    """One that none of them has had; all make the first one over a link together, and others only some of them."""
+    asked: list[Any] = []
+    context = SimpleNamespace(team=lambda places, *more: asked.append(more[-1]) or SimpleNamespace(ranks=tuple(places)))
+    job: Any = SimpleNamespace(facts=[FACTS] * 4, native=context, bridge=context, island_index=range(4), tried=set())
+    job.tried |= {(link, ranks) for link in ("native", "bridge") for ranks in ((0, 1), (0, 1, 2, 3), (0, 2))}
+    for claimed, first in ((7, 7), (MOST_NUMBERS, None)):
+        made = Teams(job, range(4), 0, 1, 5.0, claimed=claimed)
+        made.together = True
+        for ranks, link in (((0, 1), "native"), ((0, 1, 2, 3), "bridge"), ((0, 2), "bridge")):
+            made.get(ranks, link)
+        assert asked == [first, first, None]
+        asked.clear()
+
+
+class Closing:
+    """A team that notes when it is destroyed."""
+
+    def __init__(self, closed: list[Any], what: object) -> None:
+        self.close = lambda timeout: closed.append(what)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
+    """A job of four ranks, and the teams of it that were destroyed."""
+    closed: list[Any] = []
+    monkeypatch.setattr(Teams, "_create", lambda self, ranks, link: Closing(closed, (self.tag, ranks, link)))
+    job: Any = SimpleNamespace(facts=[FACTS] * 4, spare={})
+    job.drop_spare = partial(Job.drop_spare, job)
+    return job, closed
+
+
+def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
+    job, closed = left
+    first = Teams(job, [2, 0, 1], 0, 1, 5.0, b"one")
+    team = first.get((0, 1, 2), "native")
+    first.close()
+    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [b"two"]), ([0, 1, 2], [b"one"]), ([2, 0], [b"one"])):
+        other = Teams(job, members, 0, 2, 5.0, b"other", spare)
+        assert not other.reused and other.get((0, 1), "native") is not team
+    again = Teams(job, [2, 0, 1], 0, 3, 5.0, b"three", [b"two", b"one"])
+    assert again.reused and again.get((0, 1, 2), "native") is team and not closed
+    assert not Teams(job, [2, 0, 1], 0, 4, 5.0, b"four", [b"one"]).reused, "somebody else has them"
+    again.close()
+    assert Teams(job, [2, 0, 1], 0, 5, 5.0, b"five", [b"one"]).get((0, 1, 2), "native") is team
+
+
+def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
+    """And all that hold memory of a device."""
+    job, closed = left
+    for number in range(MOST_SPARE + 2):
+        made = Teams(job, [0, 1], 0, number, 5.0, bytes([number]))
+        made.get((0, 1), "native")
+        made.get((0, 1), "bridge")
+        made.close()
+    assert not closed, "that takes a turn"
+    job.drop_spare(5.0, MOST_SPARE)
+    assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
+    job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
+    made = Teams(job, [0, 1], 0, 70, 5.0, b"one")
+    made.get((0, 1), "native")
+    made.close()
+    assert closed[4:] == [(70, (0, 1), "native")]

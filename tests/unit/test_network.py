@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero import log
-from ucc_hetero.errors import LibraryNotFound
+from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine import rdma
 from ucc_hetero.machine.discover import HostIdentity, replay
 from ucc_hetero.machine.facts import Facts
@@ -172,3 +173,21 @@ def test_threads_run_where_they_should() -> None:
     if "LibraryNotFound" in done.stderr:
         pytest.skip("no UCX")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
+    contexts: list[object] = []
+
+    def opened(devices: str, cores: set[int]) -> int:
+        if len(contexts) == 3 and not failed:
+            failed.append(devices)
+            raise LibraryError("ucp_worker_create", -4, "UCS_ERR_NO_MEMORY")
+        contexts.append(devices)
+        return len(contexts) - 1
+
+    failed: list[str] = []
+    for name, value in (("_contexts", contexts), ("_addresses", []), ("_pid", os.getpid()), ("_open", opened)):
+        monkeypatch.setattr(wires, name, value)
+    monkeypatch.setattr(wires, "_address", lambda wire: b"%d" % wire)
+    assert [wires.addresses(count) for count in (3, 3)] == [((b"0", b"1"),)] * 2 and len(contexts) == 3

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
 from ucc_hetero.calls.arguments import CallSpec, root_of
+from ucc_hetero.errors import CollectiveTimeout
+from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
 
 
@@ -70,3 +73,36 @@ def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
             Messages.check(four, "dest", peer, tag)
     with pytest.raises(TypeError, match="is not an integer"):
         root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
+
+
+def test_plans_are_shown_while_other_threads_make_calls() -> None:
+    used: dict[str, Any] = {}
+
+    class Choice:
+        algorithm = "flat"
+
+        @property
+        def fragments(self) -> int:
+            """Another thread's call comes in between."""
+            used[f"call {len(used)}"] = Choice(), "model", None
+            return 1
+
+    used["bcast"] = Choice(), "model", None
+    comm = Communicator.__new__(Communicator)
+    run: Any = SimpleNamespace(
+        topology=SimpleNamespace(describe=lambda: "two islands"),
+        members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
+        used=used,
+    )
+    comm._run = run
+    assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
+
+
+def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that only looks takes the core from the rank that is to send."""
+    looks = []
+    monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
+    messages: Any = SimpleNamespace(rank=3, timeout=0.3, gone=lambda source: False)
+    with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
+        probe.mprobe(messages, 1, 7, None, remove=True)
+    assert 1 < len(looks) < 2000
