@@ -206,7 +206,7 @@ print("right", flush=True)
 def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str]) -> None:
     """libucc gives a collective up by a status that is no error's: an exception, or the right data.
 
-    Of the rank without memory libucp's log may end the process, which has none for what it prints.
+    Of the rank without memory libucs may end the process: by its log, which has none for what it prints, or on purpose.
     """
     more = random.choice([1 << 16, 1 << 20])
     script = """
@@ -233,18 +233,19 @@ os._exit(0)
     env = {"UCCH_EMULATE": "nvidia:1,amd:3"}
     job = mpirun(HEAD + f"MORE = {more}\n" + script, 4, env=env, mpi_args=ulfm, check=False)
     said = re.findall(r"^(\w+)\.$", job.stdout, re.M)
-    ended = "Segmentation fault" in job.stderr and "ucs_log_dispatch" in job.stderr
+    ended = re.search("ucs_log_dispatch|Fatal: failed to", job.stderr) is not None
     assert "wrong" not in said and len(said) == 4 - ended, f"{more} bytes\n{job.output}"
 
 
 def test_what_was_not_received_is_not_passed_on(
     mpirun: Any, ulfm: list[str], tmp_path: Path, compiled: Callable[..., Path]
 ) -> None:
-    """libucc's ring sends on what it could not read of a peer that died; the next rank's part then ends well."""
+    """libucc's ring sends on what it could not read of a peer that died; the next rank's part then ends well.
+
+    No rank dies here: survivors make the connections that came to nothing anew all the same.
+    """
     script = """
 import ctypes
-
-from ucc_hetero.bootstrap import process
 
 world, n, draw = MPI.COMM_WORLD, 50_000, np.random.default_rng(SEED)
 for _ in range(8):
@@ -262,8 +263,6 @@ for _ in range(8):
     else:
         assert np.array_equal(got, data), f"wrong data on rank {rank}, read {nth} of rank 2 failed"
     ctypes.CDLL(None).unreadable(0)
-    for job in process.all_jobs():
-        job.spoilt = True  # the endpoint that met the error is gone
     old, comm = comm, comm.Shrink()
     old.Free()
 print("right", flush=True)
