@@ -103,14 +103,16 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     s->state = FINISHED;
     s->team->context->users--;
     ucch_tag_hold_locked(s, 0);
-    if (!p->persistent) {
-        ucc_collective_finalize(s->request);
-        s->request = NULL;
-    }
     /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
     int garbage = ucch_endpoint_errors() != s->errors || (p->board && ucch_board_doubtful(p->board, p->op.error.seq));
     if (status > 0 || (status == 0 && garbage)) status = UCCH_UCC_NO_MESSAGE;
+    if (!p->persistent) {
+        /* One that has failed is kept for ever: libucc may still receive for it, and would count that for the task
+         * that it makes of the memory next, which then ends well without its data. */
+        if (status == 0) ucc_collective_finalize(s->request);
+        s->request = NULL;
+    }
     if (status == 0 && p->board && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
     return status < 0 ? status : 1;
 }

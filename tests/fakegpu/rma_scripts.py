@@ -119,18 +119,12 @@ OPENED = (
     COMMON
     + """
 import ctypes
+from arrays import ndarray
 from ucc_hetero.native.libraries import lib
-
-class Part:
-    "Bytes in the middle of an allocation, as a caching allocator hands them out."
-    def __init__(self, array, first, n):
-        self.array, self.peek = array, array.peek[first : first + n]
-        data = array.block.handle + first, False
-        self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (n,), "data": data}
 
 N = 3_000_000
 whole = Array(2 * N + 1000, np.uint8)
-parts = [Part(whole, first, N) for first in (104, N + 777)]
+parts = [ndarray(whole, first, N, np.uint8) for first in (104, N + 777)]
 for part in parts:
     part.peek[:] = rng.integers(0, 256, N, dtype=np.uint8)
 regions = [worker.register(part) for part in parts]

@@ -292,6 +292,27 @@ to.get_future().wait()
 of.wait()
 right_value(b, 3.0)
 
+# A group does not wait at its end for a message that could not be begun.
+group = dist.new_group()
+if told((r, right)):
+    dist.isend(a, right, group).wait()
+if told((left, r)):
+    dist.irecv(b, left, group).wait()
+    b.seen()
+dist.barrier(group)
+vendor.refuses.set()
+if told((r, right)):
+    try:
+        dist.isend(a, right, group)
+    except RuntimeError as error:
+        assert "cannot be begun" in str(error), error
+    else:
+        raise AssertionError("it went")
+vendor.refuses.clear()
+before = len(vendor.ended)
+dist.destroy_process_group(group)
+assert len(vendor.ended) - before == told((r, right)) + told((left, r)), vendor.ended
+
 # What cannot be, and a library that cannot be had: those who wait are told, and other ways go on.
 for wrong in (("to", a, right, -4), *([("from", b, left, -1)] if told((r, left)) else [])):
     try:

@@ -95,9 +95,8 @@ MEMORY = Way(
     KNOWN,
     ("tests/native", "tests/mpi/test_bindings.py", "tests/mpi/test_collectives.py", "tests/mpi/test_communicators.py",
      "tests/mpi/test_p2p.py", "tests/mpi/test_rma.py",
-     # A fault on purpose, which is a finding; and a bound on memory, of which the sanitizer keeps what is freed.
-     "--deselect=tests/native/test_flight.py::test_a_fault_while_stacks_are_written",
-     "--deselect=tests/mpi/test_communicators.py::test_many_are_created_and_freed"),
+     # A fault on purpose, which is a finding.
+     "--deselect=tests/native/test_flight.py::test_a_fault_while_stacks_are_written"),
 )  # fmt: skip
 #: The network threads'. Libraries that are not instrumented synchronise, and their own accesses are not seen. PMIx maps
 #: memory at an address of its choice, which the sanitizer has for itself.
