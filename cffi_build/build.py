@@ -30,7 +30,7 @@ def _declarations(name: str) -> str:
 
 def _prototypes() -> str:
     """One prototype per library function, from the X-macro lines of symbols.h."""
-    rows = re.findall(r"^UC[CP]_(?:VOID_)?SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
+    rows = re.findall(r"^UC[CP]_SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
     return "\n".join(f"{ret} {name}{params};" for ret, name, params in rows)
 
 

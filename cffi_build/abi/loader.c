@@ -19,13 +19,11 @@ typedef struct symbol {
 
 static const symbol ucc_symbols[] = {
 #define UCC_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
-#define UCC_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 
 static const symbol ucp_symbols[] = {
 #define UCP_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
-#define UCP_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 

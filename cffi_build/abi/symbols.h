@@ -9,14 +9,8 @@
 #ifndef UCC_SYMBOL
 #define UCC_SYMBOL(ret, name, params, args, need)
 #endif
-#ifndef UCC_VOID_SYMBOL
-#define UCC_VOID_SYMBOL(ret, name, params, args, need)
-#endif
 #ifndef UCP_SYMBOL
 #define UCP_SYMBOL(ret, name, params, args, need)
-#endif
-#ifndef UCP_VOID_SYMBOL
-#define UCP_VOID_SYMBOL(ret, name, params, args, need)
 #endif
 
 UCC_SYMBOL(const char *, ucc_get_version_string, (void), (), 1)
@@ -73,23 +67,21 @@ UCP_SYMBOL(ucs_status_t, ucp_worker_get_efd, (ucp_worker_h worker, int *fd), (wo
 UCP_SYMBOL(ucs_status_t, ucp_worker_arm, (ucp_worker_h worker), (worker), 1)
 UCP_SYMBOL(ucp_tag_message_h, ucp_tag_probe_nb, (ucp_worker_h worker, ucp_tag_t tag, ucp_tag_t mask, int remove, ucp_tag_recv_info_t *info), (worker, tag, mask, remove, info), 1)
 UCP_SYMBOL(unsigned, ucp_worker_progress, (ucp_worker_h worker), (worker), 1)
-UCP_VOID_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
-UCP_VOID_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
-UCP_VOID_SYMBOL(void, ucp_context_print_info, (ucp_context_h context, FILE *stream), (context, stream), 0)
-UCP_VOID_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
-UCP_VOID_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
-UCP_VOID_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)
-UCP_VOID_SYMBOL(void, ucp_am_data_release, (ucp_worker_h worker, void *data), (worker, data), 1)
-UCP_VOID_SYMBOL(void, ucp_request_free, (void *request), (request), 1)
-UCP_VOID_SYMBOL(void, ucp_request_cancel, (ucp_worker_h worker, void *request), (worker, request), 1)
-UCP_VOID_SYMBOL(void, ucp_rkey_buffer_release, (void *buffer), (buffer), 1)
-UCP_VOID_SYMBOL(void, ucp_rkey_destroy, (ucp_rkey_h rkey), (rkey), 1)
+UCP_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCP_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
+UCP_SYMBOL(void, ucp_context_print_info, (ucp_context_h context, FILE *stream), (context, stream), 0)
+UCP_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
+UCP_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
+UCP_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)
+UCP_SYMBOL(void, ucp_am_data_release, (ucp_worker_h worker, void *data), (worker, data), 1)
+UCP_SYMBOL(void, ucp_request_free, (void *request), (request), 1)
+UCP_SYMBOL(void, ucp_request_cancel, (ucp_worker_h worker, void *request), (worker, request), 1)
+UCP_SYMBOL(void, ucp_rkey_buffer_release, (void *buffer), (buffer), 1)
+UCP_SYMBOL(void, ucp_rkey_destroy, (ucp_rkey_h rkey), (rkey), 1)
 
-UCC_VOID_SYMBOL(void, ucc_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
-UCC_VOID_SYMBOL(void, ucc_lib_config_release, (ucc_lib_config_h config), (config), 1)
-UCC_VOID_SYMBOL(void, ucc_context_config_release, (ucc_context_config_h config), (config), 1)
+UCC_SYMBOL(void, ucc_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCC_SYMBOL(void, ucc_lib_config_release, (ucc_lib_config_h config), (config), 1)
+UCC_SYMBOL(void, ucc_context_config_release, (ucc_context_config_h config), (config), 1)
 
 #undef UCC_SYMBOL
-#undef UCC_VOID_SYMBOL
 #undef UCP_SYMBOL
-#undef UCP_VOID_SYMBOL

@@ -17,6 +17,7 @@
 
 #include "base/far.h"
 #include "base/flight.h"
+#include "base/op.h"
 #include "base/parcel.h"
 #include "base/process.h"
 
@@ -80,7 +81,7 @@ size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
 
-ucch_post *ucch_board_post(ucch_board *b) { return b && b->post.each ? &b->post : NULL; }
+ucch_post *ucch_board_post(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
 static int open_post(ucch_board *b) {
     if (!has_parcels(b->n)) return 1;
@@ -136,16 +137,6 @@ static void enlist(ucch_board *b) {
     ucch_unlock();
 }
 
-static void delist(const ucch_board *b) {
-    ucch_lock();
-    for (ucch_board **at = &boards; *at; at = &(*at)->next)
-        if (*at == b) {
-            *at = b->next;
-            break;
-        }
-    ucch_unlock();
-}
-
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
     ucch_board *b = calloc(1, sizeof(*b));
@@ -171,7 +162,9 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
 }
 
 void ucch_board_free(ucch_board *b) {
-    delist(b);
+    ucch_lock();
+    UCCH_UNLINK(boards, b, next);
+    ucch_unlock();
     free(b->post.each);
     ucch_far_free(b->far);
     free(b->ranks);
@@ -387,10 +380,10 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     return record;
 }
 
-/* Call `seq` has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
+/* A call has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
  * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
  * that is done. */
-void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
+static void ask_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
@@ -447,6 +440,17 @@ void ucch_board_failed(ucch_board *b, uint64_t seq) {
     ucch_unlock();
 }
 
+/* A call of this rank's that the engine runs has ended. */
+void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t bytes) {
+    op->ended = ucch_now();
+    if (status >= 0) {
+        ucch_board_add(b, op->ended - op->started, bytes);
+        return;
+    }
+    ucch_board_failed(b, op->error.seq);
+    ask_locked(b, op->error.seq, status);
+}
+
 /* The first call that has failed on this rank; 0 for none. */
 uint64_t ucch_board_has_failed(const ucch_board *b) {
     return b->n ? __atomic_load_n(&b->slots[b->mine].failed, __ATOMIC_ACQUIRE) : 0;
@@ -494,18 +498,18 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     return 1;
 }
 
-/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss, or without a board. */
+/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss. */
 int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
-    if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
-    if (b) *peer = ucch_board_mismatch(b, seq);
-    if (b && is_refused(b, seq, peer)) return UCCH_FAIL_REFUSED;
+    if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
+    *peer = ucch_board_mismatch(b, seq);
+    if (is_refused(b, seq, peer)) return UCCH_FAIL_REFUSED;
     return *peer == -1 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
 /* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
 int ucch_board_peer(const ucch_board *b, int rank) {
-    for (int i = 0; b && i < b->n; i++)
+    for (int i = 0; i < b->n; i++)
         if (b->ranks[i] == rank) return i;
     return -2 - rank;
 }

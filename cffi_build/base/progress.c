@@ -55,10 +55,10 @@ void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)
 
 int ucch_progress_locked(void) {
     static unsigned rounds;
-    int before = enter ? enter() : 0, moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
-    if (ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0) moved += ucch_poll_workers_locked();
+    int workers = ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0;
+    int before = enter ? enter() : 0, moved = ucch_poll_locked(0, workers);
     moved += ucch_ops_advance_locked();
     if (enter) leave(before);
     return moved;
@@ -144,7 +144,7 @@ static double idle_locked(double tick) {
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
-        ucch_poll_all_locked();
+        ucch_poll_locked(1, 1); /* what has ended here may have left something to send, for which other hosts wait */
         if (enter) leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;

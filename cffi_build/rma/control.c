@@ -138,11 +138,7 @@ void ucch_target_left_locked(ucch_target *t) {
 void ucch_transfer_leave_locked(ucch_transfer *t) {
     if (t->has_left) return;
     t->has_left = 1;
-    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
-        if (*p == t) {
-            *p = t->following;
-            break;
-        }
+    UCCH_UNLINK(t->peer->at->transfers, t, following);
     if (t->local) t->local->users--;
     if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
 }

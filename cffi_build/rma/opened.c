@@ -79,10 +79,7 @@ static int open_once(const char *name, ucch_allocation **found) {
 static void close_once(ucch_allocation *a) {
     ucch_take(&lock, UCCH_AT_OPENED);
     if (--a->users == 0) {
-        ucch_allocation **at = &allocations;
-        while (*at != a)
-            at = &(*at)->next;
-        *at = a->next;
+        UCCH_UNLINK(allocations, a, next);
         int before = ucch_device_enter();
         ucch_bound_ops()->give_back(a->base);
         ucch_device_leave(before);
@@ -136,11 +133,7 @@ void ucch_give_back(ucch_rma *at) {
         if (o->in) close_once(o->in);
         ucch_lock();
         ucch_gates_bar_locked(-1);
-        for (ucch_opened **p = &at->leaving; *p; p = &(*p)->next)
-            if (*p == o) {
-                *p = o->next;
-                break;
-            }
+        UCCH_UNLINK(at->leaving, o, next);
         if (o->is_owed) ucch_region_let_go_locked(o->peer, o->region);
         ucch_attend_locked(at);
         ucch_unlock();

@@ -112,21 +112,15 @@ void ucch_peer_free(ucch_peer *peer) {
     ucch_lock();
     for (ucch_target *t = peer->targets; t; t = t->next)
         t->peer = NULL;
-    for (ucch_peer **p = &peer->at->peers; *p; p = &(*p)->next)
-        if (*p == peer) {
-            *p = peer->next;
-            break;
-        }
+    UCCH_UNLINK(peer->at->peers, peer, next);
     ucch_unlock();
+    ucch_slots_free(peer->slots);
     ucch_share_free(&peer->share);
     free(peer);
 }
 
 /* True if the kernel copies single short pieces between host memories, as far as is known. */
 int ucch_peer_by_kernel(const ucch_peer *peer) { return peer->by_kernel; }
-
-/* True if data for the peer passes memory that both processes see, as far as is known. */
-int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apart && !peer->at->alone; }
 
 /* ---- regions ---- */
 
@@ -168,11 +162,7 @@ int ucch_region_users(ucch_rma *at, ucch_region *region) {
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
     ucch_lock();
-    for (ucch_region **r = &at->regions; *r; r = &(*r)->next)
-        if (*r == region) {
-            *r = region->next;
-            break;
-        }
+    UCCH_UNLINK(at->regions, region, next);
     ucch_unlock();
     free(region);
 }
@@ -208,10 +198,7 @@ void ucch_target_close(ucch_target *t) {
     if (t->peer) {
         if (t->rkey) ucp_rkey_destroy(t->rkey);
         ucch_target_return_locked(t);
-        ucch_target **p = &t->peer->targets;
-        while (*p != t)
-            p = &(*p)->next;
-        *p = t->next;
+        UCCH_UNLINK(t->peer->targets, t, next);
         t->rkey = NULL;
         t->peer = NULL;
     }

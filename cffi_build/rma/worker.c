@@ -101,13 +101,9 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
 
 /* True if a message may have so many bytes, and names an object that exists. */
 static int is_sound(const ucch_header *h, size_t bytes) {
-    static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
-                                  [UCCH_HERE] = sizeof(ucch_here),
-                                  [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
-                                  [UCCH_MEET] = UCCH_RMA_REACH,
-                                  [UCCH_MET] = UCCH_RMA_REACH,
-                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE,
-                                  [UCCH_PULLED] = 0};
+    static const size_t most[] = {[UCCH_HERE] = sizeof(ucch_here), [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
+                                  [UCCH_MEET] = UCCH_RMA_REACH,    [UCCH_MET] = UCCH_RMA_REACH,
+                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE, [UCCH_PULLED] = 0};
     return h->version == UCCH_RMA_VERSION && h->what <= UCCH_PULLED && bytes <= most[h->what] &&
            (h->what != UCCH_NOTIFY || h->other <= (uint64_t)1 << 31);
 }
@@ -121,7 +117,6 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
     if (!is_sound(&h, bytes) || !ucch_peer_of(at, h.from)) return UCS_OK;
     int is_later = (param->recv_attr & IS_RNDV) != 0;
     ucch_attend_locked(at);
-    if (h.what == UCCH_CARRY) return is_later ? ucch_chunk_come_locked(at, &h, data, bytes) : UCS_OK;
     if (is_later) return receive_locked(at, &h, data, bytes);
     deliver_locked(at, &h, data, bytes);
     return UCS_OK;
@@ -228,14 +223,12 @@ void ucch_rma_stop(ucch_rma *at) {
 
 /* After its worker has been destroyed: libucp used its slots until then. */
 void ucch_rma_free(ucch_rma *at) {
-    ucch_lock();
-    ucch_staged_free_locked(at);
+    ucch_slots_free(at->out);
     while (at->notices) {
         ucch_notice *n = at->notices;
         at->notices = n->next;
         free(n);
     }
-    ucch_unlock();
     ucch_share_free(&at->own); /* which may wait for the device */
     pthread_cond_destroy(&at->calm);
     free(at->reach);

@@ -139,7 +139,6 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->rank = rank;
     c->size = size;
     c->slot = slot;
-    pthread_mutex_init(&c->called.lock, NULL);
     int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
@@ -217,7 +216,7 @@ static int wires_of(const ucch_channels *c, int ring) {
 }
 
 /* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
- * ring: 0, or a failure. The ranks tell each other by the shortest what they have called. */
+ * ring: 0, or a failure. The ranks tell each other of failures by the shortest. */
 static int carry(ucch_channels *c, int peer, int comes, int ring) {
     ucch_channel *way = &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
@@ -227,7 +226,7 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .consumed = way->consumed.at,
                         .tainted_here = c->tainted,
                         .tainted_there = way->tainted,
-                        .calls = ring == SHORT_RING ? &c->called : NULL,
+                        .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;

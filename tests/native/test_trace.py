@@ -15,10 +15,12 @@ import os, signal, sys
 import numpy as np
 from ucc_hetero.native.libraries import ffi, lib
 assert lib.ucch_trace_open(sys.argv[1].encode(), int(sys.argv[2])) == 0
-program = lib.ucch_program_new(2, ffi.NULL, 0, b"two copies")
+board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
+program = lib.ucch_program_new(2, board, 0, b"two copies")
 code = 4 << 3  # any datatype of 16 bytes
 for i in range(2):
-    assert lib.ucch_program_local(program, i, lib.UCCH_COPY, 0, code, 0, (0, 16 * i, 1), (1, 16 * i, 1), 0.0) == 0
+    part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": code, "src": (0, 16 * i, 1), "dst": (1, 16 * i, 1)}
+    assert lib.ucch_program_step(program, i, [part]) == 0
 lib.ucch_program_trace(program, 7)
 send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)
 for _ in range(int(sys.argv[3])):

@@ -123,11 +123,9 @@ class Endpoint(Sided):
             return {"put": f"direct: libucp writes{more}", "get": f"direct: libucp reads{more}", "peer": where}
         if local.memory == target.memory and lib.ucch_target_opened(target.native):
             return {"put": "direct: our device writes", "get": "direct: our device reads", "peer": where}
-        wires = lib.ucch_peer_wires(self.native)
-        staged = "staged: through pinned memory of both sides, by libucp"
-        if lib.ucch_peer_shares(self.native):
-            staged = "staged: through pinned memory that both processes see"
-        elif wires:
+        staged = "staged: through pinned memory that both processes see"
+        if not self.near:
+            wires = lib.ucch_peer_wires(self.native)
             staged = f"staged: through pinned memory of both sides, by {wires} wires"
         found = {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
         return found | ({"not direct": target.lack} if local.memory == target.memory != "host" else {})

@@ -24,6 +24,7 @@ _REASONS = {
     lib.UCCH_FAIL_STALE: (RefusedError, "was refused by its owner: there is no such region any more"),
     lib.UCCH_FAIL_RANGE: (RefusedError, "was refused by its owner: it goes outside of the region"),
     lib.UCCH_FAIL_MEMORY: (UCCHError, "failed: out of memory"),
+    lib.UCCH_FAIL_PATH: (UCCHError, "failed: the two processes see no common memory, and no wires join them"),
     lib.UCCH_FAIL_CANCELLED: (UCCHError, "was given up, as its worker or counter was closed"),
 }
 

@@ -27,6 +27,17 @@ from .wire_format import Address
 _PATIENCE = 2.0
 
 
+def _may_open(process: int) -> bool:
+    """True if this process may open another's memory, as it may where both have the same user and rights."""
+    try:
+        os.readlink(f"/proc/{process}/fd/0")
+    except PermissionError:
+        return False
+    except OSError:  # it has closed that file, or has ended
+        return True
+    return True
+
+
 class Notification(NamedTuple):
     """A notification that has come: from which peer, and what it says. The data in front of it is there.
 
@@ -113,7 +124,9 @@ class Worker(Core):
 
     def __init__(self, timeout: float | None = None) -> None:
         super().__init__(timeout)
-        self._host = hashlib.blake2b(repr(host_identity().memory).encode(), digest_size=16).digest()
+        # Of one user, too: others' processes cannot open our memory.
+        where = repr((host_identity().memory, os.geteuid()))
+        self._host = hashlib.blake2b(where.encode(), digest_size=16).digest()
         #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
         self._interfaces = tuple(nics.interfaces().values())
         self.address = Address(self.uid, self._host, os.getpid(), self._interfaces, self._worker.address).pack()
@@ -158,7 +171,7 @@ class Worker(Core):
             return known
         if known is not None:
             known.close()
-        near = found.host == self._host
+        near = found.host == self._host and _may_open(found.process)
         if not near:
             self._offer_wires(found)
         self.peers[found.uid] = endpoint = Endpoint(self, found, near)
