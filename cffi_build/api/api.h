@@ -204,7 +204,6 @@ typedef struct ucch_region ucch_region;
 typedef struct ucch_peer ucch_peer;
 typedef struct ucch_target ucch_target;
 typedef struct ucch_transfer ucch_transfer;
-typedef struct ucch_await ucch_await;
 typedef struct ucch_rows ucch_rows;
 
 ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status);
@@ -215,11 +214,6 @@ uint64_t ucch_rma_counter(ucch_rma *at, int counter);
 int ucch_rma_counter_next(ucch_rma *at, int counter);
 int ucch_rma_arriving(ucch_rma *at, int counter);
 int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
-ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least);
-ucch_op *ucch_await_op(ucch_await *wait);
-int ucch_await_begin(ucch_await *wait, double timeout, int has_stream, void *stream);
-void ucch_await_cancel(ucch_await *wait);
-void ucch_await_free(ucch_await *wait);
 
 int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
@@ -243,14 +237,29 @@ int ucch_target_users(ucch_target *target);
 void ucch_target_close(ucch_target *target);
 void ucch_target_free(ucch_target *target);
 
-ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what);
+/* What a transfer is to do. */
+typedef struct ucch_order {
+    int what; /* UCCH_RMA_* */
+    /* Between regions, in places that the caller keeps; each piece gathered from rows and converted, where there are
+     * such: lengths are those of the result. */
+    ucch_region *local;
+    ucch_target *target;
+    size_t n;
+    const uint64_t *mine, *theirs, *lengths;
+    const ucch_rows *rows;
+    uint64_t region, bytes; /* to be opened */
+    /* Notify the peer afterwards: by a message, which the caller keeps, if it has any bytes, and a counter, if that is
+     * not 0: its number and 1. */
+    int tells;
+    int64_t counter;
+    const void *notice;
+    size_t notice_bytes;
+    uint64_t least; /* UCCH_RMA_AWAIT: what our own counter of this number is to reach */
+} ucch_order;
+
+ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order);
 ucch_op *ucch_transfer_op(ucch_transfer *transfer);
 int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, const uint64_t *bytes);
-void ucch_transfer_lists(ucch_transfer *transfer, ucch_region *local, ucch_target *target, size_t n,
-                         const uint64_t *mine, const uint64_t *theirs, const uint64_t *lengths);
-void ucch_transfer_converts(ucch_transfer *transfer, const ucch_rows *rows);
-void ucch_transfer_opens(ucch_transfer *transfer, uint64_t region, uint64_t bytes);
-void ucch_transfer_notifies(ucch_transfer *transfer, void *data, size_t bytes, int counter);
 int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
 int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);

@@ -85,12 +85,14 @@
 #define UCCH_FAIL_LOST -1021
 #define UCCH_FAIL_PATH -1022
 
-/* One-sided communication: what a transfer does, which a peer counts, and beside it what failed, bytes, and
- * notifications; counters of a process, entries of a list and bytes of a notification at most. */
+/* One-sided communication: what a transfer does, AWAIT on this side alone, the others are counted by peer, and beside
+ * it what failed, bytes, and notifications; counters of a process, entries of a list and bytes of a notification at
+ * most. */
 #define UCCH_RMA_PUT 0
 #define UCCH_RMA_GET 1
 #define UCCH_RMA_FLUSH 2
 #define UCCH_RMA_OPEN 3
+#define UCCH_RMA_AWAIT 7
 #define UCCH_RMA_FAILED 4
 #define UCCH_RMA_BYTES 5
 #define UCCH_RMA_NOTICES 6

@@ -138,7 +138,7 @@ void ucch_target_left_locked(ucch_target *t) {
 void ucch_transfer_leave_locked(ucch_transfer *t) {
     if (t->has_left) return;
     t->has_left = 1;
-    UCCH_UNLINK(t->peer->at->transfers, t, following);
-    if (t->local) t->local->users--;
-    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
+    UCCH_UNLINK(t->at->transfers, t, following);
+    if (t->is.local) t->is.local->users--;
+    if (t->is.target && --t->is.target->users == 0) ucch_target_left_locked(t->is.target);
 }

@@ -139,20 +139,16 @@ struct ucch_target {
 
 struct ucch_transfer {
     ucch_op op;
-    ucch_peer *peer;
-    int what, phase, status;
-    ucch_region *local;
-    ucch_target *target;
+    ucch_rma *at;
+    ucch_peer *peer; /* NULL: a wait for anyone */
+    ucch_order is;
+    int phase, status;
     uint64_t there; /* id of the target's region */
-    size_t n, next; /* entries of the lists, and the one that is at hand, with bytes of it that are behind us */
+    size_t next;    /* the entry of the lists that is at hand, with bytes of it that are behind us */
     uint64_t done, bytes;
-    const uint64_t *mine, *theirs, *lengths;
-    ucch_rows rows; /* of what is gathered from rows, and converted; row 0: nothing is */
-    int has_left;   /* the list, and what it used */
-    int in_flight;  /* what libucp, or the peer, has still to finish */
-    int tells, counter;
-    void *notice;
-    size_t notice_bytes;
+    ucch_rows rows;         /* of what is gathered from rows, and converted; row 0: nothing is */
+    int has_left;           /* the list, and what it used */
+    int in_flight;          /* what libucp, or the peer, has still to finish */
     uint64_t serial, asked; /* here, and at the peer that asked for it */
     void *lists;            /* it is ours, and is freed at its end */
     uint64_t piece[3];      /* the entries of lists of one */
@@ -228,9 +224,8 @@ void ucch_peer_lose_locked(ucch_peer *peer);
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout);
 int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes);
-int ucch_rma_hold(ucch_gate *gate, void *stream);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
-void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* pieces.c */

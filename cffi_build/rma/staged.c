@@ -61,31 +61,31 @@ static void drop_locked(ucch_slot *s) {
 static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     uint64_t done = t->done, data = 0;
     uint32_t count = 0;
-    for (size_t i = t->next; i < t->n && count < UCCH_RMA_PIECES; i++, done = 0, count++) {
+    for (size_t i = t->next; i < t->is.n && count < UCCH_RMA_PIECES; i++, done = 0, count++) {
         if (count && table_of(count + 1) + data >= room) break;
-        data += t->lengths[i] - done;
+        data += t->is.lengths[i] - done;
     }
     return count;
 }
 
 /* True if our device copies from place to place. */
 int ucch_transfer_passes(const ucch_transfer *t) {
-    return t->local && t->local->on_device && t->target && t->target->seen && !t->rows.row;
+    return t->is.local && t->is.local->on_device && t->is.target && t->is.target->seen && !t->rows.row;
 }
 
 /* Have our device copy the next pieces, of which a slot has the list. */
 static int pass_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
-    for (; t->next < t->n && n < UCCH_RMA_PIECES; t->next++) {
-        char *here = t->local->base + t->mine[t->next], *there = t->target->seen + t->theirs[t->next];
-        int puts = t->what == UCCH_RMA_PUT;
-        s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->lengths[t->next]};
-        t->bytes += t->lengths[t->next];
+    for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
+        char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
+        int puts = t->is.what == UCCH_RMA_PUT;
+        s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->is.lengths[t->next]};
+        t->bytes += t->is.lengths[t->next];
     }
     s->serial = t->serial;
     s->peer = t->peer;
     s->is_passed = 1;
-    return begin(s, t->local, UCCH_ACROSS, 0, NULL, n);
+    return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Those copies have ended: its transfer goes on, or is let go. */
@@ -110,16 +110,16 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     const ucch_share *share = t->peer->out ? &t->peer->out->share : &t->peer->at->own;
     ucch_place *table = (ucch_place *)(share->memory + ucch_share_place(slot));
     ucch_piece *pieces = s->pieces;
-    char *memory = (t->local->on_device ? share->seen : share->memory) + ucch_share_place(slot);
+    char *memory = (t->is.local->on_device ? share->seen : share->memory) + ucch_share_place(slot);
     for (uint32_t k = 0; k < count; k++) {
-        uint64_t left = t->lengths[t->next] - t->done, room = most - at;
+        uint64_t left = t->is.lengths[t->next] - t->done, room = most - at;
         uint64_t bytes = left < room ? left : room;
-        table[k] = (ucch_place){t->theirs[t->next] + t->done, bytes};
-        pieces[k] = (ucch_piece){t->local->base + t->mine[t->next], memory + at, t->done, bytes};
+        table[k] = (ucch_place){t->is.theirs[t->next] + t->done, bytes};
+        pieces[k] = (ucch_piece){t->is.local->base + t->is.mine[t->next], memory + at, t->done, bytes};
         at += bytes;
         t->bytes += bytes;
         t->done += bytes;
-        if (t->done < t->lengths[t->next]) break; /* the last: the slot is full */
+        if (t->done < t->is.lengths[t->next]) break; /* the last: the slot is full */
         t->done = 0;
         t->next++;
     }
@@ -130,11 +130,11 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .from = t->peer->at->uid,
                               .serial = t->serial,
                               .region = t->there,
-                              .other = (uint64_t)(t->counter + 1),
+                              .other = (uint64_t)t->is.counter,
                               .count = count,
                               .slot = slot};
     if (t->peer->out) t->peer->out->next++;
-    return begin(s, t->local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
+    return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
 /* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. */
@@ -157,7 +157,7 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
 static int pass_on_locked(ucch_transfer *t) {
     int moved = 0;
     for (ucch_slot *s = t->peer->at->out; s < t->peer->at->out + UCCH_RMA_SLOTS; s++) {
-        if (s->state == UCCH_FREE && t->next < t->n && !t->status && ucch_slot_memory_locked(s)) {
+        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_memory_locked(s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
             t->status = pass_locked(t, s);
@@ -179,7 +179,7 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &outward(t->peer)[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
         reclaim_locked(s);
-        if (s->state == UCCH_FREE && t->next < t->n && !t->status && has_room(t->peer, s)) {
+        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
             t->status = fill_locked(t, s);

@@ -55,7 +55,7 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
 
 void ucch_peer_lose_locked(ucch_peer *peer) {
     if (!peer->status) peer->status = UCCH_FAIL_PEER;
-    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 0);
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
 /* From now on it counts as dead. */
@@ -73,7 +73,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0, status = 0;
     double until = ucch_now() + timeout;
     ucch_lock();
-    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 1);
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 1);
     ucch_unlock();
     while (ucch_staged_busy(peer) && ucch_now() < until)
         sched_yield(); /* it may use its slots again when we have left */

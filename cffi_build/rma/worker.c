@@ -212,6 +212,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
 void ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
+    ucch_transfers_end_locked(at, NULL, UCCH_FAIL_CANCELLED, 0); /* waits for counters */
     ucch_rma_call_locked(at);
     at->has_thread = 0;
     ucch_unlock();
@@ -264,73 +265,4 @@ int ucch_rma_counter_next(ucch_rma *at, int number) {
     at->counters[which] = 0;
     ucch_unlock();
     return (int)(use * UCCH_RMA_COUNTERS + which);
-}
-
-/* Wait for a counter, by an operation of its own. */
-struct ucch_await {
-    ucch_op op;
-    ucch_rma *at;
-    ucch_peer *peer;
-    int counter;
-    uint64_t least;
-    ucch_gate gate;
-};
-
-static void reached_locked(ucch_await *w, int status) {
-    ucch_op_end_locked(&w->op, status, -1, -1);
-    ucch_gate_leave_locked(&w->gate);
-}
-
-static int look_locked(ucch_op *op) {
-    ucch_await *w = (ucch_await *)op;
-    const uint64_t *counter = ucch_rma_counter_of(w->at, (uint64_t)w->counter);
-    if (counter && *counter < w->least) return 0;
-    reached_locked(w, counter ? 0 : UCCH_FAIL_CANCELLED);
-    return 1;
-}
-
-static int alive_locked(ucch_op *op, double now) {
-    ucch_await *w = (ucch_await *)op;
-    return w->peer && w->peer->status ? UCCH_FAIL_PEER : 0;
-}
-
-static void give_up_locked(ucch_op *op, int status) { reached_locked((ucch_await *)op, status); }
-
-static const ucch_op_kind kind = {UCCH_BY_WORKERS, look_locked, alive_locked, give_up_locked};
-
-ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least) {
-    ucch_await *w = calloc(1, sizeof(*w));
-    if (!w) return NULL;
-    w->op.kind = &kind;
-    w->at = at;
-    w->peer = peer;
-    w->counter = counter;
-    w->least = least;
-    return w;
-}
-
-ucch_op *ucch_await_op(ucch_await *w) { return &w->op; }
-
-/* Begin to wait, and let a stream do so, too: 1, or 0 where streams cannot wait for memory, or
- * might hold up copies of ours that share their queue. */
-int ucch_await_begin(ucch_await *w, double timeout, int has_stream, void *stream) {
-    ucch_lock();
-    ucch_op_begin_locked(&w->op, timeout);
-    int held = has_stream && ucch_may_hold() && ucch_gate_promise_locked(&w->gate);
-    look_locked(&w->op);
-    ucch_wake_locked();
-    ucch_unlock();
-    return held && ucch_rma_hold(&w->gate, stream);
-}
-
-void ucch_await_cancel(ucch_await *w) {
-    ucch_lock();
-    if (w->op.state == UCCH_ACTIVE) reached_locked(w, UCCH_FAIL_CANCELLED);
-    ucch_unlock();
-}
-
-void ucch_await_free(ucch_await *w) {
-    ucch_await_cancel(w);
-    ucch_gate_free(&w->gate);
-    free(w);
 }
