@@ -132,57 +132,23 @@ int ucch_device_load(const char *name, const char *path) {
 
 int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[runtime] : -1; }
 
-/* ---- the interface, function by function: for Python and tests ---- */
+/* ---- for Python ---- */
 
 /* Seconds between two questions about one event: an eighth of what a device takes to copy a chunk. */
 #define ASK_S 5e-6
 
-#define CALL(name, ...)                                                                                                \
-    (ready(runtime) ? failed(runtime, table[runtime]->ops.name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
+/* What a runtime can do; NULL where it is not loaded. */
+const device_ops *ucch_device_ops(int runtime) { return ready(runtime) ? &table[runtime]->ops : NULL; }
 
-/* clang-format off */
-#define API(function, params, name, ...) int function params { return CALL(name, __VA_ARGS__); }
-
-API(ucch_device_version, (int runtime, int *version), version, version)
-API(ucch_device_count, (int runtime, int *devices), count, devices)
-API(ucch_device_bus, (int runtime, int device, char *where, int room), bus, device, where, room)
-API(ucch_device_current, (int runtime, int *device), current, device)
-API(ucch_device_use, (int runtime, int device), use, device)
-API(ucch_device_flag, (int runtime, void **word), flag, word)
-API(ucch_device_copy, (int runtime, void *dst, const void *src, size_t bytes, void *stream), copy, dst, src, bytes, stream)
-API(ucch_stream_new, (int runtime, void **stream), stream_new, stream)
-API(ucch_stream_free, (int runtime, void *stream), stream_free, stream)
-API(ucch_stream_wait, (int runtime, void *stream, void *event), stream_wait, stream, event)
-API(ucch_stream_sync, (int runtime, void *stream), stream_sync, stream)
-API(ucch_stream_hold, (int runtime, void *stream, void *word, uint32_t least), stream_hold, stream, word, least)
-API(ucch_stream_write, (int runtime, void *stream, void *word, uint32_t value), stream_write, stream, word, value)
-API(ucch_event_new, (int runtime, void **event), event_new, event)
-API(ucch_event_free, (int runtime, void *event), event_free, event)
-API(ucch_event_record, (int runtime, void *event, void *stream), event_record, event, stream)
-API(ucch_device_traits, (int runtime, int *bits), traits, bits)
-API(ucch_device_target, (int runtime, int device, char *target, int room), target, device, target, room)
-API(ucch_device_room, (int runtime, size_t *bytes), room, bytes)
-/* clang-format on */
+/* 0, or a failure with its reason, by the code that one of these functions has returned. */
+int ucch_device_check(int runtime, int code, const char *what) { return failed(runtime, code, what); }
 
 /* Kind of memory at an address (UCCH_MEMORY_*), and of which device times 4; or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
-    int status = CALL(pointer, (const void *)address, &kind, &device);
+    if (!ready(runtime)) return UCCH_FAIL_DEVICE;
+    int status = failed(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
     return status ? status : 4 * device + kind;
-}
-
-int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {
-    return pinned ? CALL(pinned, address, bytes) : CALL(alloc, address, bytes);
-}
-
-int ucch_device_free(int runtime, void *address, int pinned) {
-    return pinned ? CALL(unpin, address) : CALL(release, address);
-}
-
-/* 1 done, 0 not yet. */
-int ucch_event_done(int runtime, void *event) {
-    int done = 0, status = CALL(event_done, event, &done);
-    return status < 0 ? status : done;
 }
 
 /* ---- the device of this rank ---- */
@@ -192,7 +158,7 @@ static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
 /* Every thread that makes progress works with this device from now on. */
 int ucch_device_bind(int runtime, int device) {
-    int status = CALL(use, device);
+    int status = ready(runtime) ? failed(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     bound_runtime = runtime;
     bound_device = device;
