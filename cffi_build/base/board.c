@@ -130,11 +130,10 @@ int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
 }
 
 static void enlist(ucch_board *b) {
-    ucch_lock();
+    UCCH_LOCKED;
     b->next = boards;
     boards = b;
     ucch_endpoint_errors_tell(doubt_locked);
-    ucch_unlock();
 }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
@@ -189,11 +188,10 @@ void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
 }
 
 void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t *bytes) {
-    ucch_lock();
+    UCCH_LOCKED;
     *calls = b->calls;
     *seconds = b->seconds;
     *bytes = b->bytes;
-    ucch_unlock();
 }
 
 /* ---- calls, and refused ones ---- */
@@ -314,7 +312,7 @@ static int makes(const ucch_board *b, int i, uint64_t seq) {
 /* This rank's arguments cannot make its next call. That counts as a call, so that all ranks go on where all refuse it;
  * a rank that makes it finds out as it does of any other difference, and the communicator ends. Returns its number. */
 uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
-    ucch_lock();
+    UCCH_LOCKED;
     uint64_t seq = ++b->seq;
     ucch_refusal mine = refusal_by(seq, b->ranks[b->mine], text);
     ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
@@ -327,7 +325,6 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
         for (int i = 0; i < b->n; i++)
             if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     }
-    ucch_unlock();
     return seq;
 }
 
@@ -374,9 +371,8 @@ uint32_t ucch_board_comm(const ucch_board *b) { return b ? b->comm : 0; }
 uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signature, const char *label) {
     ucch_record about = {.kind = (uint8_t)kind, .comm = b->comm, .signature = signature};
     strncpy(about.label, label, LABEL - 1);
-    ucch_lock();
+    UCCH_LOCKED;
     uint64_t record = ucch_flight_begin(&about, seq, ucch_now(), 1);
-    ucch_unlock();
     return record;
 }
 
@@ -433,11 +429,10 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
 /* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
-    ucch_lock();
+    UCCH_LOCKED;
     slot *s = &b->slots[b->mine];
     if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
     if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
-    ucch_unlock();
 }
 
 /* A call of this rank's that the engine runs has ended. */

@@ -11,10 +11,9 @@ ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker) {
     if (!context) return NULL;
     context->handle = handle;
     context->worker = worker;
-    ucch_lock();
+    UCCH_LOCKED;
     context->next = contexts;
     contexts = context;
-    ucch_unlock();
     return context;
 }
 

@@ -46,11 +46,10 @@ static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_
 /* Set the functions around each round of progress: a device that is made the thread's own before, and not after; and
  * one that the progress thread calls first. */
 void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)(void)) {
-    ucch_lock();
+    UCCH_LOCKED;
     enter = before;
     leave = after;
     begin = first;
-    ucch_unlock();
 }
 
 int ucch_progress_locked(void) {
@@ -117,9 +116,8 @@ void ucch_wait_begin(void) { waiters++; }
 /* The last one that waited may leave something under way. */
 void ucch_wait_end(void) {
     if (--waiters || !busy()) return;
-    ucch_lock(); /* the thread may be about to sleep, because a caller waits */
+    UCCH_LOCKED; /* the thread may be about to sleep, because a caller waits */
     if (busy() && thread_asleep) ucch_wake_locked();
-    ucch_unlock();
 }
 
 /* No thread waits for calls in streams: they are polled now and then, for their ends and for failures. */
@@ -178,7 +176,7 @@ static void *thread_main(void *unused) {
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_process_unbind_thread();
-    ucch_lock();
+    UCCH_LOCKED;
     for (int began = 0; thread_on;) {
         if (begin && !began) {
             begin();
@@ -196,7 +194,6 @@ static void *thread_main(void *unused) {
         } else
             tick = idle_locked(tick);
     }
-    ucch_unlock();
     return NULL;
 }
 

@@ -13,6 +13,10 @@
 
 double ucch_now(void);
 
+/* Have the engine's lock up to the end of the block. */
+#define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)
+static inline void ucch_give_up(int *has_lock) { *has_lock ? ucch_unlock() : (void)0; }
+
 /* Take an item out of the list that begins with `first`, if it is in there. */
 #define UCCH_UNLINK(first, item, next)                                                                                 \
     do {                                                                                                               \

@@ -215,15 +215,13 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
 
 /* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
 static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
-    for (double until = ucch_now() + PATIENCE_S;;) {
-        ucch_lock();
-        int before = ucch_device_enter(), anyway = ucch_now() > until;
+    for (double until = ucch_now() + PATIENCE_S;; sched_yield()) {
+        UCCH_LOCKED;
+        UCCH_ON_DEVICE;
+        int anyway = ucch_now() > until;
         int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
                                   : start_locked(p, send, recv, timeout, NULL, anyway);
-        ucch_device_leave(before);
-        ucch_unlock();
         if (status != UCCH_LATER) return status;
-        sched_yield();
     }
 }
 
@@ -251,9 +249,9 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
  * UCCH_LATER where that is taken. */
 int ucch_program_dash(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
-    int before = ucch_device_enter(), status = start_locked(p, send, recv, timeout, NULL, 0);
+    UCCH_ON_DEVICE;
+    int status = start_locked(p, send, recv, timeout, NULL, 0);
     if (!status) ucch_wait_briefly_locked(&p->op);
-    ucch_device_leave(before);
     ucch_unlock();
     return status < 0 ? status : ucch_peek(&p->op);
 }
@@ -269,12 +267,12 @@ int ucch_program_again(ucch_program *p) {
 int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
     if (send && send == recv) return UCCH_ALIASED;
     int status = 0;
-    ucch_lock();
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->persistent = 1;
     p->timeout = timeout;
-    int before = ucch_device_enter();
     if (!p->channels) status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
@@ -285,7 +283,5 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
             if (status >= 0) status = ucch_step_init_locked(p, s);
         }
     }
-    ucch_device_leave(before);
-    ucch_unlock();
     return status;
 }

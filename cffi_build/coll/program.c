@@ -33,9 +33,8 @@ static void drop_requests_locked(ucch_program *p) {
 }
 
 void ucch_program_drop(ucch_program *p) {
-    ucch_lock();
+    UCCH_LOCKED;
     drop_requests_locked(p);
-    ucch_unlock();
 }
 
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls

@@ -195,13 +195,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
 /* With the turn at queueing: put the call into streams. It may have failed meanwhile, as any other under way. */
 static int enqueue(const asked *a, ucch_launch *l) {
     int status = ucch_enqueue(a->p, l, a->stream);
-    ucch_lock();
+    UCCH_LOCKED;
     l->queueing = 0;
     if (status < 0) {
         ucch_channels_forfeit(l->channels, l->ticket);
         if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
-    ucch_unlock();
     return status;
 }
 
@@ -211,7 +210,7 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
     ucch_program *p = a->p;
     ucch_launch *l = NULL;
     *status = p->channels ? ucch_enqueue_scratch(p) : 0;
-    ucch_lock();
+    UCCH_LOCKED;
     int busy = a->has_parent && p->op.state == UCCH_ACTIVE, turn = next_in_line(p);
     if (!*status) *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
     if (!*status && turn) l = begin_locked(a, status);
@@ -220,14 +219,13 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
         ucch_progress_locked();
         ucch_ops_check_deadlines_locked(ucch_now());
     }
-    ucch_unlock();
     return l;
 }
 
 /* As try_launch, until it is the call's turn where it has to wait for that. */
 static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     double began = ucch_now();
     for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
         if (a->p->channels) ucch_take(&queueing, UCCH_AT_QUEUE);
@@ -237,7 +235,6 @@ static ucch_launch *launch(const asked *a, int *status) {
             ucch_give(&queueing, UCCH_AT_QUEUE);
         }
     }
-    ucch_device_leave(before);
     return l;
 }
 
@@ -272,7 +269,7 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
 /* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. */
 static int begin_capture(ucch_program *p, double timeout) {
     int status = ucch_enqueue_scratch(p), peer = -1;
-    ucch_lock();
+    UCCH_LOCKED;
     if (!status && (ucch_board_broken(p->board) || p->channels->failed)) status = UCCH_FAIL_BROKEN;
     if (!status) {
         uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
@@ -280,7 +277,6 @@ static int begin_capture(ucch_program *p, double timeout) {
         status = ucch_board_verdict(p->board, number, &peer);
         ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     }
-    ucch_unlock();
     return status;
 }
 
@@ -290,7 +286,8 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     if (!p->fused) return UCCH_FAIL_COLD;
     if (send && send == recv) return UCCH_ALIASED;
     const device_ops *ops = ucch_bound_ops();
-    int before = ucch_device_enter(), mode = ucch_capture_mode(UCCH_RELAXED);
+    UCCH_ON_DEVICE;
+    int mode = ucch_capture_mode(UCCH_RELAXED);
     ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
@@ -300,7 +297,6 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
     ucch_give(&queueing, UCCH_AT_QUEUE);
     ucch_capture_mode(mode);
-    ucch_device_leave(before);
     ucch_progress_thread(1);
     return status;
 }

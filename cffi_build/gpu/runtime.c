@@ -230,11 +230,9 @@ void ucch_device_leave(int before) {
 /* Copy in a stream of this rank's device, whichever the calling thread has chosen, and wait for it if so wanted. */
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits) {
     const device_ops *ops = ucch_bound_ops();
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     int status = ucch_device_fail(ops->copy(dst, src, bytes, stream), "copy");
-    if (!status && waits) status = ucch_device_fail(ops->stream_sync(stream), "stream_sync");
-    ucch_device_leave(before);
-    return status;
+    return status || !waits ? status : ucch_device_fail(ops->stream_sync(stream), "stream_sync");
 }
 
 /* ---- the pool ---- */
@@ -352,12 +350,8 @@ void ucch_pool_give(void *memory) {
 /* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
 size_t ucch_pool_bytes(int pinned, int trim) {
     size_t total = 0;
-    if (trim) {
-        int before = ucch_device_enter();
-        total = drop_idle(pinned);
-        ucch_device_leave(before);
-        return total;
-    }
+    UCCH_ON_DEVICE;
+    if (trim) return drop_idle(pinned);
     pthread_mutex_lock(&pool_lock);
     for (block *b = blocks; b; b = b->next)
         total += b->pinned == pinned ? b->bytes : 0;

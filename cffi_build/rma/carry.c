@@ -22,12 +22,11 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     memcpy(copy, addresses, bytes);
-    ucch_lock();
+    UCCH_LOCKED;
     free(at->reach);
     at->reach = copy;
     at->reach_bytes = bytes;
     at->wires = n;
-    ucch_unlock();
     return 0;
 }
 

@@ -120,10 +120,9 @@ void ucch_target_return_locked(ucch_target *t) {
 /* True if any of a peer's has still to be given back. */
 int ucch_peer_leaving(const ucch_peer *peer) {
     int found = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     for (const ucch_opened *o = peer->at->leaving; o; o = o->next)
         found |= o->peer == peer;
-    ucch_unlock();
     return found;
 }
 

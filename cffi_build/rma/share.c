@@ -45,17 +45,16 @@ int ucch_share_open(ucch_share *s, int pid, int file) {
 /* Have the bound device see it, if there is one: 0, or a failure. */
 int ucch_share_pin(ucch_share *s) {
     if (s->is_pinned || ucch_bound() < 0) return 0;
-    int before = ucch_device_enter(), status = ucch_shared_pin(s->memory, BYTES, &s->seen);
+    UCCH_ON_DEVICE;
+    int status = ucch_shared_pin(s->memory, BYTES, &s->seen);
     s->is_pinned = !status;
-    ucch_device_leave(before);
     return status;
 }
 
 void ucch_share_free(ucch_share *s) {
     if (s->is_pinned) {
-        int before = ucch_device_enter();
+        UCCH_ON_DEVICE;
         ucch_bound_ops()->host_unregister(s->memory);
-        ucch_device_leave(before);
     }
     if (s->memory) munmap(s->memory, BYTES);
     if (s->file) close(s->file);
@@ -88,12 +87,10 @@ int ucch_slot_memory_locked(ucch_slot *s) {
 
 /* Of who has left. */
 void ucch_slots_free(ucch_slot *slots) {
-    ucch_lock();
-    int before = ucch_device_enter();
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         free_memory(s);
     }
-    ucch_device_leave(before);
-    ucch_unlock();
 }

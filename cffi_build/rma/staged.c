@@ -290,16 +290,15 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     s->bytes = here.bytes;
     s->state = UCCH_ARRIVING;
     peer->arriving++;
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     come_locked(s);
-    ucch_device_leave(before);
 }
 
 /* True if a device of ours is at work in slots that a peer sees, too. */
 int ucch_staged_busy(ucch_peer *peer) {
     int busy = 0;
-    ucch_lock();
-    int before = ucch_device_enter();
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         const ucch_slot *passed = &peer->at->out[i];
         ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
@@ -307,19 +306,16 @@ int ucch_staged_busy(ucch_peer *peer) {
         busy |= peer->slots[i].state == UCCH_COPYING;
         busy |= out && out->state == UCCH_COPYING && !copied(out);
     }
-    ucch_device_leave(before);
-    ucch_unlock();
     return busy;
 }
 
 /* How many slots are still on their way to places whose arrival a counter counts. */
 int ucch_rma_arriving(ucch_rma *at, int number) {
     int found = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; i < UCCH_RMA_SLOTS; i++)
             found += p->slots[i].state == UCCH_COPYING && p->slots[i].header.other == (uint64_t)number + 1;
-    ucch_unlock();
     return found;
 }
 

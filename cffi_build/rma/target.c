@@ -60,9 +60,8 @@ void ucch_peer_lose_locked(ucch_peer *peer) {
 
 /* From now on it counts as dead. */
 void ucch_peer_lose(ucch_peer *peer) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_peer_lose_locked(peer);
-    ucch_unlock();
 }
 
 uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
@@ -128,16 +127,15 @@ ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes
     ucch_region *r = calloc(1, sizeof(*r));
     if (!r) return NULL;
     *r = (ucch_region){.at = at, .id = id, .base = base, .bytes = bytes, .on_device = on_device, .memh = memh};
-    ucch_lock();
+    UCCH_LOCKED;
     r->next = at->regions;
     at->regions = r;
-    ucch_unlock();
     return r;
 }
 
 /* Take it from all peers; nothing comes in any more. */
 void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
-    ucch_lock();
+    UCCH_LOCKED;
     int is_first = !region->closing;
     region->closing = 1;
     for (ucch_peer *p = at->peers; p && is_first; p = p->next)
@@ -145,19 +143,16 @@ void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
             region->asked++;
             p->revoking++;
         }
-    ucch_unlock();
 }
 
 /* How many peers and transfers still use it. */
 int ucch_region_users(ucch_rma *at, ucch_region *region) {
     int lost = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     for (ucch_peer *p = at->peers; p; p = p->next)
         if (p->revoking && ucch_peer_status(p)) lost += p->revoking;
     int left = region->asked - lost;
-    int users = (left > 0 ? left : 0) + region->users;
-    ucch_unlock();
-    return users;
+    return (left > 0 ? left : 0) + region->users;
 }
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
@@ -173,18 +168,16 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
     ucch_target *t = calloc(1, sizeof(*t));
     if (!t) return NULL;
     *t = (ucch_target){.peer = peer, .id = id, .base = base, .bytes = bytes, .on_device = on_device};
-    ucch_lock();
+    UCCH_LOCKED;
     t->next = peer->targets;
     peer->targets = t;
-    ucch_unlock();
     return t;
 }
 
 /* Unpack the key by which libucp reaches it. */
 int ucch_target_key(ucch_target *t, const void *key) {
-    ucch_lock();
+    UCCH_LOCKED;
     int status = ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
-    ucch_unlock();
     return status;
 }
 
@@ -194,7 +187,7 @@ int ucch_target_users(ucch_target *t) { return t->users; }
 
 /* No transfer begins there any more. Its memory stays: a thread may be about to begin one. */
 void ucch_target_close(ucch_target *t) {
-    ucch_lock();
+    UCCH_LOCKED;
     if (t->peer) {
         if (t->rkey) ucp_rkey_destroy(t->rkey);
         ucch_target_return_locked(t);
@@ -202,7 +195,6 @@ void ucch_target_close(ucch_target *t) {
         t->rkey = NULL;
         t->peer = NULL;
     }
-    ucch_unlock();
 }
 
 void ucch_target_free(ucch_target *t) {

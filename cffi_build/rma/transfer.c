@@ -288,12 +288,11 @@ static void record_locked(ucch_transfer *t) {
 int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *stream) {
     int status = 0;
     if (has_stream) {
-        int before = ucch_device_enter();
+        UCCH_ON_DEVICE;
         status = ucch_gate_enter(&t->gate, stream);
-        ucch_device_leave(before);
     }
     if (status) return status;
-    ucch_lock();
+    UCCH_LOCKED;
     int is_wait = t->is.what == UCCH_RMA_AWAIT;
     if (!is_wait && (t->peer->status || !t->peer->ep)) status = UCCH_FAIL_PEER;
     if (t->is.target && t->is.target->is_stale) status = UCCH_FAIL_STALE;
@@ -306,7 +305,6 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
         if (t->op.state == UCCH_ACTIVE && !is_wait) record_locked(t);
         if (!status) ucch_wake_locked();
     }
-    ucch_unlock();
     return status;
 }
 
@@ -363,9 +361,8 @@ int ucch_transfer_hold(ucch_transfer *t, void *stream) {
     int held = may && ucch_gate_promise_locked(&t->held);
     ucch_unlock();
     if (!held) return 0;
-    int before = ucch_device_enter(), status = ucch_gate_wait(&t->held, stream);
-    ucch_device_leave(before);
-    if (!status) return 1;
+    UCCH_ON_DEVICE;
+    if (!ucch_gate_wait(&t->held, stream)) return 1;
     ucch_lock();
     ucch_gate_leave_locked(&t->held);
     ucch_unlock();
@@ -374,12 +371,9 @@ int ucch_transfer_hold(ucch_transfer *t, void *stream) {
 
 /* True if libucp or a stream still uses it and its memory. */
 int ucch_transfer_held(ucch_transfer *t) {
-    ucch_lock();
-    int before = ucch_device_enter();
-    int held = t->op.state == UCCH_ACTIVE || t->in_flight || ucch_gate_due(&t->gate);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return held;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return t->op.state == UCCH_ACTIVE || t->in_flight || ucch_gate_due(&t->gate);
 }
 
 void ucch_transfer_free(ucch_transfer *t) {

@@ -178,9 +178,8 @@ static int start_thread(ucch_rma *at) {
 
 static int listen(ucch_rma *at, void *handler) {
     ucp_am_handler_param_t p = {.field_mask = 0xf, .id = UCCH_AM_ID, .flags = WHOLE, .cb = handler, .arg = at};
-    ucch_lock();
+    UCCH_LOCKED;
     int status = ucp_worker_set_am_recv_handler(at->worker, &p);
-    ucch_unlock();
     return status;
 }
 
@@ -202,9 +201,8 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
         free(at);
         return NULL;
     }
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_attend_locked(at);
-    ucch_unlock();
     return at;
 }
 

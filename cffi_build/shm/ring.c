@@ -384,11 +384,9 @@ static int open_locked(ucch_channels *c) {
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */
 int ucch_channels_open(ucch_channels *c) {
-    ucch_lock();
-    int before = ucch_device_enter(), status = open_locked(c);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return open_locked(c);
 }
 
 /* Give back what the device has. */
@@ -440,13 +438,12 @@ static int emptied(const ucch_channel *channel) {
 /* 1 if all that was queued has ended and all that was sent has been taken; -1 if that will never be known, because a
  * call has failed; or 0. */
 int ucch_channels_quiet(ucch_channels *c) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_channels_room(c);
     int quiet = c->failed ? -1 : c->landed == c->calls;
     for (int i = 0; i < c->size * UCCH_RINGS && quiet > 0; i++)
         quiet =
             i / UCCH_RINGS == c->rank || UCCH_OF_LANE(i % UCCH_RINGS) || (emptied(&c->out[i]) && emptied(&c->in[i]));
-    ucch_unlock();
     return quiet;
 }
 

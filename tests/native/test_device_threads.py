@@ -18,17 +18,13 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
 SHARED = "-Wall", "-Werror", "-O1", "-shared", "-fPIC"
 
 
-def address(name: str) -> int:
-    return int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
-
-
 def test_threads_get_words_of_their_own(runtime: DeviceRuntime, compiled: Callable[..., Path], tmp_path: Path) -> None:
     """Two streams that wait for one word pass each other's waits; a word behind its page is somebody's memory."""
     threads, each = 2, 100_000 if runtime.vendor == "nvidia" else 2_000  # HIP's are an allocation each, of a page
     racing = ctypes.CDLL(str(compiled(tmp_path / "racing.so", *SHARED, HERE / "racing.c", "-lpthread")))
     words = np.zeros(threads * each, np.uint64)
-    functions = (ctypes.c_void_p(address(name)) for name in ("ucch_device_use", "ucch_device_flag"))
-    assert racing.race(*functions, runtime.code, threads, each, words.ctypes.data_as(ctypes.c_void_p)) == 0
+    functions = (ctypes.c_void_p(int(ffi.cast("uintptr_t", at))) for at in (runtime.ops.use, runtime.ops.flag))
+    assert racing.race(*functions, threads, each, words.ctypes.data_as(ctypes.c_void_p)) == 0
     assert len(np.unique(words)) == words.size
     kinds = {runtime.pointer(int(word)).kind for word in words[::997]}
     assert len(kinds) == 1

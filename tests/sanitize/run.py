@@ -145,6 +145,7 @@ def environment(way: Way, library: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "SANITIZED_EXTENSION": str(next((way.folder / "ucc_hetero").glob("_native*.so"))),
         "SANITIZED_BLOCKS": str(OUT / "blocks.so"),
+        "SANITIZER": str(library),
         "MPIRUN": str(HERE / "mpirun"),
         "SANITIZED_MPIRUN": os.environ.get("MPIRUN") or str(Path(sys.executable).parent / "mpirun"),
     }
