@@ -84,7 +84,6 @@ static int muted; /* UCX_LOG_LEVEL=fatal: errors are for us alone */
 
 static int notice(const char *file, unsigned line, const char *function, int level, const void *component,
                   const char *format, va_list list) {
-    (void)file, (void)line, (void)function, (void)component, (void)list;
     if (!strcmp(format, NO_ROOM)) __atomic_add_fetch(&losses, 1, __ATOMIC_RELAXED);
     return muted && level == LEVEL_ERROR ? STOP : GO_ON;
 }

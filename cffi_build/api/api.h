@@ -276,8 +276,7 @@ void ucch_wire_stop(int wire);
 typedef struct ucch_circle ucch_circle;
 
 int ucch_link_new(int fd, double silence);
-int ucch_link_up(int link);
-int ucch_link_lost(int link);
+int ucch_link_ask(int link);
 void ucch_links_stop(void);
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks);

@@ -17,7 +17,6 @@ int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int
 int ucch_device_bind(int runtime, int device);
 void ucch_device_reserve(void);
 void ucch_device_hold(int may);
-size_t ucch_pool_bytes(int pinned, int trim);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 

@@ -172,7 +172,6 @@ static double work_locked(double quiet) {
 }
 
 static void *thread_main(void *unused) {
-    (void)unused;
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_process_unbind_thread();
@@ -268,7 +267,6 @@ void ucch_leave(void) {
 }
 
 static void *leave_late(void *unused) {
-    (void)unused;
     sleep(UCCH_LEAVE_S);
     _exit(0);
 }

@@ -37,10 +37,6 @@ static int wait_for(void *stream, void *event) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
 }
 
-static int record(void *event, void *stream) {
-    return ucch_device_fail(ucch_bound_ops()->event_record(event, stream), "record");
-}
-
 /* ---- what goes into a stream ---- */
 
 /* Launch the kernel that has been put together: channels count from there. */
@@ -141,9 +137,7 @@ static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
 
 static int mark(queue *q, ucch_step *s, void *stream) {
     s->turn = q->last[ucch_lane_of(s)] = ++q->turn;
-    if (q->alone || !s->marked) return 0;
-    int status = s->end ? 0 : ucch_device_fail(ucch_bound_ops()->event_new(&s->end), "event");
-    return status ? status : record(s->end, stream);
+    return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
 /* A local step that is no move of a kernel's. */
@@ -439,7 +433,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* those that move nothing are not waited for */
-    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : record(c->began, stream);
+    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
             if (p->steps[end].is.kind != STEP_SEND && p->steps[end].is.kind != STEP_RECV && !status)

@@ -285,7 +285,6 @@ static int begin_capture(ucch_program *p, double timeout) {
 int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
     if (!p->fused) return UCCH_FAIL_COLD;
     if (send && send == recv) return UCCH_ALIASED;
-    const device_ops *ops = ucch_bound_ops();
     UCCH_ON_DEVICE;
     int mode = ucch_capture_mode(UCCH_RELAXED);
     ucch_take(&queueing, UCCH_AT_QUEUE);
@@ -294,7 +293,7 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     int status = begin_capture(p, timeout);
     if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
-    if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
+    if (!status) status = ucch_event_record(&p->channels->graphs.last, (void *)stream);
     ucch_give(&queueing, UCCH_AT_QUEUE);
     ucch_capture_mode(mode);
     ucch_progress_thread(1);

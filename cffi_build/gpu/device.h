@@ -14,6 +14,7 @@ int ucch_may_hold(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_bound_engine(void);
 int ucch_device_fail(int code, const char *what);
+int ucch_event_record(void **event, void *stream);
 int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
 

@@ -207,9 +207,16 @@ int ucch_capture_mode(int mode) {
     return mode;
 }
 
+/* Record an event, made at first use, behind what is in a stream: 0, or a failure. */
+int ucch_event_record(void **event, void *stream) {
+    const device_ops *ops = ucch_bound_ops();
+    int status = *event ? 0 : ucch_device_fail(ops->event_new(event), "event");
+    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+}
+
 /* Let one stream wait for what is in another by now, by way of an event. */
 int ucch_stream_follow(void *event, void *first, void *then) {
-    int status = ucch_device_fail(ucch_bound_ops()->event_record(event, first), "record");
+    int status = ucch_event_record(&event, first);
     return status ? status : ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
 }
 
@@ -252,16 +259,14 @@ typedef struct block {
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
-/* Give idle memory back to the runtime; returns the bytes that stay, of one kind. */
-static size_t drop_idle(int pinned) {
+/* Give idle memory back to the runtime. */
+static void drop_idle(void) {
     const device_ops *ops = ucch_bound_ops();
     block *idle = NULL;
-    size_t left = 0;
     pthread_mutex_lock(&pool_lock);
     for (block **at = &blocks; *at;) {
         block *b = *at;
         if (b->users) {
-            left += b->pinned == pinned ? b->bytes : 0;
             at = &b->next;
             continue;
         }
@@ -275,7 +280,6 @@ static size_t drop_idle(int pinned) {
         (b->pinned ? ops->unpin : ops->release)(b->memory);
         free(b);
     }
-    return left;
 }
 
 static block *find(int pinned, size_t bytes, const void *owner) {
@@ -296,7 +300,7 @@ static block *make(int pinned, size_t bytes, const void *owner) {
     *b = (block){.bytes = bytes, .pinned = pinned, .users = 1, .owner = owner};
     int status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     if (status) {
-        drop_idle(pinned);
+        drop_idle();
         status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     }
     if (!status) return b;
@@ -345,16 +349,4 @@ void ucch_pool_give(void *memory) {
     block *b = memory ? block_of(memory) : NULL;
     if (b && --b->users == 0) b->owner = NULL;
     pthread_mutex_unlock(&pool_lock);
-}
-
-/* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
-size_t ucch_pool_bytes(int pinned, int trim) {
-    size_t total = 0;
-    UCCH_ON_DEVICE;
-    if (trim) return drop_idle(pinned);
-    pthread_mutex_lock(&pool_lock);
-    for (block *b = blocks; b; b = b->next)
-        total += b->pinned == pinned ? b->bytes : 0;
-    pthread_mutex_unlock(&pool_lock);
-    return total;
 }

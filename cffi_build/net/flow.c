@@ -500,10 +500,8 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
  * that is why, as a sender's peer is to know. */
 void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE); }
 
-/* The failure has come: the peer is to be told. */
-void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
-
-/* A stream will put data in soon, of which nothing else tells the thread. */
+/* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
+ * thread. */
 void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */

@@ -181,7 +181,6 @@ static void await(struct pollfd *fds, int n) {
 static void *serve(void *unused) {
     struct pollfd *fds = NULL;
     int room = 0;
-    (void)unused;
     prctl(PR_SET_NAME, "ucch-link");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), -10); /* where that is allowed: late beats look like death */
     ucch_links_lock();
@@ -263,20 +262,12 @@ int ucch_link_new(int fd, double silence) {
     return status;
 }
 
-/* True if a connection can still be used. */
-int ucch_link_up(int link) {
-    ucch_links_lock();
-    int up = !ucch_link_fate(link);
-    ucch_links_unlock();
-    return up;
-}
-
-/* True if the process at the other end was lost, and has not just left. */
-int ucch_link_lost(int link) {
+/* As ucch_link_fate, without the lock. */
+int ucch_link_ask(int link) {
     ucch_links_lock();
     int fate = ucch_link_fate(link);
     ucch_links_unlock();
-    return fate && fate != UCCH_LEFT;
+    return fate;
 }
 
 /* Say farewell and end the thread; the process is about to end. */

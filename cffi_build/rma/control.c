@@ -44,7 +44,6 @@ typedef struct letter {
 } letter;
 
 static void posted(void *request, ucs_status_t status, void *data) {
-    (void)status;
     ucp_request_free(request);
     free(data);
 }

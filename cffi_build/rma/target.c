@@ -16,10 +16,7 @@
 
 /* ---- peers ---- */
 
-static void died(void *arg, ucp_ep_h ep, ucs_status_t status) {
-    (void)ep;
-    ((ucch_peer *)arg)->status = status;
-}
+static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
 
 /* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
  * which it hears of no deaths. NULL with a status where that is impossible. */

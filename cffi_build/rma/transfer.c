@@ -202,7 +202,6 @@ static int advance_locked(ucch_op *op) {
 }
 
 static int check_locked(ucch_op *op, double now) {
-    (void)now;
     ucch_peer *peer = ((ucch_transfer *)op)->peer;
     return peer && ucch_peer_status(peer) ? UCCH_FAIL_PEER : 0;
 }

@@ -563,7 +563,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
         if (c->out[i].flow) ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow) ucch_flow_abort(c->out[i].flow);
+        if (c->out[i].flow) ucch_flow_ring(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
     let_go(c);
     c->drain.kind = &draining;
