@@ -372,8 +372,7 @@ uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signa
     ucch_record about = {.kind = (uint8_t)kind, .comm = b->comm, .signature = signature};
     strncpy(about.label, label, LABEL - 1);
     UCCH_LOCKED;
-    uint64_t record = ucch_flight_begin(&about, seq, ucch_now(), 1);
-    return record;
+    return ucch_flight_begin(&about, seq, ucch_now(), 1);
 }
 
 /* A call has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those

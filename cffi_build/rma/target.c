@@ -174,8 +174,7 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
 /* Unpack the key by which libucp reaches it. */
 int ucch_target_key(ucch_target *t, const void *key) {
     UCCH_LOCKED;
-    int status = ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
-    return status;
+    return ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
 }
 
 int ucch_target_stale(ucch_target *t) { return t->is_stale; }

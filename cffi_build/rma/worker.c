@@ -179,8 +179,7 @@ static int start_thread(ucch_rma *at) {
 static int listen(ucch_rma *at, void *handler) {
     ucp_am_handler_param_t p = {.field_mask = 0xf, .id = UCCH_AM_ID, .flags = WHOLE, .cb = handler, .arg = at};
     UCCH_LOCKED;
-    int status = ucp_worker_set_am_recv_handler(at->worker, &p);
-    return status;
+    return ucp_worker_set_am_recv_handler(at->worker, &p);
 }
 
 /* Let a worker take part, under a number that no other one has; NULL with a status where it cannot. */
