@@ -28,7 +28,8 @@ board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
 lib.ucch_board_name(board, 5)
 def program(label, signature):
     made = lib.ucch_program_new(1, board, signature, label)
-    assert lib.ucch_program_local(made, 0, lib.UCCH_COPY, 0, 4 << 3, 0, (0, 0, 1), (1, 0, 1), 0.0) == 0
+    part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": 4 << 3, "src": (0, 0, 1), "dst": (1, 0, 1)}
+    assert lib.ucch_program_step(made, 0, [part]) == 0
     lib.ucch_program_bytes(made, signature)
     return made
 send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -29,6 +30,7 @@ from ucc_hetero.rma.channel import Channel, ChannelError
 from ucc_hetero.rma.endpoint import _lists
 from ucc_hetero.rma.request import _Watcher
 from ucc_hetero.rma.wire_format import Address, Descriptor, FormatError
+from ucc_hetero.rma.worker import _may_open
 
 
 def sample() -> tuple[Address, Descriptor]:
@@ -36,6 +38,15 @@ def sample() -> tuple[Address, Descriptor]:
     number = int.from_bytes(key[:8], "little")
     interfaces = tuple(key[24:31])
     return Address(number, key[8:24], 4711, interfaces, key), Descriptor(number, 5, 1 << 40, 1 << 33, "amd", key)
+
+
+def test_processes_whose_memory_may_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError
+
+    assert _may_open(os.getpid())
+    monkeypatch.setattr(os, "readlink", refuse)
+    assert not _may_open(os.getpid())
 
 
 def test_what_was_packed_comes_back() -> None:
