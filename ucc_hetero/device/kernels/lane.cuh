@@ -91,7 +91,8 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         if (!goes) break;
         char *here = c.data + p * piece;
         if (c.data && !m.status)
-            copy_quads<QUADS>((receives ? here : there) + from, (receives ? there : here) + from, (unsigned)(to - from));
+            copy_quads<QUADS>((receives ? here : there) + from, (receives ? there : here) + from,
+                              (unsigned)(to - from));
         DONE();
         __syncthreads();
         if (threadIdx.x == 0 && last_at(c.arrived + k % UCCH_RING_SLOTS, gridDim.x)) {
