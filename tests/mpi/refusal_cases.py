@@ -22,8 +22,7 @@ from collective_cases import METHODS, Tester, draw, start
 from collective_reference import FOREIGN
 from mpi4py import MPI
 
-from ucc_hetero import CollectiveError, Communicator, NotSupported, PersistentRequest, RefusedError, ucc
-from ucc_hetero.native.libraries import lib
+from ucc_hetero import CollectiveError, Communicator, NotSupported, PersistentRequest, RefusedError
 
 WORLD = MPI.COMM_WORLD
 STREAM: Any = None
@@ -251,31 +250,24 @@ def many_by_all(comm: Communicator) -> None:
     computes(comm, 1)
 
 
-def while_a_team_is_made(comm: Communicator) -> None:
-    """Ranks that have begun to make a team end that together, although its call has come to nothing meanwhile.
+def answered_late(comm: Communicator) -> None:
+    """A rank that has said that it is ready to make a team waits for the answer, though its call is refused meanwhile:
+    the one that gives it makes the team, would be alone there, and spoil the context for all communicators."""
+    teams, ends = comm._run.members.teams, (0, comm.size - 1)
 
-    What libucc sends for it goes by one tag: a team that ranks leave one by one leaves messages to the next one.
-    """
-    last, out = comm.size - 1, np.zeros(1 << 15)
-    make_team = ucc.Context.team
+    def refused() -> None:
+        WORLD.Send(np.zeros(1), 0, 7)
+        raise RefusedError("by a third one")
 
-    def slow(self: ucc.Context, places: Any, timeout: float, look: Callable[[], None]) -> ucc.Team:
-        while not lib.ucch_board_broken(comm._run.board.native):
-            with suppress(RefusedError):
-                look()
-            time.sleep(0.001)
-        return make_team(self, places, timeout, look)
-
-    ucc.Context.team = slow  # type: ignore[method-assign]
-    # Of a scan the ranks before the last one may do their parts without it.
-    with pytest.raises(ValueError) if comm.rank == last else suppress(RefusedError):
-        comm.Iscan(np.ones(1 << 15), out[: -1 if comm.rank == last else None]).Wait()
-    ucc.Context.team = make_team  # type: ignore[method-assign]
-    ended(comm, [last])
-    WORLD.Barrier()
-    for number in range(3):
-        with Communicator(WORLD) as another:
-            computes(another, number)
+    if comm.rank == 0:
+        WORLD.Recv(np.zeros(1), ends[1], 7)
+    elif comm.rank == ends[1]:
+        teams.look = refused
+    if comm.rank in ends:
+        teams._create(ends, "native" if comm.topology.flat else "bridge").close(20)
+    teams.look = None
+    while WORLD.Iprobe(tag=7):  # it looks more than once
+        WORLD.Recv(np.zeros(1), tag=7)
 
 
 def refused_by_others(comm: Communicator) -> None:
@@ -319,8 +311,8 @@ def main(trials: int) -> None:
             except BaseException:
                 print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
                 raise
-        checks = several_under_way, before_others_come, behind, refused_by_others, while_a_team_is_made
-        for check in checks if STREAM is None else [behind]:
+        checks = several_under_way, before_others_come, behind, refused_by_others, answered_late
+        for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)
     if WORLD.rank == 0:

@@ -33,9 +33,11 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
-@pytest.mark.parametrize("layout, env", [("nvidia:2", {}), ("nvidia:1,amd:2", BY_HOSTS)])
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS),
+])  # fmt: skip
 def test_random_mistakes(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    """Of one rank: all say who has refused what; of calls that are queued in streams whole, test_wires.py."""
+    """Of one rank, or of all: all say who has refused what."""
     env = {"UCCH_TIMEOUT": "300", **env, **device_scripts.OWN_QUEUES}
     assert fake_crew(device_scripts.MISTAKES, layout, **env).said("15 mistakes told") == 1
 

@@ -32,6 +32,13 @@ from .turns import alone, turn
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
 _GRACE = 2.0
 
+#: Seconds that a rank waits for the answer, after such a refusal, once it has said that it is ready: those who get it
+#: make the team.
+_ANSWER = 1.0
+
+#: What a rank says before a team is made; the least of all is the answer.
+_SPOILT, _LATER, _READY = -1, 0, 1
+
 #: Seconds in which the death of a rank comes to be known, of which a library may complain a moment before.
 _WHY_S = 1.0
 
@@ -174,25 +181,29 @@ class Teams:
 
     def _all_ready(self, places: list[int], ready: bool) -> bool:
         """True if every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
-        first, word = places[0], array("b", [ready])
+        first, word = places[0], array("b", [_SPOILT if self.job.spoilt else _READY if ready else _LATER])
         if self.job.rank != first:
             self._say(word, first)
-            return bool(self._hear(first, places))
-        everyone = all([ready, *(self._hear(place, places) for place in places[1:])])
-        word[0] = everyone
-        for place in places[1:]:
-            self._say(word, place)
-        return everyone
+            answer = self._hear(first, places, partial(self._look_inside, _ANSWER))
+        else:
+            answer = word[0] = min([word[0], *(self._hear(place, places, self.look or bool) for place in places[1:])])
+            for place in places[1:]:
+                self._say(word, place)
+        if answer == _SPOILT:
+            raise CollectiveError(
+                f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
+                "communicator was given up when a rank refused it or was late: free this one, and make a new one"
+            )
+        return answer == _READY
 
     def _say(self, word: array[int], place: int) -> None:
         self.job.comm.Send(word, place, self.tag)
 
-    def _hear(self, place: int, places: list[int]) -> int:
+    def _hear(self, place: int, places: list[int], look: Callable[[], object]) -> int:
         """One rank's word; peers may need our side of earlier transfers before they come to speak."""
         word = array("b", [0])
         request = self.job.comm.Irecv(word, place, self.tag)
-        look = bool if self.look is None else partial(self._still_wanted, request)
-        if not progress_until(request.Test, self.timeout, look, step=1e-6):
+        if not progress_until(request.Test, self.timeout, partial(_or_cancel, request, look), step=1e-6):
             request.Cancel()
             raise CollectiveTimeout(
                 f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
@@ -200,23 +211,14 @@ class Teams:
             )
         return word[0]
 
-    def _still_wanted(self, request: Any) -> None:
-        """Leave where the call has become hopeless."""
-        assert self.look is not None
-        try:
-            self.look()
-        except BaseException:
-            request.Cancel()
-            raise
-
-    def _look_inside(self) -> None:
+    def _look_inside(self, grace: float = _GRACE) -> None:
         """Look, while all ranks make the team: for a refused call, too, they do so to the end where that can be."""
         if self.look is not None:
             try:
                 self.look()
             except RefusedError:
                 self._refused = self._refused or time.monotonic()
-                if time.monotonic() > self._refused + _GRACE:  # a rank has left before it came here
+                if time.monotonic() > self._refused + grace:  # a rank has left before it came here
                     raise
 
     def _canary(self, team: ucc.Team, ranks: tuple[int, ...], link: str) -> None:
@@ -252,3 +254,12 @@ class Teams:
             while self._teams:
                 _, team = self._teams.popitem()
                 team.close(self.timeout)
+
+
+def _or_cancel(request: Any, look: Callable[[], object]) -> None:
+    """Look, and give up a receive where that raises."""
+    try:
+        look()
+    except BaseException:
+        request.Cancel()
+        raise
