@@ -347,6 +347,13 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         raise ValueError(f"{PREFIX}{name}: {error}") from None
 
 
+def ours() -> dict[str, str]:
+    """The variables of this package, UCC and UCX that are set."""
+    # Names are compared as they are: a new communicator looks at all of them, and to decode them takes longer.
+    names = [os.fsdecode(name) for name in os.environb if name.startswith((b"UCCH_", b"UCC_", b"UCX_"))]
+    return {name: os.environ[name] for name in names}
+
+
 def unknown(environ: Iterable[str] | None = None) -> list[str]:
     """Names in the environment that begin with ``UCCH_`` and are not in the table."""
     names = os.environ if environ is None else environ

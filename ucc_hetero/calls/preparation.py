@@ -464,8 +464,7 @@ class Preparation:
         plan, channels = graph or (make_plan(members.topology, what.call, choice, self.rank), channels)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
-        # Ranks that call different things would wait for each other while they make the teams of each.
-        members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
+        members.teams.look = self._looks(label, sets_up=sets_up)
         try:
             program = Lowering(plan, self.rank, what, members.teams, members.board, route).program(label)
         except CollectiveError as error:
@@ -478,23 +477,23 @@ class Preparation:
         lib.ucch_program_bytes(program.handle, total)
         return program
 
-    def _announced(self, label: str, *, as_any: bool = False) -> Watch:
-        """What watches a call while it is prepared."""
-        return Watch(self._state, label, lambda text: (self.members.board.announce(text, as_any=as_any), 0))
+    def _looks(self, label: str, *, sets_up: bool) -> Callable[[], None]:
+        """Looks while this rank waits for others to make the teams of a call, where they may call something else.
 
-    def _setting_up(self, label: str) -> Callable[[], None]:
-        """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
-
-        A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
-        Where that takes long it has refused to set it up.
+        A persistent call that is set up is no call yet, and other ranks may make it in another form. A rank that has
+        refused the next call may have done so after this was set up there, which ends here, too, then: it has refused
+        to set it up where that takes long.
         """
-        began, late = time.monotonic(), list[Watch]()
+        began, watches = time.monotonic(), list[Watch]()
+
+        def announce(text: str) -> tuple[int, int]:
+            return self.members.board.announce(text, as_any=sets_up), 0
 
         def look() -> None:
             run_poll_hooks()
-            if not late and time.monotonic() - began > _LATE:
-                late.append(self._announced(label, as_any=True))
-            for watch in late:
+            if not watches and (not sets_up or time.monotonic() - began > _LATE):
+                watches.append(Watch(self._state, label, announce))
+            for watch in watches:
                 watch.look()
 
         return look
