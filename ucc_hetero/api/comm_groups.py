@@ -51,7 +51,9 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        return self._made("Dup", *(() if info is None else (info,)))
+        if info is not None:
+            return self._made("Dup", info)
+        return self._adopt(timely(self._mpi, self._run.timeout, "Dup").Dup())
 
     Clone = Dup
 

@@ -22,6 +22,8 @@ from .turns import turn
 
 #: Bytes of a random name for a communicator's teams.
 _NAME_BYTES = 8
+#: Measured choices that communicators of this process were made with, by the file's name.
+_tables: dict[str, Table] = {}
 
 
 class Words(NamedTuple):
@@ -148,15 +150,14 @@ class _Meeting:
 
 
 def _table() -> Table:
-    """Measured choices, as a rank finds them; or as a job has them, where the file is not on the rank's host."""
+    """Measured choices, as a rank finds them; or as another one had them, where the file is not on this rank's host."""
     path = env.get("TUNE_FILE")
     try:
         return read_table(path)
     except ValueError:
-        for job in process.all_jobs():
-            if job.table.path == path:
-                return job.table
-        raise
+        if path not in _tables:
+            raise
+        return _tables[path]
 
 
 @contextmanager
@@ -169,4 +170,5 @@ def met(mpi: Any) -> Iterator[Known]:
         meeting = _Meeting(mpi, page)
         with turn(meeting.come):
             assert meeting.known is not None, "all have told each other everything"
+            _tables[meeting.known.table.path] = meeting.known.table
             yield meeting.known

@@ -139,12 +139,8 @@ class Job:
     communicators of some of its ranks.
     """
 
-    def __init__(
-        self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, table: Table, name: str
-    ) -> None:
+    def __init__(self, process: Process, comm: Any, everyone: list[Facts], split: fabrics.Split, name: str) -> None:
         self.process, self.name = process, name
-        #: Measured choices with which it was made.
-        self.table = table
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
         #: True if a communicator has come to use it.
@@ -337,7 +333,7 @@ def job_of(
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and collective_library(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), table, offers[0][0])
+    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
     _jobs.append(job)
     return job
 

@@ -97,7 +97,17 @@ class Timely:
             raise
 
     def Dup(self) -> Any:
-        return self.together(self._mpi.Dup)
+        """A duplicate, which MPI has a form of that can be left."""
+        self._wait(self._mpi.Ibarrier, None)  # MPI takes deaths amiss while it makes communicators
+        made: list[Any] = []
+
+        def begin() -> Any:
+            comm, request = self._mpi.Idup()
+            made.append(comm)
+            return request
+
+        self._wait(begin, made)
+        return made[0]
 
     def Split(self, color: int, key: int = 0) -> Any:
         return self.together(lambda: self._mpi.Split(color, key))
