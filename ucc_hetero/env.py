@@ -347,11 +347,11 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         raise ValueError(f"{PREFIX}{name}: {error}") from None
 
 
-def ours() -> dict[str, str]:
-    """The variables of this package, UCC and UCX that are set."""
+def settings(*prefixes: str) -> dict[str, str]:
+    """The variables that are set and begin with one of these."""
     # Names are compared as they are: a new communicator looks at all of them, and to decode them takes longer.
-    names = [os.fsdecode(name) for name in os.environb if name.startswith((b"UCCH_", b"UCC_", b"UCX_"))]
-    return {name: os.environ[name] for name in names}
+    begins = tuple(map(os.fsencode, prefixes))
+    return {name: os.environ[name] for name in [os.fsdecode(n) for n in os.environb if n.startswith(begins)]}
 
 
 def unknown(environ: Iterable[str] | None = None) -> list[str]:

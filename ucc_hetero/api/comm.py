@@ -110,12 +110,14 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
+        mpi = Timely(parent, settings.timeout(), "the making of a communicator").Dup()
         try:
-            self._join(Timely(parent, settings.timeout(), "the making of a communicator").Dup())
+            self._join(mpi)
         except CollectiveError:
             raise
-        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # twenty lines of frames of ours say no more
-            raise mistake.with_traceback(None) from None
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # on all ranks
+            mpi.Free()
+            raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
     def _adopt(cls, mpi: Any) -> Communicator:

@@ -93,9 +93,6 @@ class _Meeting:
         """This rank's facts, words and table."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
-        if not process.begun():
-            process.process()
-            settings.read(number)  # among them are now those for this host's devices
         mine = process.process().facts(place, __version__)
         unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
         words = Words(

@@ -28,7 +28,7 @@ from ..planner.rules import Table
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import record
 from ..transport import carriers, wires
-from . import agreement, fabrics, faults, settings
+from . import agreement, fabrics, faults
 from .board import ended
 from .timely import limit, named, timely
 
@@ -78,7 +78,7 @@ class Process:
             memory_types=self._memory_types,
             transports=self._transports,
             idle_ports=self._idle_ports,
-            settings=settings.steering(),
+            settings=agreement.steering(env.settings(*agreement.STEERING_PREFIXES)),
             byteorder=agreement.BYTEORDER,
             host=self.host,
             vendor=place.vendor,

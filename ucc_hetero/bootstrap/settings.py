@@ -8,12 +8,11 @@ from typing import TypeVar
 from .. import env, log
 from ..errors import ranks_text
 from ..planner.rules import parse_tune
-from . import agreement
 
 _Error = TypeVar("_Error", bound=Exception)
 
-#: The variables that were read last, what is wrong with them, and those that steer the choice of algorithms.
-_read: tuple[dict[str, str], str, tuple[tuple[str, str], ...]] = ({}, "", ())
+#: The settings that were read last, and what is wrong with them.
+_read: tuple[dict[str, str], str] = ({}, "")
 #: Attribute of errors that the first rank prints.
 _TOLD = "_first_rank_prints"
 
@@ -28,17 +27,12 @@ def read(rank: int) -> str:
         What is wrong with them; empty where nothing is. Read again only where one has changed.
     """
     global _read
-    now = env.ours()
+    now = env.settings(env.PREFIX)
     if not log.configured():
         log.set_rank(rank)
     if now != _read[0] or not log.configured():
-        _read = now, _mistakes(), agreement.steering(now)
+        _read = now, _mistakes()
     return _read[1]
-
-
-def steering() -> tuple[tuple[str, str], ...]:
-    """The settings that steer the choice of algorithms, as they were read last."""
-    return _read[2]
 
 
 def _mistakes() -> str:
