@@ -99,15 +99,9 @@ class Timely:
     def Dup(self) -> Any:
         """A duplicate, which MPI has a form of that can be left."""
         self._wait(self._mpi.Ibarrier, None)  # MPI takes deaths amiss while it makes communicators
-        made: list[Any] = []
-
-        def begin() -> Any:
-            comm, request = self._mpi.Idup()
-            made.append(comm)
-            return request
-
-        self._wait(begin, made)
-        return made[0]
+        made, request = self.named(self._mpi.Idup)
+        self._wait(lambda: request, made)
+        return made
 
     def Split(self, color: int, key: int = 0) -> Any:
         return self.together(lambda: self._mpi.Split(color, key))
