@@ -51,9 +51,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        if info is not None:
-            return self._made("Dup", info)
-        return self._adopt(timely(self._mpi, self._run.timeout, "Dup").Dup())
+        return self._made("Dup", *(() if info is None else (info,)))
 
     Clone = Dup
 

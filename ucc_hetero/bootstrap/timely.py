@@ -97,11 +97,7 @@ class Timely:
             raise
 
     def Dup(self) -> Any:
-        """A duplicate, which MPI has a form of that can be left."""
-        self._wait(self._mpi.Ibarrier, None)  # MPI takes deaths amiss while it makes communicators
-        made, request = self.named(self._mpi.Idup)
-        self._wait(lambda: request, made)
-        return made
+        return self.together(self._mpi.Dup)
 
     def Split(self, color: int, key: int = 0) -> Any:
         return self.together(lambda: self._mpi.Split(color, key))
