@@ -347,6 +347,13 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         raise ValueError(f"{PREFIX}{name}: {error}") from None
 
 
+def settings(*prefixes: str) -> dict[str, str]:
+    """The variables that are set and begin with one of these."""
+    # Names are compared as they are: a new communicator looks at all of them, and to decode them takes longer.
+    begins = tuple(map(os.fsencode, prefixes))
+    return {name: os.environ[name] for name in [os.fsdecode(n) for n in os.environb if n.startswith(begins)]}
+
+
 def unknown(environ: Iterable[str] | None = None) -> list[str]:
     """Names in the environment that begin with ``UCCH_`` and are not in the table."""
     names = os.environ if environ is None else environ

@@ -312,6 +312,7 @@ int ucch_board_doubtful(const ucch_board *board, uint64_t seq);
 void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);
 void ucch_board_stats(ucch_board *board, uint64_t *calls, double *seconds, uint64_t *bytes);
 size_t ucch_board_bytes(int nslots);
+uint64_t ucch_board_signature(const char *label);
 uint64_t ucch_board_announce(ucch_board *board, uint64_t signature, const char *label);
 uint64_t ucch_board_publish(ucch_board *board, uint64_t signature, const char *label);
 int ucch_board_mismatch(ucch_board *board, uint64_t seq);

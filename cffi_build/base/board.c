@@ -275,6 +275,14 @@ static void let_go(ucch_board *b, uint64_t seq) {
             end_by(b, b->mine, seq);
 }
 
+/* FNV-1a: equal on all ranks for equal calls. */
+uint64_t ucch_board_signature(const char *label) {
+    uint64_t found = 0xCBF29CE484222325;
+    while (*label)
+        found = (found ^ (uint8_t)*label++) * 0x100000001B3;
+    return found;
+}
+
 static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const char *label) {
     arrival *a = &b->slots[b->mine].ring[seq % RING];
     if (a->signature == UCCH_REFUSED_CALL && a->seq) let_go(b, a->seq);

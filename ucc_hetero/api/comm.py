@@ -9,11 +9,9 @@ from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
-from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
-from ..calls.recovery import Recovery
 from ..calls.request import Request
 from ..calls.runner import Runner
 from ..docstrings import described, forms
@@ -25,7 +23,7 @@ from ..p2p.neighbours import Neighbourhood
 from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS, op_of
-from .comm_faults import FaultMethods
+from .comm_faults import FaultMethods, News
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
 from .comm_p2p import MessageMethods
@@ -115,26 +113,27 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         process.refuse_children()
         if parent == MPI.COMM_WORLD:
             process.refuse_foreign_launcher()
+        mpi = Timely(parent, settings.timeout(), "the making of a communicator").Dup()
         try:
-            with met(Timely(parent, settings.timeout(), "the making of a communicator")) as meeting:
-                self._join(meeting.mpi.apart(parent.Dup), meeting)
+            self._join(mpi)
         except CollectiveError:
             raise
-        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # twenty lines of frames of ours say no more
-            raise mistake.with_traceback(None) from None
+        except (AgreementError, LibraryNotFound, ValueError) as mistake:  # on all ranks
+            mpi.Free()
+            raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, meeting: Meeting | None = None) -> Communicator:
-        """A communicator that owns ``mpi``, without a duplicate of it; ``meeting``: of the ranks that have made it."""
+    def _adopt(cls, mpi: Any) -> Communicator:
+        """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, meeting)
+        comm._join(mpi)
         return comm
 
-    def _join(self, mpi: Any, meeting: Meeting | None = None) -> None:
+    def _join(self, mpi: Any) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi, meeting)
+        self._run = Runner(self._mpi)
         self._messages = Messages(self._run)
-        self._recovery = Recovery(self._run)
+        self._news = News(self._run)
         self.rank: int = self._run.rank
         self.size: int = self._run.size
         exit.living.append(exit.Living(self._run, self.Free, self._orphan))
@@ -155,7 +154,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             return
         run = self._run
         together = not run.orphaned and run.close()
-        self._recovery.close()
+        self._news.close()
         exit.forget(run)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
         for name in ("_own", "_edges", "_partitions"):

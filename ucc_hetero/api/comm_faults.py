@@ -1,15 +1,63 @@
-"""Going on after the death of ranks, with mpi4py's names."""
+"""Going on after the death of ranks, with mpi4py's names.
+
+The exchange among the ranks, MPI's with fault tolerance or torch's store, says which ranks live and agrees on it.
+Operations under way in libucc and libucp are left to them, and no rank waits for one that is gone.
+"""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..bootstrap import growth, settings
+from .. import log
+from ..bootstrap import faults, growth, settings
 from ..bootstrap.storecomm import begin_without_mpi
-from ..calls.recovery import Recovery
+from ..calls.request import poll_hooks
+from ..calls.runner import Runner
+from ..errors import CollectiveError, CollectiveTimeout, NotSupported, PeerError, RevokedError, UCCHError
+from ..native.libraries import lib
 
 _Self = TypeVar("_Self", bound="FaultMethods")
+_R = TypeVar("_R")
+
+#: Seconds between looks for a revocation by ranks of other hosts.
+_LOOK_S = 0.01
+
+
+class News:
+    """Looks for revocations of a communicator, and for deaths on other hosts, in all waits of this process."""
+
+    def __init__(self, run: Runner) -> None:
+        self._run, self._mpi = run, run.mpi
+        #: The board, until the communicator is given up or freed.
+        self.board: Any = run.board.native
+        #: Why its ranks cannot go on after a death; empty where they can.
+        self.lacks = faults.lacking(run.mpi)
+        self._looked, self._pause = 0.0, getattr(run.mpi, "look_s", _LOOK_S)
+        if not self.lacks and run.size > 1:
+            poll_hooks.append(self.look)
+
+    def look(self) -> None:
+        """Take note of a revocation, or of a death on another host: calls that are under way end."""
+        now = time.monotonic()
+        if now - self._looked > self._pause and self.board is not None:
+            self._looked = now
+            if lib.ucch_board_revoked(self.board):
+                return
+            with suppress(*faults.EXCHANGE_ERRORS):  # every wait runs this hook: boards and links say who died
+                if faults.revoked(self._mpi):
+                    lib.ucch_board_revoke(self.board)
+                if (links := self._run.members.links) is not None:
+                    links.note_deaths(faults.dead_ranks(self._mpi))
+
+    def close(self) -> None:
+        """Have nothing more to do with the board, which is gone."""
+        self.board = None
+        if self.look in poll_hooks:
+            poll_hooks.remove(self.look)
 
 
 class FaultMethods(ABC):
@@ -19,7 +67,8 @@ class FaultMethods(ABC):
     """
 
     _mpi: Any
-    _recovery: Recovery
+    _run: Runner
+    _news: News
 
     @classmethod
     @abstractmethod
@@ -28,7 +77,11 @@ class FaultMethods(ABC):
 
     def Revoke(self) -> None:
         """Give the communicator up for all ranks, without waiting: their calls end with a ``RevokedError``."""
-        self._recovery.revoke()
+        self._need_survivors("Revoke")
+        self._run.broken = self._run.broken or "it was revoked"
+        if self._news.board is not None:
+            lib.ucch_board_revoke(self._news.board)
+        self._mpi.Revoke()
 
     def Is_revoked(self) -> bool:
         """Tell if the communicator has been revoked.
@@ -36,7 +89,9 @@ class FaultMethods(ABC):
         Returns:
             True if this rank has heard so.
         """
-        return self._recovery.revoked()
+        if self._news.board is None or lib.ucch_board_revoked(self._news.board):
+            return True
+        return not self._news.lacks and faults.revoked(self._mpi)
 
     def Get_failed(self) -> Any:
         """Tell which ranks have died.
@@ -44,7 +99,7 @@ class FaultMethods(ABC):
         Returns:
             ``MPI.Group`` of those that this rank knows of.
         """
-        self._recovery.revoked()  # MPI hears of deaths in calls that make progress
+        self.Is_revoked()  # MPI hears of deaths in calls that make progress
         return self._mpi.Get_failed()
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
@@ -56,7 +111,7 @@ class FaultMethods(ABC):
         Returns:
             How many deaths are acknowledged.
         """
-        self._recovery.revoked()
+        self.Is_revoked()
         return int(self._mpi.Ack_failed(num_to_ack))
 
     def Agree(self, flag: int) -> int:
@@ -71,7 +126,16 @@ class FaultMethods(ABC):
         Raises:
             PeerError: On all of them, while a rank is dead that not all have acknowledged.
         """
-        return self._recovery.agree(flag)
+        self._need_survivors("Agree")
+        try:
+            return self._in_time("Agree", lambda: int(self._mpi.Agree(flag)))
+        except faults.EXCHANGE_ERRORS as error:
+            if isinstance(error, UCCHError):
+                raise
+            dead = faults.dead_ranks(self._mpi)
+            raise PeerError(
+                f"rank {self._run.rank}: Agree: rank(s) {dead} died; Ack_failed() acknowledges it ({error})"
+            ) from error
 
     def Shrink(self: _Self) -> _Self:
         """Go on with the ranks that live; collective among them.
@@ -82,7 +146,26 @@ class FaultMethods(ABC):
         Returns:
             A new communicator of them, in the same order.
         """
-        return self._recovery.shrink(type(self)._adopt)
+        self._need_survivors("Shrink")
+        began, known, mpi = time.monotonic(), self._run.size, self._mpi
+        self.Revoke()
+        self._news.close()
+        while True:  # ranks that die meanwhile are left behind as well
+            faults.settle(mpi)
+            mpi = self._in_time("Shrink", mpi.Shrink)
+            if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
+                self._run.members.job.spoilt = True
+            made, failure = self._attempt(mpi)
+            if self._all_well(mpi, failure is None):
+                assert made is not None
+                log.log("live").info(
+                    "rank %d goes on as rank %d of %d after %.3f s",
+                    self._run.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
+                )  # fmt: skip
+                return made
+            if mpi.Get_size() == known:  # no rank has died since: it would fail again
+                raise failure or CollectiveError(f"rank {mpi.Get_rank()}: another rank could not go on, and says why")
+            known = mpi.Get_size()
 
     def Grow(self: _Self, store: Any, least: int = 1) -> _Self | None:
         """Let in the processes that wait in :meth:`Enter`; collective among these ranks, of which the first asks.
@@ -95,7 +178,18 @@ class FaultMethods(ABC):
             A new communicator of these ranks and, behind them, of the newcomers; None, at once, if fewer than ``least``
             wait. This communicator goes on, and is to be freed on its own.
         """
-        return self._recovery.grow(type(self)._adopt, store, least)
+        if least < 1:
+            raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
+        if self.Is_revoked():
+            raise RevokedError(f"rank {self._run.rank}: Grow: this communicator was revoked: Shrink() first")
+        mpi = self._in_time("Grow", lambda: growth.let_in(self._mpi, store, least, self._run.timeout))
+        if mpi is None:
+            return None
+        made, failure = self._attempt(mpi)
+        if all(self._in_time("Grow", lambda: self._mpi.allgather(failure is None))):
+            return made
+        mpi.Revoke()
+        raise failure or CollectiveError(f"rank {self._run.rank}: Grow: another rank could not, and says why")
 
     @classmethod
     def Enter(cls: type[_Self], store: Any, timeout: float | None = None) -> _Self:
@@ -113,3 +207,30 @@ class FaultMethods(ABC):
         """
         begin_without_mpi()
         return cls._adopt(growth.arrive(store, settings.timeout() if timeout is None else timeout))
+
+    def _need_survivors(self, what: str) -> None:
+        if self._news.lacks:
+            raise NotSupported(f"{what} on rank {self._run.rank}: {self._news.lacks}")
+
+    def _attempt(self: _Self, mpi: Any) -> tuple[_Self | None, Exception | None]:
+        """(a communicator over ``mpi``, why there is none); then the other ranks' part of it ends as well."""
+        try:
+            return self._adopt(mpi), None
+        except (UCCHError, *faults.EXCHANGE_ERRORS) as error:
+            log.log("live").info("rank %d: a communicator could not be made: %s", mpi.Get_rank(), error)
+            mpi.Revoke()
+            return None, error
+
+    def _all_well(self, mpi: Any, well: bool) -> bool:
+        """True if the communicator was made on all ranks, and none has died since."""
+        try:
+            return bool(self._in_time("Shrink", lambda: mpi.Agree(int(well))))
+        except CollectiveTimeout:
+            raise
+        except faults.EXCHANGE_ERRORS as error:  # the same on all of them
+            log.log("live").info("rank %d: a rank died meanwhile: %s", mpi.Get_rank(), error)
+            mpi.Revoke()
+            return False
+
+    def _in_time(self, what: str, call: Callable[[], _R]) -> _R:
+        return faults.in_time(f"rank {self._run.rank}: {what}", self._run.timeout, call)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, TypeVar
 
-from ..bootstrap.meeting import Meeting, met
 from ..bootstrap.timely import Timely, timely
 from ..calls.runner import Runner
 from ..docstrings import described, forms
@@ -28,19 +27,15 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any, meeting: Meeting | None = None) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any) -> _Self:
         """A communicator of this class over MPI's."""
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
-        if not isinstance(mpi, Timely):
-            return made if (made := make()) == MPI.COMM_NULL else self._adopt(made)
-        with met(mpi) as meeting:
-            made = mpi.apart(make)
-            return made if made == MPI.COMM_NULL else self._adopt(made, meeting)
+        made = self._together(what, *args, **more)
+        return made if made == MPI.COMM_NULL else self._adopt(made)
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
         """The result of MPI's collective of this name, which is made once all ranks have come to it."""

@@ -67,10 +67,11 @@ STEERING_PREFIXES = (
 LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UCC_MC_")
 
 
-def steering(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, str], ...]:
-    """The settings of this process that steer algorithm choice, sorted."""
-    source = os.environ if environ is None else environ
-    return tuple(sorted((k, source[k]) for k in source if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL)))
+def steering(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The settings of a process that steer algorithm choice, sorted."""
+    return tuple(
+        sorted((k, v) for k, v in environ.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
+    )
 
 
 def bridge_settings(ucc: str) -> dict[str, str]:

@@ -171,8 +171,9 @@ class Board:
     def publish(self, label: str) -> tuple[int, int]:
         """Enter a call that the native engine does not run; returns its number and that of its record."""
         seq = self._write(lib.ucch_board_publish, label)
-        text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
-        return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, signature(label), text))
+        text = label.encode()
+        number = lib.ucch_board_signature(text)
+        return seq, int(lib.ucch_board_record(self.native, lib.UCCH_RECORD_MPI, seq, number, text))
 
     def announce(self, label: str, *, as_any: bool = False) -> int:
         """Say what the next call will be while it is being prepared; returns the number it will have. ``as_any``: it
@@ -180,9 +181,10 @@ class Board:
         return self._write(lib.ucch_board_announce, label, int(lib.UCCH_ANY_CALL) if as_any else 0)
 
     def _write(self, how: Any, label: str, number: int = 0) -> int:
+        number = number or lib.ucch_board_signature(label.encode())
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
         lib.ucch_lock()
-        seq = int(how(self.native, number or signature(label), text))
+        seq = int(how(self.native, number, text))
         lib.ucch_unlock()
         return seq
 
@@ -258,14 +260,6 @@ def _anonymous(size: int) -> int:
     except OSError:
         return -1
     return file
-
-
-def signature(label: str) -> int:
-    """FNV-1a: equal on every rank for equal calls, where Python's own string hash is salted per process."""
-    value = 0xCBF29CE484222325
-    for byte in label.encode():
-        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return value
 
 
 def salt(label: str) -> int:

@@ -80,19 +80,12 @@ def dead_ranks(mpi: Any) -> list[int]:
     """Ranks of ``mpi`` that have died, as far as its exchange knows."""
     if hasattr(mpi, "dead"):
         return list(mpi.dead())
-    failed = mpi.Get_failed()
-    if not failed.Get_size():
-        return []
-    return sorted(places(failed, mpi.Get_group()))
-
-
-def places(some: Any, among: Any) -> list[int]:
-    """The ranks that those of a group of MPI's have in another one. Gives both groups back."""
+    failed, everyone = mpi.Get_failed(), mpi.Get_group()
     try:
-        return list(type(some).Translate_ranks(some, list(range(some.Get_size())), among))
+        return sorted(type(failed).Translate_ranks(failed, list(range(failed.Get_size())), everyone))
     finally:
-        some.Free()
-        among.Free()
+        failed.Free()
+        everyone.Free()
 
 
 def settle(mpi: Any) -> None:

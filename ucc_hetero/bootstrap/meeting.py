@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from .turns import turn
 
 #: Bytes of a random name for a communicator's teams.
 _NAME_BYTES = 8
+#: Measured choices that communicators of this process were made with, by the file's name.
+_tables: dict[str, Table] = {}
 
 
 class Words(NamedTuple):
@@ -54,43 +56,29 @@ class Known(NamedTuple):
         return set.intersection(*(set(each.spare) for each in self.words))
 
 
-class Meeting:
-    """The ranks of ``mpi`` while they hold their turns at creating (:func:`met`), and the words that they have
-    exchanged."""
+class _Meeting:
+    """The ranks of ``mpi`` while they hold their turns at creating, and what they come to know of each other."""
 
-    def __init__(self, mpi: Any, page: Page, anew: bool) -> None:
-        self.mpi, self._page, self._anew = mpi, page, anew
+    def __init__(self, mpi: Any, page: Page) -> None:
+        self._mpi, self._page = mpi, page
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
-        self._words: list[Words | None] = []
-        self._facts: list[Facts] | None = None
         #: What is wrong with this rank's settings.
         self._mistake = settings.read(process.world_of(mpi).Get_rank())
-        #: Of measured choices, as rank 0 found it.
-        self._table = NO_TABLE
+        self.known: Known | None = None
 
     def come(self, ready: bool) -> bool:
-        """Exchange words, and facts where ranks are to, and do not have those of a job in common. True if all ranks are
+        """Exchange words, and facts where these ranks do not have those of a job in common. True if all ranks are
         ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
-        everyone = self.mpi.allgather((self._mistake or ready, *self._said_again()))
+        everyone = self._mpi.allgather((self._mistake or ready, *self._said_again()))
         if mistakes := {rank: each for rank, (each, *_) in enumerate(everyone) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
-        self._words, self._facts, self._table = [words for _, words, _ in everyone], None, everyone[0][2]
-        if self._anew and not self.known(range(self._size)):
-            return self._exchange(ready)
-        return all(each for each, *_ in everyone)
-
-    def known(self, ranks: Sequence[int]) -> Known | None:
-        """What these ranks know of each other; None, on all of them, where they have to tell each other more."""
-        words = [said for rank in ranks if (said := self._words[rank]) is not None]
-        if self._words[0] is None or len(words) < len(ranks):  # the measured choices are the first rank's
-            return None
-        if self._facts is not None:
-            return Known([self._facts[rank] for rank in ranks], words, self._table)
-        common = set.intersection(*(set(each.unchanged) for each in words))
+        words = [each for _, each, _ in everyone if each is not None]
+        common = set.intersection(*(set(each.unchanged) for each in words)) if len(words) == self._size else set()
         job = next((job for job in process.all_jobs() if job.name in common), None)
         if job is None:
-            return None
-        return Known([job.facts[job.index[each.process]] for each in words], words, self._table)
+            return self._exchange(ready)
+        self.known = Known([job.facts[job.index[each.process]] for each in words], words, everyone[0][2])
+        return all(each for each, *_ in everyone)
 
     def _said_again(self) -> tuple[Words | None, Table]:
         """The words and the table of a rank that has had communicators before; none where it has more to say."""
@@ -103,16 +91,15 @@ class Meeting:
 
     def _say(self) -> tuple[Facts, Words, Table]:
         """This rank's facts, words and table."""
-        place, number = process.here(self.mpi)
+        place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
-        table = read_table(env.get("TUNE_FILE")) if self._rank == 0 else NO_TABLE
         mine = process.process().facts(place, __version__)
         unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
         words = Words(
             mine.process, number, numbers.taken(), process.offer(), unchanged, self._page, process.spare(),
             os.urandom(_NAME_BYTES),
         )  # fmt: skip
-        return mine, words, table
+        return mine, words, _table() if self._rank == 0 else NO_TABLE
 
     def _exchange(self, ready: bool) -> bool:
         """Exchange facts, too. A rank that cannot take part says why to all."""
@@ -124,7 +111,7 @@ class Meeting:
             log.set_rank(words.place, facts.vendor)
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
-        everyone = self.mpi.allgather(mine)
+        everyone = self._mpi.allgather(mine)
         bad = {rank: e for rank, e in enumerate(everyone) if isinstance(e, str)}
         if failure is not None and len(bad) == self._size:
             if len(set(bad.values())) == 1:
@@ -134,10 +121,9 @@ class Meeting:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             wrong = AgreementError(f"some ranks of this job cannot take part:\n{lines}")
             raise settings.told(wrong, self._rank) from failure
-        self._facts = [unpacked(e[0]) for e in everyone]
-        self._words, self._table = [e[1] for e in everyone], everyone[0][2]
+        self.known = Known([unpacked(e[0]) for e in everyone], [e[1] for e in everyone], everyone[0][2])
         try:
-            agreement.judge(self._facts)
+            agreement.judge(self.known.facts)
         except AgreementError as differ:
             raise settings.told(differ, self._rank) from None
         return all(e[3] for e in everyone)
@@ -148,7 +134,7 @@ class Meeting:
         begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
         offer = () if begun else nics.ports(allowed)
         mine = frozenset(nics.interfaces().values())
-        everyone = self.mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
+        everyone = self._mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
         nodes, offers, found, turns = zip(*everyone, strict=True)
         repeated = nics.repeated(nodes, found)
         offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
@@ -160,14 +146,26 @@ class Meeting:
         wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
 
 
+def _table() -> Table:
+    """Measured choices, as a rank finds them; or as another one had them, where the file is not on this rank's host."""
+    path = env.get("TUNE_FILE")
+    try:
+        return read_table(path)
+    except ValueError:
+        if path not in _tables:
+            raise
+        return _tables[path]
+
+
 @contextmanager
-def met(mpi: Any, *, anew: bool = False) -> Iterator[Meeting]:
+def met(mpi: Any) -> Iterator[Known]:
     """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here.
 
-    ``anew``: they exchange facts where they do not know them. Raises :class:`AgreementError` on every rank when these
-    do not fit together.
+    Raises :class:`AgreementError` on every rank when their facts do not fit together.
     """
     with offered(mpi.Get_size()) as page:
-        meeting = Meeting(mpi, page, anew)
+        meeting = _Meeting(mpi, page)
         with turn(meeting.come):
-            yield meeting
+            assert meeting.known is not None, "all have told each other everything"
+            _tables[meeting.known.table.path] = meeting.known.table
+            yield meeting.known

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from .. import env, log
 from ..bindings import quarantine
 from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
+from ..machine.facts import Facts
 from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
-from ..planner.select import agreed, choose, make_plan
+from ..planner.select import Tuning, agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..trace import flight
 from ..trace.record import communicator
@@ -26,7 +27,7 @@ from ..types import Transport
 from . import faults, numbers, process
 from .board import Board, ended, meet
 from .links import Links
-from .meeting import Known, Meeting, met
+from .meeting import Known, met
 from .teams import MOST_SPARE, Teams
 from .timely import limit, timely
 
@@ -37,25 +38,19 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``meeting``: of ranks that have
-    made ``mpi`` of some of them, and are in it. Raises :class:`AgreementError`
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
     on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, meeting: Meeting | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
         try:
-            if known := meeting and meeting.known(faults.places(mpi.Get_group(), meeting.mpi.Get_group())):
+            with met(self.mpi) as known:
                 self._try(known, timeout)
-            else:
-                with met(self.mpi, anew=True) as meeting:
-                    known = meeting.known(range(self.size))
-                    assert known is not None, "all have told each other everything"
-                    self._try(known, timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
@@ -97,23 +92,16 @@ class Membership:
 
     def _group(self, known: Known) -> None:
         """The ranks' job, islands, and what they choose algorithms by."""
-        vendors = [f.vendor for f in self.facts]
-        hosts = numbered(f.host.node for f in self.facts)
-        path = path_of(self.facts, wanted := env.get("STAGING"))
-        plain = not any(f.device_memory for f in self.facts)
         offers = [each.offer for each in known.words]
         self.job = process.job_of(self.mpi, self.facts, offers, self.runtime, known.table)
-        islands = [self.job.topology.island_of[self.job.index[f.process]] for f in self.facts]
-        levels = levels_of([f.group for f in self.facts])
-        if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
-            levels.append(hosts)
-        #: Islands alone: what tables of measured choices go by.
-        self.bare = Topology.group(vendors, hosts, (), levels, islands)
-        if wanted == Transport.DIRECT and not (plain or self.bare.flat or self.rank):
+        islands = tuple([self.job.topology.island_of[self.job.index[f.process]] for f in self.facts])
+        wanted = env.get("STAGING")
+        #: ``bare`` has the islands alone: what tables of measured choices go by.
+        self.bare, self.topology, self.tuning = _chosen_by(
+            tuple(self.facts), islands, wanted, env.get("TUNE"), known.table.text
+        )
+        if wanted == Transport.DIRECT and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
-        speeds = link_weights(hosts, [f.link_speed for f in self.facts])
-        weighted = replace(self.bare, weights=speeds)
-        self.topology, self.tuning = agreed(self.bare, weighted, env.get("TUNE"), known.table.text, path, plain=plain)
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
 
@@ -263,6 +251,22 @@ class Membership:
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
         numbers.release(self.id)
+
+
+@lru_cache(maxsize=64)
+def _chosen_by(
+    facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
+) -> tuple[Topology, Topology, Tuning]:
+    """The islands alone, the topology, and the rules by which ranks choose algorithms; kept for their next
+    communicator."""
+    hosts = numbered(f.host.node for f in facts)
+    plain = not any(f.device_memory for f in facts)
+    levels = levels_of([f.group for f in facts])
+    if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
+        levels.append(hosts)
+    bare = Topology.group([f.vendor for f in facts], hosts, (), levels, islands)
+    weighted = replace(bare, weights=link_weights(hosts, [f.link_speed for f in facts]))
+    return bare, *agreed(bare, weighted, rules, table, path_of(facts, staging), plain=plain)
 
 
 @cache

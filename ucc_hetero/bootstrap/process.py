@@ -78,7 +78,7 @@ class Process:
             memory_types=self._memory_types,
             transports=self._transports,
             idle_ports=self._idle_ports,
-            settings=agreement.steering(),
+            settings=agreement.steering(env.settings(*agreement.STEERING_PREFIXES)),
             byteorder=agreement.BYTEORDER,
             host=self.host,
             vendor=place.vendor,

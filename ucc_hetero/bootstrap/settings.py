@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -28,7 +27,7 @@ def read(rank: int) -> str:
         What is wrong with them; empty where nothing is. Read again only where one has changed.
     """
     global _read
-    now = {name: os.environ[name] for name in os.environ if name.startswith(env.PREFIX)}
+    now = env.settings(env.PREFIX)
     if not log.configured():
         log.set_rank(rank)
     if now != _read[0] or not log.configured():

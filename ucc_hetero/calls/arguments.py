@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from operator import index
 from typing import Any, NamedTuple, TypeVar
 
@@ -152,69 +153,34 @@ def _bcast(a: _Args) -> Bound:
     return Bound(a.call(buffer.count), buffer.dtype, False, None, buffer)
 
 
-def _alike(a: _Args, blocks: int = 1) -> Bound:
-    """Reductions of vectors: the same vector in and out; alltoall: as many blocks on both sides."""
-    recv = a.buffer("recvbuf", blocks)
-    count = a.per_rank(recv, "recvbuf") if blocks > 1 else recv.count
-    if is_in_place(a.send):
-        return Bound(a.call(count), recv.dtype, True, None, recv)
-    send = a.buffer("sendbuf", blocks)
-    dtype = a.same_dtype(send, recv)
-    a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
-    return Bound(a.call(count), dtype, False, send, recv)
-
-
-def _reduce(a: _Args) -> Bound:
-    if a.at_root:
-        return _alike(a)
-    send = a.buffer("sendbuf")
-    return Bound(a.call(send.count), send.dtype, False, send, None)
-
-
-def _allgather(a: _Args) -> Bound:
-    recv = a.buffer("recvbuf", a.size)
-    count = a.per_rank(recv, "recvbuf")
-    if is_in_place(a.send):
-        return Bound(a.call(count), recv.dtype, True, None, recv)
-    send = a.buffer("sendbuf")
-    dtype = a.same_dtype(send, recv)
-    a.same_count("recvbuf", recv.count, send.count * a.size, f"{a.size} times sendbuf's {send.count}")
-    return Bound(a.call(send.count), dtype, False, send, recv)
-
-
-def _gather(a: _Args) -> Bound:
-    if a.at_root:
-        return _allgather(a)
-    send = a.buffer("sendbuf")
-    return Bound(a.call(send.count), send.dtype, False, send, None)
-
-
-def _scatter(a: _Args) -> Bound:
-    if not a.at_root:
+def _equal(a: _Args, outof: str, into: str) -> Bound:
+    """Blocks of one length: in sendbuf (``outof``) and in recvbuf ``one``, or one of ``each`` rank."""
+    rooted = ROWS[a.name].rooted and not a.at_root
+    if rooted and outof == "one":  # the root alone receives, or sends
+        send = a.buffer("sendbuf")
+        return Bound(a.call(send.count), send.dtype, False, send, None)
+    if rooted:
         recv = a.buffer("recvbuf")
         return Bound(a.call(recv.count), recv.dtype, False, None, recv)
-    send = a.buffer("sendbuf", a.size)
-    count = a.per_rank(send, "sendbuf")
-    if is_in_place(a.recv):
-        return Bound(a.call(count), send.dtype, True, send, None)
-    recv = a.buffer("recvbuf")
-    dtype = a.same_dtype(send, recv)
-    a.same_count("sendbuf", send.count, recv.count * a.size, f"{a.size} times recvbuf's {recv.count}")
-    return Bound(a.call(recv.count), dtype, False, send, recv)
-
-
-def _alltoall(a: _Args) -> Bound:
-    return _alike(a, a.size)
-
-
-def _reduce_scatter_block(a: _Args) -> Bound:
-    if is_in_place(a.send):
-        whole = a.buffer("recvbuf", a.size)
-        return Bound(a.call(a.per_rank(whole, "recvbuf")), whole.dtype, True, None, whole)
-    send, recv = a.buffer("sendbuf", a.size), a.buffer("recvbuf")
-    dtype = a.same_dtype(send, recv)
-    a.same_count("sendbuf", send.count, recv.count * a.size, f"{a.size} times recvbuf's {recv.count}")
-    return Bound(a.call(recv.count), dtype, False, send, recv)
+    scatters = a.name == "scatter"
+    if is_in_place(a.recv if scatters else a.send):
+        which, many = "sendbuf" if scatters else "recvbuf", "each" in (outof, into)
+        buffer = a.buffer(which, a.size if many else 1)
+        call = a.call(a.per_rank(buffer, which) if many else buffer.count)
+        return Bound(call, buffer.dtype, True, *((buffer, None) if scatters else (None, buffer)))
+    send, recv = (
+        a.buffer(which, a.size if blocks == "each" else 1) for which, blocks in (("sendbuf", outof), ("recvbuf", into))
+    )
+    dtype, count = a.same_dtype(send, recv), recv.count
+    if outof == into:
+        a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
+        count = a.per_rank(recv, "recvbuf") if into == "each" else count
+    elif into == "each":
+        count = send.count
+        a.same_count("recvbuf", recv.count, count * a.size, f"{a.size} times sendbuf's {count}")
+    else:
+        a.same_count("sendbuf", send.count, count * a.size, f"{a.size} times recvbuf's {count}")
+    return Bound(a.call(count), dtype, False, send, recv)
 
 
 def _aliased(a: _Args, bound: Bound) -> Bound:
@@ -325,15 +291,12 @@ def _alltoallw(a: _Args) -> Bound:
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
-    **dict.fromkeys(_ALIKE, _alike),
+    **dict.fromkeys(_ALIKE, partial(_equal, outof="one", into="one")),
     "barrier": _barrier,
     "bcast": _bcast,
-    "reduce": _reduce,
-    "reduce_scatter_block": _reduce_scatter_block,
-    "gather": _gather,
-    "scatter": _scatter,
-    "allgather": _allgather,
-    "alltoall": _alltoall,
+    **dict.fromkeys(("allgather", "gather"), partial(_equal, outof="one", into="each")),
+    **dict.fromkeys(("scatter", "reduce_scatter_block"), partial(_equal, outof="each", into="one")),
+    "alltoall": partial(_equal, outof="each", into="each"),
     "gatherv": _gatherv,
     "scatterv": _scatterv,
     "allgatherv": _allgatherv,

@@ -50,10 +50,10 @@ class Span(NamedTuple):
         """Where the pieces begin, and where the last one ends."""
         return self.start + np.arange(self.pieces + 1) * (self.stop - self.start) // self.pieces
 
-    def piece(self, number: int, most: int = PIECES) -> Span:
-        """One piece as a span of its own, in as many pieces as it has elements, or ``most``."""
+    def piece(self, number: int) -> Span:
+        """One piece as a span of its own, in as many pieces as it has elements, or ``PIECES``."""
         begin, end = (int(at) for at in self.edges()[number : number + 2])
-        return Span(begin, end, max(1, min(most, end - begin)), self.about)
+        return Span(begin, end, max(1, min(PIECES, end - begin)), self.about)
 
 
 class Fault(NamedTuple):

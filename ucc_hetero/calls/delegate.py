@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bindings import quarantine
-from ..bootstrap.board import signature
 from ..buffers import is_in_place
 from ..buffers.exporters import memory_of
 from ..errors import CollectiveError, NotSupported
@@ -35,7 +34,7 @@ class _Compared:
     def __init__(self, mpi: Any, request: Any, label: str) -> None:
         from mpi4py import MPI
 
-        mine = signature(label)
+        mine = int(lib.ucch_board_signature(label.encode()))
         self._request = request
         self._mine = np.array([mine, ~mine & _ALL], np.uint64)
         self._most = self._mine.copy()

@@ -98,15 +98,15 @@ Cache: TypeAlias = Kinds[Hashable, Kind]
 
 
 class _About(NamedTuple):
-    """A call as it was understood: its memory, its reduction, its label, and how its counts came to be known."""
+    """A call as it was understood: its memory, its label, its reduction, and how its counts came to be known."""
 
     bound: Bound
-    how: Reduction | None
-    op: Op | None
     label: str
-    on_device: bool
-    counted: bool
-    asked: CountExchange | None
+    how: Reduction | None = None
+    op: Op | None = None
+    on_device: bool = False
+    counted: bool = False
+    asked: CountExchange | None = None
 
 
 class _Copy(NamedTuple):
@@ -297,17 +297,17 @@ class Preparation:
         """
         if self.size == 1 and call.name == "barrier":
             return None
-        name, about = call.name, self._about(call, exchange, rows)
-        bound, how, ours, label, on_device, counted, asked = about
-        if self.members.device.everywhere and not on_device and bound.dtype is not None:
-            label += " host"  # libraries choose by the kind of memory: all ranks must have the same
+        about = self._about(call, exchange, rows)
+        if self.members.device.everywhere and not about.on_device and about.bound.dtype is not None:
+            # Libraries choose by the kind of memory: all ranks must have the same.
+            about = about._replace(label=f"{about.label} host")
         if self.check:
-            self.compare(label)
-        agreed = self._counts_in_flight(name, bound.call) if bound.local else None
-        prepared = self._lowered(bound, how, ours, label, on_device, sets_up, stream)
+            self.compare(about.label)
+        agreed = self._counts_in_flight(call.name, about.bound.call) if about.bound.local else None
+        prepared = self._lowered(about, sets_up, stream)
         prepared.agreed = agreed
-        prepared.exchange, prepared.counted = asked, counted
-        prepared.repeatable = prepared.in_place and not (self.check or bound.local)
+        prepared.exchange, prepared.counted = about.asked, about.counted
+        prepared.repeatable = prepared.in_place and not (self.check or about.bound.local)
         return prepared
 
     def _about(self, call: CallSpec, exchange: bool, rows: Any = None) -> _About:
@@ -319,7 +319,7 @@ class Preparation:
         # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
         if bound.local and (exchange or name == "reduce_scatter"):
             bound, asked = self._complete(name, bound, rows)
-        return _About(bound, how, ours, label_of(name, bound, ours), on_device, counted, asked)
+        return _About(bound, label_of(name, bound, ours), how, ours, on_device, counted, asked)
 
     def captured(self, call: CallSpec, rows: Any) -> Prepared | None:
         """As :meth:`prepare`, for a stream that is being captured in a graph: every rank's kernels do it all.
@@ -335,7 +335,7 @@ class Preparation:
             channels, topology, lacks = self.members.for_graphs()
         if channels is None:
             raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured in a graph: {lacks}")
-        what = self._what(bound, about.how, True)
+        what = self._what(about, on_device=True)
         choice = Choice(with_role(what.call.collective, Role.ONE_STEP), queued=True)
         plan, whole = (make_plan(topology, what.call, choice, rank) for rank in (self.rank, None))
         with kernels.beside_a_capture(make=self.members.topology.flat):
@@ -359,26 +359,17 @@ class Preparation:
         self.members.device.check(buffers)
         return True
 
-    def _lowered(
-        self,
-        bound: Bound,
-        how: Reduction | None,
-        op: Op | None,
-        label: str,
-        on_device: bool,
-        sets_up: bool = False,
-        stream: int | None = None,
-    ) -> Prepared:
-        what, bounce = self._what(bound, how, on_device), None
-        tuning = self.members.tuning if on_device else self._on_host
-        if on_device and not self._stays(what, bound.local, op):
-            what = self._what(bound, how, False)
-            bounce = self._bounce(label, bound.local)
+    def _lowered(self, about: _About, sets_up: bool = False, stream: int | None = None) -> Prepared:
+        bound, label, local, bounce = about.bound, about.label, about.bound.local, None
+        what = self._what(about, on_device=about.on_device)
+        tuning = self.members.tuning if about.on_device else self._on_host
+        if about.on_device and not self._stays(what, local, about.op):
+            what = self._what(about, on_device=False)
+            bounce = self._bounce(label, local)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
-        kind = self._kind((what, label, bound.local), label)
+        kind = self._kind((what, label, local), label)
         program = kind.take()
         if program is None:
-            local = bound.local
             chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, tuning)
             program = self._build(what, bound, label, sets_up, chosen)
         if bounce is not None:
@@ -389,8 +380,9 @@ class Preparation:
         """Kind of the programs that are lowered from ``key``."""
         return self._cache.get(key) or self._cache.keep(key, Kind(label, []))
 
-    def _what(self, bound: Bound, how: Reduction | None, on_device: bool) -> ProgramSpec:
+    def _what(self, about: _About, *, on_device: bool) -> ProgramSpec:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
+        bound, how = about.bound, about.how
         dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
         if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
             how = Reduction(dtype, how.op, how.divide)
@@ -464,8 +456,7 @@ class Preparation:
         plan, channels = graph or (make_plan(members.topology, what.call, choice, self.rank), channels)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
-        # Ranks that call different things would wait for each other while they make the teams of each.
-        members.teams.look = self._setting_up(label) if sets_up else self._announced(label).look
+        members.teams.look = self._looks(label, sets_up=sets_up)
         try:
             program = Lowering(plan, self.rank, what, members.teams, members.board, route).program(label)
         except CollectiveError as error:
@@ -478,23 +469,23 @@ class Preparation:
         lib.ucch_program_bytes(program.handle, total)
         return program
 
-    def _announced(self, label: str, *, as_any: bool = False) -> Watch:
-        """What watches a call while it is prepared."""
-        return Watch(self._state, label, lambda text: (self.members.board.announce(text, as_any=as_any), 0))
+    def _looks(self, label: str, *, sets_up: bool) -> Callable[[], None]:
+        """Looks while this rank waits for others to make the teams of a call, where they may call something else.
 
-    def _setting_up(self, label: str) -> Callable[[], None]:
-        """Looks while a persistent call is set up, which is no call yet: other ranks may make it in another form.
-
-        A rank that has refused the next call may have done so after this was set up there, which ends here, too, then.
-        Where that takes long it has refused to set it up.
+        A persistent call that is set up is no call yet, and other ranks may make it in another form. A rank that has
+        refused the next call may have done so after this was set up there, which ends here, too, then: it has refused
+        to set it up where that takes long.
         """
-        began, late = time.monotonic(), list[Watch]()
+        began, watches = time.monotonic(), list[Watch]()
+
+        def announce(text: str) -> tuple[int, int]:
+            return self.members.board.announce(text, as_any=sets_up), 0
 
         def look() -> None:
             run_poll_hooks()
-            if not late and time.monotonic() - began > _LATE:
-                late.append(self._announced(label, as_any=True))
-            for watch in late:
+            if not watches and (not sets_up or time.monotonic() - began > _LATE):
+                watches.append(Watch(self._state, label, announce))
+            for watch in watches:
                 watch.look()
 
         return look
@@ -513,7 +504,7 @@ class Preparation:
         board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
-        prepared = self._lowered(bound, None, None, label, False)
+        prepared = self._lowered(_About(bound, label))
         self._run(prepared)
         return CountExchange(mine, rows, prepared)
 
@@ -587,7 +578,7 @@ class Preparation:
         got = np.empty(len(peers), np.int64)
         bound = bind(CallSpec("alltoallv", [mine, ones], [got, ones]), p, me)
         label = f"{name}{f' root={root}' if root >= 0 else ''}: counts along"
-        request = self._start(self._lowered(bound, None, None, label, False))
+        request = self._start(self._lowered(_About(bound, label)))
 
         def compare() -> None:
             request.Wait()

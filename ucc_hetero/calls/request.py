@@ -43,7 +43,7 @@ class _Call:
 #: is collected in no order, and the native operation must not go first.
 under_way: set[_Call] = set()
 #: Those among them whose requests were dropped.
-_dropped: deque[_Call] = deque()
+dropped_calls: deque[_Call] = deque()
 
 
 #: Functions that every wait calls now and then, for news such as a failure on another rank.
@@ -85,7 +85,7 @@ def progress_mpi() -> None:
 
 def reap() -> None:
     """Do what is left to do for dropped requests whose calls have ended."""
-    for each in sweep(_dropped, lambda call: not _peek(call.op)) if _dropped else ():
+    for each in sweep(dropped_calls, lambda call: not _peek(call.op)):
         under_way.discard(each)
         try:
             each.finish(_peek(each.op), None)
@@ -96,12 +96,12 @@ def reap() -> None:
 def dropped(owner: object) -> list[Any]:
     """The native operations of a communicator's dropped requests that are under way."""
     reap()
-    return [each.op for each in list(_dropped) if each.owner is owner]
+    return [each.op for each in list(dropped_calls) if each.owner is owner]
 
 
 def withdraw(owner: object) -> None:
     """Take back a communicator's dropped receives that nothing has matched."""
-    for each in list(_dropped):
+    for each in list(dropped_calls):
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
 
@@ -289,7 +289,7 @@ class Request:
     def _drop(self) -> None:
         """Leave the call to :func:`reap`."""
         if self._call is not None:
-            _dropped.append(self._call)
+            dropped_calls.append(self._call)
 
     def at_end(self, then: Callable[[bool], None]) -> None:
         """Have something done once the call has ended, which is told whether that failed; before any wait returns."""

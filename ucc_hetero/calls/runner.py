@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.meeting import Meeting
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
-from ..errors import CollectiveError, DataError, DeviceError, NotSupported
+from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
@@ -22,8 +21,22 @@ from .arguments import CallSpec, Completion, delegated, look
 from .delegate import Delegate
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
-from .request import SLICE, Captured, Launched, Request, dropped, finished, run_poll_hooks, under_way, wait_op, withdraw
-from .state import State
+from .request import (
+    SLICE,
+    Captured,
+    Launched,
+    Request,
+    dropped,
+    dropped_calls,
+    finished,
+    poll_hooks,
+    reap,
+    run_poll_hooks,
+    under_way,
+    wait_op,
+    withdraw,
+)
+from .state import ANEW, State
 from .verification import Verification, sampled
 
 _run = lib.ucch_program_run
@@ -49,9 +62,9 @@ _NAP = 2e-4
 
 
 class Runner(State):
-    """Everything that the collectives of one communicator need. Collective to create; ``meeting`` as `Membership`."""
+    """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
+    def __init__(self, mpi: Any) -> None:
         from mpi4py import MPI
 
         #: Runs a blocking call to its end: in one crossing into C if such a one was made before, else by :meth:`again`.
@@ -61,7 +74,7 @@ class Runner(State):
         self._repeater = repeater(self.again, self._await, MPI.IN_PLACE) if repeater and not every else None
         if self._repeater is not None:
             self.blocking = self._repeater.call
-        super().__init__(mpi, meeting)
+        super().__init__(mpi)
         self._in_place, self._cache = MPI.IN_PLACE, Cache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
@@ -82,6 +95,38 @@ class Runner(State):
             self.begin = partial(self._verification.begin, self.begin)  # type: ignore[method-assign]
         #: Wrong data that was found when the communicator was closed.
         self.unfit: DataError | None = None
+
+    # --- before a call ------------------------------------------------------------------------------------------------
+
+    def usable(self, *, calls: bool = True) -> None:
+        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
+        until this rank comes to the refused call that has ended it."""
+        if self.orphaned:
+            raise CollectiveError(
+                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
+                "it by spawn (multiprocessing.set_start_method), or before there are any"
+            )
+        if lib.ucch_board_broken(self.board.native):
+            if lib.ucch_board_revoked(self.board.native):
+                self.broken = self.broken or "it was revoked"
+                raise RevokedError(
+                    f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
+                )
+            if calls and self.ended(self.board.next):
+                raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
+        if self.broken:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
+                "free it and make a new one from the MPI communicator"
+            )
+        if dropped_calls:
+            reap()
+
+    def ready(self, *, calls: bool = True) -> None:
+        """As :meth:`usable`, for a collective."""
+        self.usable(calls=calls)
+        if poll_hooks:
+            run_poll_hooks()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

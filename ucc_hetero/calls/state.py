@@ -15,7 +15,6 @@ from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
 from ..bootstrap.board import Board
-from ..bootstrap.meeting import Meeting
 from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
@@ -32,7 +31,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..trace import flight
-from .request import reap, run_poll_hooks
+from .request import run_poll_hooks
 
 _E = TypeVar("_E", bound=UCCHError)
 
@@ -42,16 +41,13 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and if it can be used.
+    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create."""
 
-    Collective to create; ``meeting`` as in :class:`.membership.Membership`.
-    """
-
-    def __init__(self, mpi: Any, meeting: Meeting | None = None) -> None:
+    def __init__(self, mpi: Any) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, meeting)
+        self.members = members = Membership(mpi, self.timeout or 3600.0)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
@@ -94,36 +90,6 @@ class State:
         if why:
             self.abandon(why)
         return bool(why)
-
-    # --- before a call ------------------------------------------------------------------------------------------------
-
-    def usable(self, *, calls: bool = True) -> None:
-        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
-        until this rank comes to the refused call that has ended it."""
-        if self.orphaned:
-            raise CollectiveError(
-                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
-                "it by spawn (multiprocessing.set_start_method), or before there are any"
-            )
-        if lib.ucch_board_broken(self.board.native):
-            if lib.ucch_board_revoked(self.board.native):
-                self.broken = self.broken or "it was revoked"
-                raise RevokedError(
-                    f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
-                )
-            if calls and self.ended(self.board.next):
-                raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
-        if self.broken:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator can no longer be used ({self.broken}); "
-                "free it and make a new one from the MPI communicator"
-            )
-        reap()
-
-    def ready(self, *, calls: bool = True) -> None:
-        """As :meth:`usable`, for a collective."""
-        self.usable(calls=calls)
-        run_poll_hooks()
 
     # --- reasons ------------------------------------------------------------------------------------------------------
 

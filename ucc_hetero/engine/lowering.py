@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..bindings.ucc import status_name
 from ..bindings.ucc_enums import CollFlag
-from ..bootstrap.board import Board, salt, signature
+from ..bootstrap.board import Board, salt
 from ..bootstrap.teams import Teams
 from ..device import kernels, runtime_of
 from ..errors import LibraryError
@@ -153,8 +153,9 @@ class Lowering:
         return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
 
     def _make(self, label: str) -> Program:
-        text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1]
-        handle = lib.ucch_program_new(len(self.steps), self.board.native, signature(label), text)
+        text = label.encode()
+        number = lib.ucch_board_signature(text)
+        handle = lib.ucch_program_new(len(self.steps), self.board.native, number, text)
         if handle == ffi.NULL:
             raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE

@@ -22,7 +22,8 @@ from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
-from ..calls.state import LOST, State, recorded
+from ..calls.runner import Runner
+from ..calls.state import LOST, recorded
 from ..device import no_runtime, pointer_vendor, uncaptured
 from ..errors import (
     CollectiveError,
@@ -131,7 +132,7 @@ class Arrays:
 class Messages:
     """Sends and receives of one communicator; ``own``: those of the package's own calls, apart from the callers'."""
 
-    def __init__(self, state: State, *, own: bool = False) -> None:
+    def __init__(self, state: Runner, *, own: bool = False) -> None:
         from mpi4py import MPI
 
         self.state, members = state, state.members

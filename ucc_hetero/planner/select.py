@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms.ranking import LEAST_FRAGMENT, most_fragments
+from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune
@@ -111,7 +111,9 @@ def _choose(topology: Topology, collective: str, nbytes: int, tune: Tuning) -> t
     for by, rules in (("user", tune.user), ("measured", tune.measured)):
         if rules and (rule := match(rules, topology, collective, nbytes)) is not None:
             return Choice(rule.algorithm, rule.fragments or _fragments(case, rule.algorithm), tune.queued), by
-    name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
+    name = algorithms.with_role(collective, algorithms.Role.ONE_STEP)
+    if algorithms.find(collective, name).suits(case) < ALONE or algorithms.added():  # none of our own beats that
+        name = max(algorithms.names(collective), key=lambda name: algorithms.find(collective, name).suits(case))
     return Choice(name, _fragments(case, name), tune.queued), "default"
 
 

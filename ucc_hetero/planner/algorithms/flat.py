@@ -6,19 +6,47 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import copy, each, region, stages, step
-from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
+from ucc_hetero.planner.algorithms.builders import copy, each, stages
+from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stage, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import Blocks, Operand, Region
+from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
+
+
+def _in_one_step(case: Case) -> int:
+    """Calls that gain nothing from islands, and what nothing else is fit for."""
+    topology = case.topology
+    one_island = topology.size == 1 or (topology.flat and not topology.deep)
+    return ranking.ALONE if one_island or _shared(case) or _one_kernel(case) else ranking.LAST
+
+
+def _shared(case: Case) -> bool:
+    """True if all ranks share one memory: every additional copy costs the same."""
+    if not (case.plain and case.topology.one_host):
+        return False
+    short = case.nbytes <= ranking.PARCEL_LIMIT and case.topology.size <= ranking.MOST_WITH_PARCELS
+    return short or not ROWS[case.collective].reduces or case.nbytes >= ranking.SHARED_LIMIT
+
+
+def _one_kernel(case: Case) -> bool:
+    """True if a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
+    return case.queued and case.topology.size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT
+
+
+def _step(topology: Topology, kind: str, src: Sequence[Operand], dst: Sequence[Operand], root: int = -1) -> Stages:
+    """One collective step over all ranks."""
+    link = "native" if topology.flat else "bridge"
+    return (Stage((Step(kind, tuple(range(topology.size)), link, tuple(src), tuple(dst), root),)),)
 
 
 def _vector(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
     n, at = call.ranks, piece.vector(call)
     if not at.count:
         return ()
-    send, recv = region("send", at), region("recv", at)
+    send, recv = Region("send", at.offset, at.count), Region("recv", at.offset, at.count)
     src: list[Operand] = [send] * n
     dst: list[Operand] = [recv] * n
     if kind == "bcast":
@@ -27,7 +55,7 @@ def _vector(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
     elif kind == "reduce":
         dst = [None] * n
         dst[call.root] = recv
-    return stages([step(topology, kind, range(n), src, dst, call.root)])
+    return _step(topology, kind, src, dst, call.root)
 
 
 def blocks(shape: Shape, piece: Piece, buffer: str, rank: int = 0) -> Operand:
@@ -78,7 +106,7 @@ def _blocked(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
     else:
         src = [blocks(shape, piece, "send", rank) for rank in range(n)]
         dst = [blocks(shape, piece, "recv", rank) for rank in range(n)]
-    return stages([step(topology, kind, range(n), src, dst, call.root)])
+    return _step(topology, kind, src, dst, call.root)
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
@@ -89,10 +117,10 @@ def _alone(call: Call, piece: Piece) -> Stages:
     if not row.post(shape, 0):
         return ()
     at = piece.cut(Block(0, count))
-    return stages(copy(0, region("send", at), region("recv", at)))
+    return stages(copy(0, Region("send", at.offset, at.count), Region("recv", at.offset, at.count)))
 
 
-@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=ranking.in_one_step, role=Role.ONE_STEP)
+@algorithm(tuple(name for name, row in ROWS.items() if row.step), "flat", suits=_in_one_step, role=Role.ONE_STEP)
 def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:
@@ -100,7 +128,7 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     kind = ROWS[call.collective].step
     if kind == "barrier":
         none = (None,) * call.ranks
-        return stages([step(topology, kind, range(call.ranks), none, none)]) if piece.index == 0 else ()
+        return _step(topology, kind, none, none) if piece.index == 0 else ()
     if ROWS[call.collective].layout == "vector":
         return _vector(topology, call, piece, kind)
     return _blocked(topology, call, piece, kind)

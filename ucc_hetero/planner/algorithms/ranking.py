@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ucc_hetero.planner.algorithms.registry import Case
-from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology
 
 #: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
@@ -44,26 +43,6 @@ LEAST_MOST = 4
 #: bridge of another. Shorter ones were slower on H200s, where a phase costs 60 us however short; libucc's scratch for
 #: longer ones does not come from its pool (``UCC_MC_CUDA_MPOOL_ELEM_SIZE``).
 DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
-
-
-def in_one_step(case: Case) -> int:
-    """Of ``flat``: calls that gain nothing from islands, and what nothing else is fit for."""
-    topology = case.topology
-    one_island = topology.size == 1 or (topology.flat and not topology.deep)
-    return ALONE if one_island or _shared(case) or _one_kernel(case) else LAST
-
-
-def _shared(case: Case) -> bool:
-    """True if all ranks share one memory: every additional copy costs the same."""
-    if not (case.plain and case.topology.one_host):
-        return False
-    short = case.nbytes <= PARCEL_LIMIT and case.topology.size <= MOST_WITH_PARCELS
-    return short or not ROWS[case.collective].reduces or case.nbytes >= SHARED_LIMIT
-
-
-def _one_kernel(case: Case) -> bool:
-    """True if a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
-    return case.queued and case.topology.size <= MOST_IN_KERNEL and case.nbytes <= KERNEL_LIMIT
 
 
 def tree(case: Case) -> int:
