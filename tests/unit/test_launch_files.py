@@ -1,0 +1,347 @@
+"""The cluster file and the schedulers' words, emulated clusters, and job scripts and manifests rendered from it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ucc_hetero.launch import __main__ as tool
+from ucc_hetero.launch import emulate, emulated_net, emulated_node, k8s, slurm, sources
+from ucc_hetero.launch.cluster import Cluster, ClusterError, VendorPart, limited, load, parse
+from ucc_hetero.launch.sources import Host, expand
+
+yaml = pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
+
+FULL = """
+hosts:
+  - {name: "gpu[01-02]", slots: 8, vendor: nvidia}
+  - {name: mi, slots: 4, vendor: amd}
+interfaces: [mlx5_0:1, eth0]
+env: {UCCH_TIMEOUT: 60, NCCL_DEBUG: warn, FLAG: on}
+ssh: ssh -o BatchMode=yes
+python: /opt/venv/bin/python
+name: training
+vendors:
+  nvidia: {image: "example/cuda:1", runtime: docker, runtime_args: [--volume=/data:/data]}
+  amd:
+    image: example/rocm:1
+    runtime: podman
+    env: {HSA_OVERRIDE: 1}
+    interfaces: eth1
+    sbatch: [--partition=mi300]
+    node_selector: {gpu: mi300}
+"""
+
+
+def test_everything(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FULL)
+    cluster = load(path)
+    assert cluster.hosts == (Host("gpu01", 8, "nvidia"), Host("gpu02", 8, "nvidia"), Host("mi", 4, "amd"))
+    assert cluster.size == 20
+    assert cluster.env == {"UCCH_TIMEOUT": "60", "NCCL_DEBUG": "warn", "FLAG": "true"}
+    assert cluster.part("amd").interfaces == ("eth1",)
+    assert cluster.part("nvidia").runtime_args == ("--volume=/data:/data",)
+    assert cluster.part("host").image == ""
+    short = parse({"hosts": ["a", {"name": "b", "slots": 1}], "slots": 3, "vendor": "amd"})
+    assert short.hosts == (Host("a", 3, "amd"), Host("b", 1, "amd"))
+
+
+MISTAKES: list[tuple[Any, str]] = [
+    ([], r"must have fields such as hosts: \[node0\], not \[\]"),
+    (None, "must have fields such as"),
+    ({}, "hosts: give one of hosts, hostfile and source, not none"),
+    ({"hosts": ["a"], "hostfile": "f"}, "not hosts and hostfile"),
+    ({"hosts": []}, "hosts: must be a list of hosts"),
+    ({"hosts": ""}, "hosts: must be a list of hosts"),
+    ({"hosts": ["a[3-1]"]}, r"hosts\[0\].name: 'a\[3-1\]': '3-1' is not a range such as 01-03"),
+    ({"hosts": "a[-3]"}, "'-3' is not a range"),
+    ({"hosts": [{"slots": 2}]}, r"hosts\[0\].name: is missing"),
+    ({"hosts": [{"name": "a b"}]}, r"hosts\[0\].name: must be a name without blanks"),
+    ({"hosts": [{"name": "a[1"}]}, r"hosts\[0\].name: 'a\[1' is not a list of hosts"),
+    ({"hosts": ["a", {"name": "b", "slots": "four"}]}, r"hosts\[1\].slots: .* at least 1, not 'four'"),
+    ({"hosts": [{"name": "b", "slots": 0}]}, r"hosts\[0\].slots: .* not 0"),
+    ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
+    (
+        {"hosts": [{"name": "b", "vendor": "intel"}]},
+        r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not",
+    ),
+    ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
+    ({"hosts": [{"name": "b", "component": 1}]}, r"hosts\[0\].component: is no field"),
+    ({"hosts": ["a"], "wire": 1}, "wire: is no field; known are hosts, hostfile"),
+    ({"hosts": ["a"], "slots": -1}, "slots: must be a whole number"),
+    ({"hosts": ["a"], "env": ["A=1"]}, "env: must map names to values"),
+    ({"hosts": ["a"], "env": {"A=B": 1}}, "env: 'A=B' is not a name"),
+    ({"hosts": ["a"], "env": {"A": [1]}}, r"env.A: must be text, not \[1\]"),
+    ({"hosts": ["a"], "interfaces": {"eth0": 1}}, "interfaces: must be a list"),
+    ({"hosts": ["a"], "interfaces": [["eth0"]]}, r"interfaces\[0\]: must be text"),
+    ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is no field; known are host, nvidia, amd"),
+    ({"hosts": ["a"], "vendors": {"amd": {"runtime": "lxc"}}}, "vendors.amd.runtime: must be one of docker, podman"),
+    (
+        {"hosts": ["a"], "vendors": {"amd": {"image": "x"}}},
+        "vendors: images are chosen by .* give the vendor of a",
+    ),
+    ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
+    ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
+    ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),
+]
+
+
+@pytest.mark.parametrize(("document", "message"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
+def test_mistakes_are_named(document: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(document, tmp_path, {})
+
+
+def test_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("hosts: [a\n")
+    with pytest.raises(ClusterError, match="c.yaml: is not YAML"):
+        load(path)
+    path.write_text("hosts: [{name: a, slots: 0}]\n")
+    assert tool.main(["-c", str(path), "true"]) == 2
+    assert f"ucch-run: {path}: hosts[0].slots: must be" in capsys.readouterr().err
+    assert tool.main(["-c", str(tmp_path / "no.yaml"), "true"]) == 2
+    assert tool.main(["true"]) == 2
+    assert "-np: say how many ranks" in capsys.readouterr().err
+
+
+def test_fewer_ranks_than_slots() -> None:
+    cluster = parse({"hosts": ["a", "b", "c"], "slots": 2})
+    assert [host.slots for host in limited(cluster, 3).hosts] == [2, 1]
+    with pytest.raises(ClusterError, match="-np 7: the hosts have 6 slots in all"):
+        limited(cluster, 7)
+
+
+def test_lists_of_hosts() -> None:
+    assert expand("a") == ["a"]
+    assert expand("a,b3") == ["a", "b3"]
+    assert expand("gpu[08-10,3],login") == ["gpu08", "gpu09", "gpu10", "gpu3", "login"]
+    assert expand("r[1-2]n[1-2]-ib") == ["r1n1-ib", "r1n2-ib", "r2n1-ib", "r2n2-ib"]
+    for bad in ("a[1-", "a]", "a[x]"):
+        with pytest.raises(ValueError, match="is not a list of hosts"):
+            expand(bad)
+
+
+def test_hostfiles(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("# comment\nnode0 slots=4 vendor=amd # more\n\nnode1:2\nnode2\n")
+    assert sources.hostfile(path) == [Host("node0", 4, "amd"), Host("node1", 2, ""), Host("node2", 0, "")]
+    cluster = parse({"hostfile": "hostfile", "slots": 3, "vendor": "host"}, tmp_path)
+    assert cluster.hosts == (Host("node0", 4, "amd"), Host("node1", 2, "host"), Host("node2", 3, "host"))
+    for bad in ("node0 slots=x", "node0 4", ":3"):
+        path.write_text("ok\n" + bad + "\n")
+        with pytest.raises(ValueError, match="line 2: .* is not of the form: host slots=2"):
+            sources.hostfile(path)
+
+
+HET = {
+    "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)", "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "m1", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
+    "SLURM_JOB_PARTITION_HET_GROUP_1": "amd",
+}  # fmt: skip
+
+
+def test_slurm_variables() -> None:
+    plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
+    assert sources.found_in(plain) == sources.found_in(HET) == "slurm" and sources.found_in({}) is None
+    nvidia = [Host(name, 4, "nvidia", 0) for name in ("h1", "h2")]
+    assert parse({"source": "slurm"}, Path(), HET).hosts == (*nvidia, Host("m1", 8, "amd", 1))
+    with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
+        sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})
+
+
+MIXED = Cluster(
+    hosts=(Host("h1", 8, "nvidia"), Host("h2", 8, "nvidia"), Host("m1", 4, "amd")),
+    vendors={
+        "nvidia": VendorPart(image="cuda:1", sbatch=("--partition=h200",)),
+        "amd": VendorPart(
+            image="rocm:1", sbatch=("--gres=gpu:mi300:4",), env={"A": "1"}, node_selector={"gpu": "mi300"}
+        ),
+    },
+    interfaces=("eth0",), env={"UCCH_TIMEOUT": "60"}, name="training",
+)  # fmt: skip
+PROGRAM = ["python", "train.py", "--note", "a b"]
+
+
+def test_kubernetes() -> None:
+    config, job = k8s.documents(MIXED, PROGRAM)
+    assert job["spec"]["minAvailable"] == 4, "all pods or none"
+    assert set(job["spec"]["plugins"]) == {"env", "svc", "ssh"}
+    master, nvidia, amd = job["spec"]["tasks"]
+    assert master["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
+    assert master["template"]["spec"]["containers"][0]["command"][-5:] == ["--", *PROGRAM]
+    assert (nvidia["name"], nvidia["replicas"], amd["name"], amd["replicas"]) == ("nvidia", 2, "amd", 1)
+    limits = [task["template"]["spec"]["containers"][0]["resources"]["limits"] for task in (nvidia, amd)]
+    assert limits == [{"nvidia.com/gpu": 8}, {"amd.com/gpu": 4}]
+    assert amd["template"]["spec"]["nodeSelector"] == {"gpu": "mi300"}
+    inner = parse(yaml.safe_load(config["data"]["cluster.yaml"]))
+    assert inner.hosts[2] == Host("training-amd-0.training", 4, "amd")
+    assert "\n    hosts:\n" in "".join(k8s.lines([config])), "people can read the file inside the manifest"
+    assert (inner.env, inner.interfaces, inner.part("amd").env, inner.part("amd").image) == (
+        {"UCCH_TIMEOUT": "60"}, ("eth0",), {"A": "1"}, "",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"hosts": (Host("a", 1, "auto"),)}, "give the vendor of a"),
+    ({"vendors": {}}, "vendors.nvidia.image: is missing"),
+    ({"name": "My_Job"}, "name: 'My_Job' cannot be the name of pods"),
+])  # fmt: skip
+def test_what_kubernetes_must_know(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        k8s.documents(replace(MIXED, **changes), PROGRAM)
+
+
+def test_hosts_with_different_slots_are_different_tasks() -> None:
+    hosts = (Host("a", 8, "nvidia"), Host("b", 4, "nvidia"), Host("c", 8, "nvidia"))
+    job = k8s.documents(replace(MIXED, hosts=hosts), PROGRAM)[1]
+    assert [(task["name"], task["replicas"]) for task in job["spec"]["tasks"]] == [
+        ("master", 1),
+        ("nvidia", 2),
+        ("nvidia2", 1),
+    ]
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=training
+#SBATCH --time=01:30:00
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --partition=h200
+#SBATCH hetjob
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:mi300:4
+
+set -euo pipefail
+file=$(mktemp)
+trap 'rm -f "$file"' EXIT
+cat >"$file" <<'END'
+interfaces:
+- eth0
+env:
+  UCCH_TIMEOUT: '60'
+vendors:
+  nvidia: {}
+  amd:
+    env:
+      A: '1'
+source: slurm
+components:
+- nvidia
+- amd
+END
+ucch-run --launcher srun --tag -c "$file" -- python train.py --note 'a b'
+"""
+
+
+def test_slurm() -> None:
+    assert slurm.script(MIXED, PROGRAM, 90, ["--tag"]) == SCRIPT
+    subprocess.run(["bash", "-n"], input=SCRIPT, text=True, check=True)
+    plain = slurm.script(replace(MIXED, hosts=MIXED.hosts[:2]), PROGRAM, 1)
+    assert "hetjob" not in plain and "vendor: nvidia\n" in plain
+    uneven = replace(MIXED, hosts=(Host("a", 8, "nvidia"), Host("b", 4, "nvidia")))
+    with pytest.raises(ClusterError, match="must have the same number, not 4 and 8"):
+        slurm.script(uneven, PROGRAM, 1)
+
+
+ALLOCATION = {
+    "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "x[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "8(x2)", "SLURM_JOB_NODELIST_HET_GROUP_1": "y",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "4",
+}  # fmt: skip
+
+
+def test_the_script_runs(tmp_path: Path) -> None:
+    """Inside the allocation that it asked for, with an srun that only says what it was told."""
+    srun, run = tmp_path / "srun", tmp_path / "ucch-run"
+    srun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slurm 23.02.1 || printf "%s\\n" "$@"\n')
+    run.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ucc_hetero.launch "$@"\n')
+    for program in (srun, run):
+        program.chmod(0o755)
+    env = {**os.environ, **ALLOCATION, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env.pop("MPIRUN", None)
+    text = slurm.script(MIXED, PROGRAM, 90)
+    done = subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=240, check=False)
+    words = done.stdout.splitlines()
+    first, second = words[: words.index(":")], words[words.index(":") + 1 :]
+    assert {"--het-group=0", "--ntasks=16", "--nodes=2", "nvidia"} <= set(first)
+    assert {"--het-group=1", "--ntasks=4", "--nodes=1", "amd", "A=1"} <= set(second)
+    assert words[-4:] == PROGRAM
+
+
+def test_components_need_slurm() -> None:
+    with pytest.raises(ClusterError, match="need source: slurm"):
+        parse({"hosts": ["a"], "components": ["amd"]})
+    with pytest.raises(ClusterError, match="components: the job has 2, not 1"):
+        parse({"source": "slurm", "components": ["amd"]}, Path(), ALLOCATION)
+
+
+def test_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("hosts: [{name: a, vendor: amd}]\nvendors: {amd: {image: i}}\n")
+    assert tool.main(["k8s", "-c", str(path), "--", "python", "x.py"]) == 0
+    kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
+    assert kinds == ["ConfigMap", "Job"]
+    assert tool.main(["slurm", "-c", str(path), "python", "x.py"]) == 0
+    assert "#SBATCH --gpus-per-node=1" in capsys.readouterr().out
+    assert tool.main(["slurm", "-c", str(path)]) == 2
+    assert "no program" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("4gbit", 4 * 10**9), ("800 Mbit/s", 8 * 10**8), ("2.5gbit", 25 * 10**8), (1e9, 10**9), ("none", 0)],
+)
+def test_rate(text: str | float, bits: int) -> None:
+    assert emulated_net.parse_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["fast", "4", "4gb", "-1gbit", "1kbit", 0, "nan"])
+def test_rate_that_is_none(text: str | float) -> None:
+    with pytest.raises(ValueError, match=f"rate '?{text}'?: "):
+        emulated_net.parse_rate(text)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((0, 2, "1gbit", 1, "n"), "hosts=0"),
+    ((2, 0, "1gbit", 1, "n"), "slots=0"),
+    ((2, [1], "1gbit", 1, "n"), r"slots=\[1\]"),
+    ((2, 1, "1gbit", 9, "n"), "links=9"),
+    ((2, 1, "1gbit", 1, "n/1"), "prefix='n/1'"),
+])  # fmt: skip
+def test_layout_that_cannot_be(arguments: tuple[int, int, str, int, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        emulated_net.layout(*arguments)
+
+
+def test_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert emulate.main(["--hosts", "2", "--rate", "4gbit,none", "--dry-run", "--", "mpirun", "true"]) == 0
+    printed = capsys.readouterr().out
+    assert "link add name port1.0 mtu 1500 master br0 up type veth peer name eth0 mtu 1500 netns" in printed
+    assert printed.count("tbf rate 4000000000bit burst 500000") == 2, "both ends of the first host's link, no others"
+
+
+def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--rate", "fast"], ["--hosts", "0"], ["--slots", "two"]):
+        with pytest.raises(SystemExit) as caught:
+            emulate.main([*words, "--dry-run"])
+        assert caught.value.code == 2
+    assert "rate 'fast'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "host", "command"), [
+    (["node1", "hostname"], "node1", "hostname"),
+    (["-x", "-o", "BatchMode=yes", "-p22", "me@node1", "A=1;", "prted", "--x"], "node1", "A=1; prted --x"),
+    (["node1"], "node1", ""),
+])  # fmt: skip
+def test_ssh_command_line(words: list[str], host: str, command: str) -> None:
+    assert emulated_node.parse_ssh(words) == (host, command)
