@@ -162,9 +162,10 @@ def test_what_was_not_done_is_wrong(name: str, dtype: np.dtype[Any], in_place: b
     for ranks, count, root in ((2, 4, 0), (3, 5, 2)):
         for case in job(name, ranks, count, root, in_place):
             checker, buffers = loaded(case, dtype, iteration=7)
-            receives = lengths(case)[1] is not None or (case.row.kind == "bcast" and case.rank != root)
-            new = receives and not (case.row.kind == "scatter_root" and case.sends_in_place)
-            assert bool(checker.wrong(buffers, 7)) == new
+            in_its_place = in_place and name != "bcast" and (not case.row.rooted or case.rank == root)
+            receives = lengths(case)[1] is not None or (name == "bcast" and case.rank != root)
+            new = receives and not (case.row.kind == "scatter_root" and in_its_place)
+            assert (case.sends_in_place, bool(checker.wrong(buffers, 7))) == (in_its_place, new)
 
 
 def finished(dtype: np.dtype[Any]) -> tuple[Checker, Buffers]:
