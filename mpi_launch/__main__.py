@@ -36,11 +36,13 @@ START_TIMEOUT = 120.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says how a value that begins with a dash is given, which argparse takes for another option."""
+    """Says how options of mpirun and values that begin with a dash are given, which argparse takes for options."""
 
     def error(self, message: str) -> NoReturn:
         if "--mpi-args: expected" in message:
             message += ", after an equals sign where it begins with a dash: --mpi-args='--x y'"
+        if "unrecognized arguments" in message:
+            message += "; those of mpirun or srun go into --mpi-args='--x y', ucch-run --help lists its own"
         super().error(message)
 
 
@@ -56,14 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
     parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
-    parser.add_argument("--launcher", choices=("auto", *launcher.KINDS), default="auto", help="default: what is here")
     parser.add_argument(
         "--devices", choices=("auto", "one", "all"), default="auto",
         help="devices that a rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
     )  # fmt: skip
     parser.add_argument("--no-numa", action="store_true", help="do not bind ranks to the processors near their device")
     parser.add_argument("--emulate", action="store_true", help="pretend the hosts' vendors, on host memory")
-    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after this many seconds")
     parser.add_argument(
         "--start-timeout", type=float, metavar="S", default=START_TIMEOUT,
         help="end the job when not all ranks have started after this many seconds (default %(default)g; 0: never)",
@@ -88,7 +88,6 @@ def _where(parser: argparse.ArgumentParser) -> None:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The hosts: of the file, of the hostfile, of the scheduler that runs us, or this machine."""
-    source = sources.found_in(os.environ)
     if options.np is not None and options.np < 1:
         raise ClusterError(f"-np {options.np}: must be at least 1")
     if options.cluster and options.hostfile:
@@ -97,8 +96,8 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         found = cluster_file.load(options.cluster)
     elif options.hostfile:
         found = cluster_file.parse({"hostfile": str(options.hostfile.resolve())})
-    elif source:
-        found = cluster_file.parse({"source": source})
+    elif sources.in_slurm(os.environ):
+        found = cluster_file.parse({"source": "slurm"})
     else:
         if options.np is None:
             raise ClusterError("-np: say how many ranks, or where with -c cluster.yaml or --hostfile")
@@ -155,7 +154,7 @@ def run(arguments: Sequence[str]) -> int:
         program = (python, *DOCTOR, *program)
         # UCX logs to the standard output, which is the report's.
         variables.setdefault("UCX_LOG_FILE", "stderr")
-    starter = launcher.find(options.launcher)
+    starter = launcher.find()
     mpi_args = (*_as_root(starter.kind, options.mpi_args), *shlex.split(options.mpi_args))
     job = command.Job(
         cluster=found, program=program,
@@ -168,7 +167,7 @@ def run(arguments: Sequence[str]) -> int:
         print("\n".join(command.lines(words)))
         return 0
     hosts = [(host.name, host.slots) for host in found.hosts]
-    return supervise.supervise(words, hosts, timeout=options.timeout, start_timeout=options.start_timeout or None)
+    return supervise.supervise(words, hosts, options.start_timeout)
 
 
 @ends_with_its_reader

@@ -161,12 +161,13 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
         path = base / _text("hostfile", given["hostfile"])
         found = sources.hostfile(path)
     elif ways == ["source"]:
-        found = sources.SOURCES[_one_of(*sources.SOURCES)("source", given["source"])](environ)
+        _one_of("slurm")("source", given["source"])
+        found = sources.slurm(environ)
     else:
         return _listed(given["hosts"], slots, vendor)
-    known = {"slurm": "this environment's SLURM_ variables"}
     if not found:
-        raise ClusterError(f"{ways[0]}: no hosts found in {known.get(str(given[ways[0]]), given[ways[0]])}")
+        where = "this environment's SLURM_ variables" if ways == ["source"] else given["hostfile"]
+        raise ClusterError(f"{ways[0]}: no hosts found in {where}")
     count = 1 + max(each.component for each in found)
     if components and len(components) < count:
         raise ClusterError(f"components: the job has {count}, not {len(components)}")

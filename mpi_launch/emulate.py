@@ -19,13 +19,17 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import ctypes
 import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,8 +38,8 @@ from ..stdio import ends_with_its_reader
 from . import emulated_host, emulated_net
 from .emulated_host import EmulatedHost
 
-_GOODPUT = Path(__file__).with_name("emulated_goodput.py")
-_PORT = 47000
+#: Bytes of a socket's call, and seconds in which sockets that neither connect nor move anything have failed.
+_CHUNK, _PATIENCE = 1 << 20, 10.0
 
 
 @functools.cache
@@ -74,10 +78,7 @@ class Cluster:
             a host joined by ``+``; ``"none"`` leaves links unlimited.
         links: network interfaces per host, each with a switch and subnet of its own.
         mtu: bytes.
-        prefix: of the hosts' names.
         env: additional environment of every host, or one mapping per host.
-        launch_agent: program that ``mpirun`` starts remote daemons with; the default enters the namespaces directly.
-            Give ``"ssh"`` to use daemons that you started in the hosts.
 
     Raises:
         ValueError: an argument that does not fit.
@@ -92,13 +93,10 @@ class Cluster:
         links: int = 1,
         *,
         mtu: int = 1500,
-        prefix: str = "node",
         env: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
-        launch_agent: str | None = None,
     ) -> None:
-        self.layout = emulated_net.layout(hosts, slots, rate, links, prefix)
+        self.layout = emulated_net.layout(hosts, slots, rate, links)
         self.mtu = mtu
-        self.launch_agent = launch_agent
         extra = [env] * hosts if isinstance(env, Mapping) else list(env) or [{}] * hosts
         if len(extra) != hosts:
             raise ValueError(f"env: {len(extra)} mappings for {hosts} hosts; give one, or one per host")
@@ -127,7 +125,7 @@ class Cluster:
             raise RuntimeError(f"cannot emulate a cluster: {reason}")
         atexit.register(self.close)
         try:
-            self.directory = emulated_host.new_directory(self.layout, self.launch_agent)
+            self.directory = emulated_host.new_directory(self.layout)
             # The switch is a namespace and nothing else; whatever ends this process also ends the pipe it reads.
             self._switch = subprocess.Popen(
                 ["unshare", "--net", "sh", "-c", 'echo; cat >/dev/null; rm -rf -- "$0"', str(self.directory)],
@@ -136,7 +134,7 @@ class Cluster:
                 start_new_session=True,
             )
             self.hosts = tuple(
-                EmulatedHost(plan, self.directory, self.launch_agent, extra)
+                EmulatedHost(plan, self.directory, extra)
                 for plan, extra in zip(self.layout, self._extra_env, strict=True)
             )
             assert self._switch.stdout is not None
@@ -151,12 +149,9 @@ class Cluster:
 
     def _connect(self) -> None:
         assert self._switch is not None
-        emulated_host.configure(self._switch.pid, *self._switch_batches())
+        switch = emulated_net.switch_batches(self.layout, [host.pid for host in self.hosts], self.mtu)
+        emulated_host.configure(self._switch.pid, *switch)
         emulated_host.configure_all({host.pid: emulated_net.host_batches(host.layout) for host in self.hosts})
-
-    def _switch_batches(self) -> tuple[str, str]:
-        pids = [str(host.pid) for host in self.hosts] or [f"<process of {host.name}>" for host in self.layout]
-        return emulated_net.switch_batches(self.layout, pids, self.mtu)
 
     def close(self) -> None:
         """End every process of every host and remove the cluster; harmless when repeated."""
@@ -323,28 +318,66 @@ def goodput(
     """
     directions = [(source, sink), (sink, source)] if both else [(source, sink)]
     links = range(len(cluster.layout[source].links)) if link is None else [link]
-    runs: list[list[subprocess.Popen[str]]] = []
-    senders = []
-    for turn, (start, end) in enumerate(directions):
-        runs.append([])
-        for number in links:
-            ends = cluster.layout[start].links[number], cluster.layout[end].links[number]
-            rate = min((one.rate for one in ends if one.rate), default=16 * 10**9)
-            timed = max(1 << 22, rate // 32)  # a quarter of a second
-            warm = min(timed, max(1 << 20, rate // 160))
-            port, total = str(_PORT + 10 * turn + number), str(timed + warm)
-            probe = [sys.executable, "-I", "-S", str(_GOODPUT)]
-            receiver = cluster.hosts[end].popen(
-                [*probe, "receive", port, total, str(warm)], stdout=subprocess.PIPE, text=True
-            )
-            runs[-1].append(receiver)
-            senders.append(cluster.hosts[start].popen([*probe, "send", ends[1].address, port, total]))
-    outputs = [[receiver.communicate()[0] for receiver in run] for run in runs]
-    failed = [sender.args for sender in senders if sender.wait()]
-    if failed or not all(text for run in outputs for text in run):
-        names = [cluster.layout[i].name for i in (source, sink)]
-        raise RuntimeError(f"goodput from {names[0]} to {names[1]}: no measurement, see the messages above")
-    return min(sum(map(float, run)) for run in outputs)
+    found: list[list[Future[float]]] = []
+    with ThreadPoolExecutor(2 * len(directions) * len(links)) as pool, contextlib.ExitStack() as sockets:
+        for start, end in directions:
+            found.append([])
+            for number in links:
+                ends = cluster.layout[start].links[number], cluster.layout[end].links[number]
+                rate = min((one.rate for one in ends if one.rate), default=16 * 10**9)
+                timed = max(1 << 22, rate // 32)  # a quarter of a second
+                warm = min(timed, max(1 << 20, rate // 160))
+                out, into = map(sockets.enter_context, _connected(cluster.hosts[start], cluster.hosts[end], ends[1]))
+                found[-1].append(pool.submit(_receive, into, timed + warm, warm))
+                pool.submit(_send, out, timed + warm)
+        try:
+            return min(sum(rate.result() for rate in of_one) for of_one in found)
+        except OSError as error:
+            names = [cluster.layout[i].name for i in (source, sink)]
+            raise RuntimeError(f"goodput from {names[0]} to {names[1]}: no measurement: {error}") from None
+
+
+def _connected(start: EmulatedHost, end: EmulatedHost, link: emulated_net.Link) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection between two hosts over a link of the second: sockets stay where they were made."""
+    with _in_network(end.pid, lambda: socket.create_server((link.address, 0))) as door:
+        door.settimeout(_PATIENCE)
+        out = _in_network(start.pid, lambda: socket.create_connection(door.getsockname(), _PATIENCE))
+        into, _ = door.accept()
+    into.settimeout(_PATIENCE)
+    return out, into
+
+
+def _in_network(pid: int, make: Callable[[], socket.socket]) -> socket.socket:
+    """What ``make`` returns in a thread that is in the network of a process, and ends there."""
+
+    def there() -> socket.socket:
+        with open(f"/proc/{pid}/ns/net") as space:
+            if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), space.name)
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(there).result()
+
+
+def _send(peer: socket.socket, nbytes: int) -> None:
+    data = memoryview(bytes(_CHUNK))
+    for start in range(0, nbytes, _CHUNK):
+        peer.sendall(data[: min(_CHUNK, nbytes - start)])
+
+
+def _receive(peer: socket.socket, nbytes: int, warm: int) -> float:
+    """Bytes per second of what comes after the first ``warm``, which empty the bucket and let TCP find its window."""
+    buffer = bytearray(_CHUNK)
+    got, mark, began = 0, 0, 0.0
+    while got < nbytes:
+        part = peer.recv_into(buffer)
+        if not part:
+            raise ConnectionError(f"the sender ended after {got} of {nbytes} bytes")
+        got += part
+        if not mark and got >= warm:
+            mark, began = got, time.monotonic()
+    return (got - mark) / (time.monotonic() - began)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -361,23 +394,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--links", type=int, default=1, help="network interfaces per host (default 1)")
     parser.add_argument("--mtu", type=int, default=1500, help="bytes (default 1500)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be configured, and stop")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --; without one, a shell on the first host")
     return parser
-
-
-def _describe(cluster: Cluster) -> str:
-    """Return the configuration of a cluster that has not been started, as the batches that would run."""
-    parts = [
-        ("hostfile", emulated_net.hostfile(cluster.layout)),
-        ("/etc/hosts", emulated_net.hosts_file(cluster.layout)),
-    ]
-    ip, tc = cluster._switch_batches()
-    parts += [("switch: ip -batch", ip), ("switch: tc -batch", tc)]
-    for host in cluster.layout:
-        ip, tc = emulated_net.host_batches(host)
-        parts += [(f"{host.name}: ip -batch", ip), (f"{host.name}: tc -batch", tc)]
-    return "\n".join(f"# {title}\n{text}" for title, text in parts)
 
 
 def _attend(cluster: Cluster, words: Sequence[str]) -> int:
@@ -397,9 +415,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         slots: Any = [int(word) for word in args.slots.split(",")]
         cluster = Cluster(args.hosts, slots if len(slots) > 1 else slots[0], args.rate, args.links, mtu=args.mtu)
-        if args.dry_run:
-            print(_describe(cluster), end="")
-            return 0
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         with cluster:
             return _attend(cluster, args.command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -48,30 +49,28 @@ _PATIENCE = 20.0
 _LONGEST_DIRECTORY = 80
 
 
-def new_directory(hosts: Sequence[HostLayout], launch_agent: str | None) -> Path:
+def new_directory(hosts: Sequence[HostLayout]) -> Path:
     """Make the directory of a cluster: hostfiles, ``/etc/hosts``, the launch agent, sockets, temporary files."""
     base = None if len(tempfile.gettempdir()) < _LONGEST_DIRECTORY - 24 else "/tmp"
     directory = Path(tempfile.mkdtemp(prefix="ucch-emulate-", dir=base))
     (directory / "hostfile").write_text(emulated_net.hostfile(hosts))
     (directory / "machinefile").write_text("".join(f"{host.name}:{host.slots}\n" for host in hosts))
     (directory / "hosts").write_text(emulated_net.hosts_file(hosts))
-    if launch_agent is None:
-        (directory / "bin").mkdir()
-        agent = directory / "bin" / "ssh"
-        words = " ".join(f"'{word}'" for word in [*_PYTHON, "ssh", str(directory)])
-        agent.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        agent.chmod(0o755)
+    agent = directory / "bin" / "ssh"
+    agent.parent.mkdir()
+    agent.write_text(f'#!/bin/sh\nexec {shlex.join([*_PYTHON, "ssh", str(directory)])} "$@"\n')
+    agent.chmod(0o755)
     return directory
 
 
-def _mpi_env(layout: HostLayout, directory: Path, agent: str) -> dict[str, str]:
+def _mpi_env(layout: HostLayout, directory: Path) -> dict[str, str]:
     """Return what a site's administrator would configure: where the hosts are, how to reach them, what to send over.
 
     Every MPI library here takes its settings from the environment, so that command lines stay what they are elsewhere.
     Emulated hosts share the machine's cores: no binding, and waiting ranks give way.
     """
     nics = ",".join(link.name for link in layout.links)
-    first = layout.links[0].name
+    first, agent = layout.links[0].name, str(directory / "bin" / "ssh")
     return {
         "UCX_NET_DEVICES": nics,
         "UCX_MEM_MMAP_HOOK_MODE": "none",  # these links register no memory, and patching costs each rank 0.1 s and more
@@ -98,34 +97,29 @@ def _mpi_env(layout: HostLayout, directory: Path, agent: str) -> dict[str, str]:
     }
 
 
-def _login_env(layout: HostLayout, directory: Path, launch_agent: str | None) -> dict[str, str]:
+def _login_env(layout: HostLayout, directory: Path) -> dict[str, str]:
     """Return the environment that a remote command starts with, which is not that of the process that sent it."""
     kept = {name: os.environ[name] for name in _LOGIN if name in os.environ}
-    path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    if launch_agent is None:
-        path.insert(0, str(directory / "bin"))
-        launch_agent = str(directory / "bin" / "ssh")
+    path = [str(directory / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return {
         "HOME": "/",
         **kept,
         "PATH": os.pathsep.join(path),
         "TMPDIR": str(directory / layout.name),
-        **_mpi_env(layout, directory, launch_agent),
+        **_mpi_env(layout, directory),
     }
 
 
 class EmulatedHost:
     """One emulated host, made by `ucc_hetero.launch.emulate.Cluster`."""
 
-    def __init__(
-        self, layout: HostLayout, directory: Path, launch_agent: str | None, extra_env: Mapping[str, str]
-    ) -> None:
+    def __init__(self, layout: HostLayout, directory: Path, extra_env: Mapping[str, str]) -> None:
         self.layout = layout
         self.name = layout.name
         #: The boot id that software on this host reads, by which UCX and UCC tell hosts apart.
         self.boot_id = str(uuid.uuid4())
         #: Variables of every process on this host, before those of a single command.
-        self.env = {**_login_env(layout, directory, launch_agent), **extra_env}
+        self.env = {**_login_env(layout, directory), **extra_env}
         self._directory = directory
         (directory / layout.name).mkdir()
         self._log = directory / f"{layout.name}.log"

@@ -97,9 +97,9 @@ def parse_rates(rate: str | float | Sequence[str | float], hosts: int, links: in
 
 
 def layout(
-    hosts: int, slots: int | Sequence[int], rate: str | float | Sequence[str | float], links: int, prefix: str
+    hosts: int, slots: int | Sequence[int], rate: str | float | Sequence[str | float], links: int
 ) -> tuple[HostLayout, ...]:
-    """Return the hosts ``<prefix>0`` … of a cluster. Raises ``ValueError`` naming the argument that does not fit."""
+    """Return the hosts ``node0`` … of a cluster. Raises ``ValueError`` naming the argument that does not fit."""
     if not 1 <= hosts <= MAX_HOSTS:
         raise ValueError(f"hosts={hosts}: expected 1 to {MAX_HOSTS}")
     if not 1 <= links <= MAX_LINKS:
@@ -107,15 +107,13 @@ def layout(
     per_host = [slots] * hosts if isinstance(slots, int) else list(slots)
     if len(per_host) != hosts or min(per_host) < 1:
         raise ValueError(f"slots={slots!r}: expected one positive number, or {hosts} of them")
-    if not re.fullmatch(r"[a-z]+", prefix):
-        raise ValueError(f"prefix={prefix!r}: expected lower-case letters")
     rates = parse_rates(rate, hosts, links)
 
     def link(h: int, k: int) -> Link:
         return Link(f"eth{k}", f"port{h}.{k}", f"br{k}", f"10.{10 + k}.0.{h + 1}", rates[h][k])
 
     wires = [tuple(link(h, k) for k in range(links)) for h in range(hosts)]
-    return tuple(HostLayout(f"{prefix}{h}", per_host[h], wires[h]) for h in range(hosts))
+    return tuple(HostLayout(f"node{h}", per_host[h], wires[h]) for h in range(hosts))
 
 
 def hosts_file(hosts: Sequence[HostLayout]) -> str:
@@ -138,7 +136,7 @@ def _shape(device: str, rate: int, verb: str = "add") -> str:
     return f"qdisc {verb} dev {device} root tbf rate {rate}bit burst {burst} limit {queue}\n"
 
 
-def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[str], mtu: int) -> tuple[str, str]:
+def switch_batches(hosts: Sequence[HostLayout], pids: Sequence[int], mtu: int) -> tuple[str, str]:
     """Return the ``ip`` and the ``tc`` batch for the switch; ``pids`` name the network namespaces of the hosts."""
     bridges = sorted({link.bridge for host in hosts for link in host.links})
     ip = [f"link add name {bridge} mtu {mtu} up type bridge" for bridge in bridges]

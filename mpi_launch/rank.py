@@ -160,20 +160,15 @@ class Parent:
 
     def __init__(self, start: Start) -> None:
         self.start = start
-        self.host = socket.gethostname()
+        self.report = functools.partial(report, start.options.report, start.rank)
         self.told = False
         #: The last lines of the error stream, and by stream the line that is not complete yet.
         self.kept: collections.deque[bytes] = collections.deque(maxlen=KEPT_LINES)
         self.pending: dict[int, bytes] = {}
 
-    def report(self, **event: object) -> None:
-        """Tell ucch-run, where it listens."""
-        if self.start.options.report:
-            report(self.start.rank, **event)
-
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
-        tag = f"[{self.start.rank} {self.host}] ".encode() if self.start.options.tag else b""
+        tag = f"[{self.start.rank} {socket.gethostname()}] ".encode() if self.start.options.tag else b""
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
         try:
             child = subprocess.Popen(
@@ -185,7 +180,7 @@ class Parent:
                 close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
             )
         except OSError as error:
-            return self.not_started(words, error)
+            return not_started(self.start, words, error)
         for kind in PASSED_ON:
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
         self.report(event="started")
@@ -198,11 +193,6 @@ class Parent:
         if status < 0:
             die_of(-status)
         return status
-
-    def not_started(self, words: list[str], error: OSError) -> int:
-        """The exit status of a program that could not be started, as a shell's."""
-        status = 127 if isinstance(error, FileNotFoundError) else 126
-        return failed(self.start.rank, status, f"{words[0]}: {error.strerror}", self.start.options.report)
 
     def pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
         """A rank that is told to end did not fail."""
@@ -229,18 +219,25 @@ class Parent:
         write_all(target, b"".join(tag + line + b"\n" for line in lines) if tag else data)
 
 
-def report(rank: int, **event: object) -> None:
-    """Tell ucch-run; one write, so that lines of several ranks do not mix."""
+def report(told: bool, rank: int, **event: object) -> None:
+    """Tell ucch-run, where it listens; one write, so that lines of several ranks do not mix."""
+    if not told:
+        return
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
     with contextlib.suppress(OSError):
         os.write(2, MARK + text.encode() + b"\n")
 
 
-def failed(rank: int, status: int, text: str, told: bool) -> int:
+def not_started(start: Start, words: list[str], error: OSError) -> int:
+    """The exit status of a program that could not be started, as a shell's."""
+    status = 127 if isinstance(error, FileNotFoundError) else 126
+    return failed(start.options.report, start.rank, status, f"{words[0]}: {error.strerror}")
+
+
+def failed(told: bool, rank: int, status: int, text: str) -> int:
     """Say why a rank's program does not run, to ucch-run too where that listens; returns the exit status."""
     print(f"ucch-run: rank {rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-    if told:
-        report(rank, event="failed", status=status, lines=text)
+    report(told, rank, event="failed", status=status, lines=text)
     return status
 
 
@@ -341,18 +338,17 @@ def main() -> int:
         start = Start(options, os.environ)
     except (OSError, ValueError) as error:
         rank = load("launchers").number("RANK", os.environ, 0)
-        return failed(rank, 1, str(error), options.report)
+        return failed(options.report, rank, 1, str(error))
     allowed = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, start.processors(allowed))
     words = start.words(program)
-    parent = Parent(start)
     if options.report or options.tag:
-        return parent.run(words)
+        return Parent(start).run(words)
     try:
         os.execvpe(words[0], words, start.env)
     except OSError as error:
-        return parent.not_started(words, error)
+        return not_started(start, words, error)
 
 
 if __name__ == "__main__":

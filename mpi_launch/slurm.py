@@ -44,7 +44,7 @@ def script(cluster: Cluster, program: Sequence[str], minutes: float, run_options
     # The file says which environment and interfaces; inside the job the hosts are those that Slurm gave.
     lines += ["", "set -euo pipefail", "file=$(mktemp)", "trap 'rm -f \"$file\"' EXIT", "cat >\"$file\" <<'END'"]
     lines += [_inner_file(cluster, found).rstrip(), "END"]
-    lines += [shlex.join(["ucch-run", "--launcher", "srun", *run_options]) + ' -c "$file" -- ' + shlex.join(program)]
+    lines += [f'MPIRUN=srun {shlex.join(["ucch-run", *run_options])} -c "$file" -- {shlex.join(program)}']
     return "\n".join(lines) + "\n"
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from ..machine.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +89,10 @@ def slurm(environ: Mapping[str, str]) -> list[Host]:
         names = expand(environ.get(f"SLURM_JOB_NODELIST{suffix}", environ.get(f"SLURM_NODELIST{suffix}", "")))
         counts = _repeated(environ.get(f"SLURM_TASKS_PER_NODE{suffix}", ""))
         counts += [0] * (len(names) - len(counts))
-        vendor = _hint(environ.get(f"SLURM_JOB_PARTITION{suffix}", ""))
-        found += [Host(name, slots, vendor, i) for name, slots in zip(names, counts, strict=False)]
+        found += [Host(name, slots, "", i) for name, slots in zip(names, counts, strict=False)]
     return found
 
 
-def _hint(text: str) -> str:
-    words = set(re.split(r"[^a-z]+", text.lower()))
-    rows = sorted(VENDORS.values(), key=lambda row: not row.adapter)  # the host last
-    return next((row.name for row in rows if words.intersection(row.hints)), "")
-
-
-SOURCES: Mapping[str, Callable[[Mapping[str, str]], list[Host]]] = {"slurm": slurm}
-
-
-def found_in(environ: Mapping[str, str]) -> str | None:
-    """The source that this process's environment offers, if any."""
-    if environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")):
-        return "slurm"
-    return None
+def in_slurm(environ: Mapping[str, str]) -> bool:
+    """True in a Slurm allocation that says which hosts it has."""
+    return bool(environ.get("SLURM_JOB_ID") and (environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_HET_SIZE")))

@@ -24,22 +24,23 @@ AFTER_FAILURE = 3.0
 #: Bytes of the launcher's messages that are kept, to look for names of hosts in.
 SAID = 1 << 14
 
-#: Exit status of a job that did not start or end in time, as of timeout(1).
+#: Exit status of a job that did not start in time, as of timeout(1).
 LATE = 124
 
 _SI_KERNEL = 0x80
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Outcome:
-    """Reports of ranks on themselves."""
+class Reports:
+    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.started: dict[int, str] = {}
         self.failure: dict[str, Any] | None = None
+        self.held = b""
 
-    def take(self, line: bytes) -> bool:
+    def _take(self, line: bytes) -> bool:
         """Note a rank's report; the first failure is the one that counts. False for a line that is none."""
         try:
             event = json.loads(line)
@@ -61,14 +62,6 @@ class Outcome:
             first += slots
         return list(dict.fromkeys(found))
 
-
-class Filter:
-    """Takes ranks' reports out of a stream of text, whatever pieces it comes in."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.held = b""
-
     def feed(self, data: bytes) -> bytes:
         """Text for people; the rest of a report that is not complete is held back."""
         data, self.held = self.held + data.replace(b"\0", b""), b""  # Open MPI's own lines may bring some
@@ -82,28 +75,23 @@ class Filter:
             if not newline:
                 self.held = mark + line
                 break
-            if not self.outcome.take(line):
+            if not self._take(line):
                 shown.append(mark + line + newline)
         return b"".join(shown)
 
 
 class _Watch:
-    """Signals, time limits and the stream of one run."""
+    """Signals, the time limit and the stream of one run."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], outcome: Outcome, timeout: float | None, start_timeout: float | None
-    ) -> None:
-        self.process, self.outcome = process, outcome
-        self.timeout, self.start_timeout = timeout, start_timeout
-        now = time.monotonic()
-        self.deadline = now + timeout if timeout else None
-        self.start_deadline = now + start_timeout if start_timeout else None
+    def __init__(self, process: subprocess.Popen[bytes], reports: Reports, start_timeout: float) -> None:
+        self.process, self.reports, self.start_timeout = process, reports, start_timeout
+        self.start_deadline = time.monotonic() + start_timeout if start_timeout else float("inf")
         self.kill_at: float | None = None
         self.asked = 0
         self.failed_at: float | None = None
         #: The end of what the launcher and its ssh have said.
         self.said = b""
-        #: Why the job was ended: a signal's number, "late", "start" or "failure".
+        #: Why the job was ended: a signal's number, "start" or "failure".
         self.why: int | str = 0
 
     def signalled(self, number: int, code: int) -> None:
@@ -116,24 +104,30 @@ class _Watch:
         self.asked += 1
         self.kill_at = self.kill_at or time.monotonic() + GRACE
 
-    def check_time(self) -> None:
+    def copy(self, data: bytes) -> None:
+        """Pass on what the launcher writes to its error stream, but for reports."""
+        text = self.reports.feed(data)
+        self.said = (self.said + text)[-SAID:]
+        write_all(2, text)
+
+    def look(self) -> None:
+        """Take what has come meanwhile: signals, failures, the end of the time."""
+        while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
+            self.signalled(info.si_signo, info.si_code)
+        self._check_time()
+
+    def _check_time(self) -> None:
         now = time.monotonic()
         if self.kill_at and now > self.kill_at:
             self._kill()
             self.kill_at = None
-        if self.outcome.failure is not None:
+        if self.reports.failure is not None:
             self.failed_at = self.failed_at or now
             if now > self.failed_at + AFTER_FAILURE and not self.why:
                 self._end("failure", now)
-        late = self.deadline is not None and now > self.deadline
-        unstarted = (
-            self.start_deadline is not None
-            and now > self.start_deadline
-            and len(self.outcome.started) < self.outcome.size
-            and self.outcome.failure is None
-        )
-        if (late or unstarted) and not self.why:
-            self._end("late" if late else "start", now)
+        unstarted = now > self.start_deadline and len(self.reports.started) < self.reports.size
+        if unstarted and self.reports.failure is None and not self.why:
+            self._end("start", now)
 
     def _end(self, why: str, now: float) -> None:
         self.why = why
@@ -151,28 +145,21 @@ class _Watch:
                 os.kill(pid, signal.SIGTERM)
 
 
-def supervise(
-    words: Sequence[str],
-    hosts: Sequence[tuple[str, int]],
-    *,
-    timeout: float | None = None,
-    start_timeout: float | None = None,
-) -> int:
+def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_timeout: float = 0) -> int:
     """Run the launcher's command and return the job's exit status: the first failing rank's, else the launcher's.
 
     Args:
         hosts: names and slots, in rank order, to name those that did not come up.
-        timeout: seconds for the whole job.
-        start_timeout: seconds within which all ranks must have started.
+        start_timeout: seconds within which all ranks must have started; 0: no limit.
     """
-    outcome = Outcome(sum(slots for _, slots in hosts))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         before_start = ending_with_parent(signal.SIGTERM, _SIGNALS)
         process = subprocess.Popen(words, stderr=subprocess.PIPE, preexec_fn=before_start)
-        watch = _Watch(process, outcome, timeout, start_timeout)
+        watch = _Watch(process, Reports(sum(slots for _, slots in hosts)), start_timeout)
         with process:  # closes its stream, and waits
-            _pass_on(process, Filter(outcome), watch)
+            assert process.stderr is not None
+            relay(process.pid, {process.stderr.fileno(): watch.copy}, watch.look)
         status = process.returncode
         while signal.sigtimedwait(_SIGNALS, 0):
             pass  # what came while the job was ending is about the job
@@ -181,30 +168,13 @@ def supervise(
     return _conclude(words[0], watch, status, hosts)
 
 
-def _pass_on(process: subprocess.Popen[bytes], stream: Filter, watch: _Watch) -> None:
-    """Copy the launcher's error stream until the launcher ends; wake up for signals and time limits."""
-    assert process.stderr is not None
-
-    def copy(data: bytes) -> None:
-        text = stream.feed(data)
-        watch.said = (watch.said + text)[-SAID:]
-        write_all(2, text)
-
-    def look() -> None:
-        while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
-            watch.signalled(info.si_signo, info.si_code)
-        watch.check_time()
-
-    relay(process.pid, {process.stderr.fileno(): copy}, look)
-
-
 def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]]) -> int:
     """Say last what matters most, and return the exit status."""
-    outcome, why = watch.outcome, watch.why
-    missing = outcome.missing(hosts)
+    reports, why = watch.reports, watch.why
+    missing = reports.missing(hosts)
     code = status if status >= 0 else 128 - status
-    if outcome.failure is not None:
-        return _tell_failure(outcome.failure)
+    if reports.failure is not None:
+        return _tell_failure(reports.failure)
     if isinstance(why, int) and why:
         _say(f"ended by {signal.Signals(why).name}")
         return 128 + why
@@ -221,9 +191,6 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
         return LATE if why else code
     if code and not why:
         _say(f"{os.path.basename(launcher)} ended with status {code}, and no rank told why: see its messages above")
-    if why == "late":
-        _say(f"the job took longer than {watch.timeout:g} s (--timeout) and was ended")
-        return LATE
     return code
 
 

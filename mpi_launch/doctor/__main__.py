@@ -29,17 +29,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.add_argument("--strict", action="store_true", help="warnings count for the exit status as well")
-    parser.add_argument("--no-measure", action="store_true", help="with --job: look, but do not communicate")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, metavar="S", help="for measuring pairs (default %(default)g)"
-    )
+    seconds = "with --job, for measuring pairs (default %(default)g); 0: look, but do not communicate"
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=seconds)
     return parser
 
 
 def _show(found: Sequence[Finding], options: argparse.Namespace) -> int:
     print(findings.as_json(found) if options.json else findings.as_text(found))
-    return findings.status(found, options.strict)
+    return findings.status(found)
 
 
 def _here() -> Facts:
@@ -72,7 +69,7 @@ def _job(options: argparse.Namespace) -> int:
     local = comm.allgather(checks.examine(mine))
     found = findings.merged(local, [each.host for each in everyone])
     found += job.compare(everyone, comm.Get_size(), job.clock_offsets(comm))
-    if not options.no_measure and not findings.status(each for each in found if each.code != "mpi-missing"):
+    if options.seconds and not findings.status(each for each in found if each.code != "mpi-missing"):
         found += _measure(options, [each.host for each in everyone])
     status = _show(found, options) if comm.Get_rank() == 0 else 0
     return int(comm.bcast(status, 0))

@@ -10,22 +10,22 @@ import contextlib
 import ctypes
 import json
 import mmap
+import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from ...errors import DeviceError
-from ...installed import module
-from ...machine.vendors import VENDORS, Library, devices
-from ...native.libraries import candidates, lib
+from ...machine.vendors import devices
+from ...native.libraries import lib
 from ...types import DTYPES, OPS
 from .amd_hip import Hip, Word
 
@@ -33,7 +33,6 @@ MODULE = "ucc_hetero.launch.doctor.amd_probes"
 #: Prefix of the output line with the answer.
 MARK = "ucch-answer "
 
-YES, NO, ABSENT = "yes", "no", "absent"
 MIB = 1 << 20
 #: Streams of a process that may wait at a time: five each way for messages, and lanes of collectives.
 STREAMS = 10
@@ -45,9 +44,8 @@ TURNS = 50
 Answer = dict[str, Any]
 
 
-def answer(verdict: str | bool, text: str, **data: Any) -> Answer:
-    said = verdict if isinstance(verdict, str) else YES if verdict else NO
-    return {"verdict": said, "text": text, **data}
+def answer(right: bool, text: str, **data: Any) -> Answer:
+    return {"verdict": "yes" if right else "no", "text": text, **data}
 
 
 def _bytes(address: int, n: int) -> Any:
@@ -77,17 +75,6 @@ def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
         yield streams, word
     finally:
         word.value = 1
-
-
-@contextlib.contextmanager
-def _let_go(word: Word, seconds: float) -> Iterator[None]:
-    """Let what waits for the word go on after so many seconds, if this takes so long."""
-    later = threading.Timer(seconds, setattr, (word, "value", 1))
-    later.start()
-    try:
-        yield
-    finally:
-        later.cancel()
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -150,6 +137,12 @@ def copies() -> Answer:
         mapped = _start(fresh)
         hip.register(mapped, n)
         ways |= {"shared pages to device": (one, mapped), "device to shared pages": (mapped, one)}
+    if hip.runtime.count() > 1:
+        hip.runtime.use(1)
+        far = hip.alloc(n)
+        hip.runtime.use(0)
+        right = _carried(hip, n, one, far) and right
+        ways["device to device"] = far, one
     rates = {name: round(_rate(hip, dst, src, n), 2) for name, (dst, src) in ways.items()}
     words = ", ".join(f"{name} {rate:g} GB/s" for name, rate in rates.items())
     return answer(right, words if right else f"the data is wrong; {words}", rates=rates)
@@ -162,19 +155,6 @@ def _pages(n: int) -> mmap.mmap | None:
     file = os.memfd_create("ucch-probe")
     os.ftruncate(file, n)
     return mmap.mmap(file, n)
-
-
-def peers() -> Answer:
-    """Copies between two devices carry what they should, and how fast."""
-    hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
-    if hip.runtime.count() < 2:
-        return answer(ABSENT, "there is one device")
-    near = hip.alloc(n)
-    hip.runtime.use(1)
-    far = hip.alloc(n)
-    hip.runtime.use(0)
-    right, rate = _carried(hip, n, near, far), _rate(hip, far, near, n)
-    return answer(right, f"{rate:.1f} GB/s" if right else "the data is wrong", rates={"device to device": rate})
 
 
 # --- kernels and waits ------------------------------------------------------------------------------------------------
@@ -254,7 +234,7 @@ def queues() -> Answer:
             hip.on_word(lib.UCCH_POST, free, post.device, 1)
             through = post.reaches(1)
         if not all(hip.finishes(stream) for stream in streams):
-            return answer(NO, f"{n} streams are let go and do not go on", most=most)
+            return answer(False, f"{n} streams are let go and do not go on", most=most)
         if not through:
             break
         most = n
@@ -296,29 +276,16 @@ def calls() -> Answer:
     }
     for name, act in asked.items():
         with _held(hip) as (_, word):
-            with _let_go(word, HELD):
-                start = time.perf_counter()
-                act()
-                seconds[name] = round(time.perf_counter() - start, 4)
+            later = threading.Timer(HELD, setattr, (word, "value", 1))
+            later.start()
+            start = time.perf_counter()
+            act()
+            seconds[name] = round(time.perf_counter() - start, 4)
+            later.cancel()
     waited = [name for name, took in seconds.items() if took > HELD / 2]
     frees = {"freeing pinned memory", "freeing device memory"}
     words = f"{', '.join(waited)} waits for held streams" if waited else "none waits for held streams"
     return answer(not set(waited) - frees, words, seconds=seconds)
-
-
-def depth() -> Answer:
-    """Work can be given to a stream that waits: a thousand kernels."""
-    hip, wanted = Hip(), 1000
-    with _held(hip) as (streams, word):
-        post, given = hip.word(), 0
-        with _let_go(word, 4 * HELD):
-            while given < wanted and not word.value:
-                given += 1
-                hip.on_word(lib.UCCH_POST, streams[0], post.device, given)
-            full = bool(word.value)
-    went_on = post.reaches(given, 10)
-    words = f"after {given} kernels a launch waits" if full else f"{given} kernels are given without waiting"
-    return answer(not full and went_on, words if went_on else f"{words}; they do not run", given=given)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -327,40 +294,27 @@ ROUNDS = 100
 SHARED = 4 * MIB
 
 
-class _Lines:
-    """Lines of JSON to and from another process of this program."""
-
-    def __init__(self, into: Any, out_of: Any) -> None:
-        self._into, self._out_of = into, out_of
-
-    def put(self, what: Any) -> None:
-        self._into.write(json.dumps(what) + "\n")
-        self._into.flush()
-
-    def get(self) -> Any:
-        line = self._out_of.readline()
-        if not line:
-            raise DeviceError("the other process has ended")
-        return json.loads(line)
-
-
 def shared_memory() -> Answer:
     """Another process opens fine-grained memory, and its kernels and copies see at once what is written there."""
     alone = os.environ.get("PROBE_ALONE") == "1"
-    boards = 1 if alone else Hip().runtime.count()
-    env = dict(os.environ)
+    device = 0 if alone or Hip().runtime.count() < 2 else 1
+    words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
     if alone:
-        words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
-        os.environ["HIP_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"] = words[0], words[-1]
-    command = [sys.executable, *module(MODULE), "peer", str(min(boards, 2) - 1)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
-        try:
-            return _owner(Hip(), _Lines(peer.stdin, peer.stdout))
-        finally:
-            peer.kill()
+        os.environ["HIP_VISIBLE_DEVICES"] = words[-1]
+    spawn = multiprocessing.get_context("spawn")
+    mine, theirs = spawn.Pipe()
+    peer = spawn.Process(target=_peer, args=(theirs, device), daemon=True)
+    peer.start()
+    theirs.close()
+    if alone:
+        os.environ["HIP_VISIBLE_DEVICES"] = words[0]
+    try:
+        return _owner(Hip(), mine)
+    finally:
+        peer.kill()
 
 
-def _owner(hip: Hip, peer: _Lines) -> Answer:
+def _owner(hip: Hip, peer: Connection) -> Answer:
     """Write a pattern and then the word that tells of it, again and again; the peer says what it found."""
     memory, host = hip.fine(SHARED), hip.pinned(SHARED)
     word = memory + SHARED - 4096
@@ -369,92 +323,44 @@ def _owner(hip: Hip, peer: _Lines) -> Answer:
     ctypes.memset(host, 0, SHARED)
     hip.runtime.copy(memory, host, SHARED, stream)
     hip.finishes(stream)
-    peer.put(list(hip.share(memory)))
-    opened = peer.get()
-    if not opened["ok"]:
-        return answer(NO, f"memory cannot be opened: {opened['why']}")
+    peer.send(hip.share(memory))
+    opened = peer.recv()
+    if opened is not None:
+        return answer(False, f"memory cannot be opened: {opened}")
     for turn in range(1, ROUNDS + 1):
         data = _random(MIB)
         ctypes.memmove(host, data.ctypes.data, MIB)
         hip.runtime.copy(memory, host, MIB, stream)
         hip.on_word(lib.UCCH_POST, stream, word, turn)
         if not hip.finishes(stream, 5):
-            return answer(NO, f"round {turn}: the owner's stream stops")
-        found = peer.get()
+            return answer(False, f"round {turn}: the owner's stream stops")
+        found = peer.recv()
         if found is None:
-            return answer(NO, f"round {turn}: the other process's kernel does not see the word", rounds=turn)
+            return answer(False, f"round {turn}: the other process's kernel does not see the word", rounds=turn)
         stale += found != int(data.astype(np.uint64).sum())
-    words = f"{ROUNDS} rounds on {'two devices' if opened['device'] else 'one device'}"
+    words = f"{ROUNDS} rounds"
     return answer(not stale, f"{stale} of {words} read old data" if stale else words, stale=stale)
 
 
-def peer_of_shared_memory(device: int) -> None:
+def _peer(owner: Connection, device: int) -> None:
     """The other side: wait for each word by a kernel, copy what it tells of, say the sum of its bytes."""
-    owner = _Lines(sys.stdout, sys.stdin)
     hip = Hip(device)
-    handle = bytes(owner.get())
     try:
-        memory = hip.open_shared(handle)
+        memory = hip.open_shared(owner.recv())
         hip.kernel(lib.UCCH_AWAIT)
     except (DeviceError, RuntimeError) as error:
-        return owner.put({"ok": False, "why": str(error)})
-    owner.put({"ok": True, "device": device})
+        return owner.send(str(error))
+    owner.send(None)
     host, stream = hip.pinned(MIB), hip.stream()
     for turn in range(1, ROUNDS + 1):
         hip.on_word(lib.UCCH_AWAIT, stream, memory + SHARED - 4096, turn)
         hip.runtime.copy(host, memory, MIB, stream)
         if not hip.finishes(stream, 5):
-            return owner.put(None)
-        owner.put(int(_bytes(host, MIB).astype(np.uint64).sum()))
+            return owner.send(None)
+        owner.send(int(_bytes(host, MIB).astype(np.uint64).sum()))
 
 
-# --- RCCL -------------------------------------------------------------------------------------------------------------
-
-
-def _rccl() -> Any:
-    """Beside HIP, or where the loader looks."""
-    library = Library("librccl.so", (1,), VENDORS["amd"].library.folders)
-    for name in (*candidates(library), library.name):
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(name)
-    return None
-
-
-def rccl() -> Answer:
-    """RCCL sums on all devices of this process."""
-    hip, n = Hip(), 1 << 20
-    library = _rccl()
-    if library is None:
-        return answer(ABSENT, "librccl is not found: collectives inside an island do without it")
-    version, count = ctypes.c_int(), min(hip.runtime.count(), 8)
-    library.ncclGetVersion(ctypes.byref(version))
-    comms = (ctypes.c_void_p * count)()
-    status = library.ncclCommInitAll(comms, count, (ctypes.c_int * count)(*range(count)))
-    if status:
-        return answer(NO, f"ncclCommInitAll says {status}", version=version.value)
-    host, total, sides = hip.pinned(4 * n), np.zeros(n, np.float32), []
-    view = _bytes(host, 4 * n).view(np.float32)
-    for device in range(count):
-        hip.runtime.use(device)
-        sides.append((hip.alloc(4 * n), hip.stream()))
-        view[:] = np.random.default_rng().integers(0, 100, n)
-        total += view
-        hip.runtime.copy(sides[-1][0], host, 4 * n, sides[-1][1])
-        hip.finishes(sides[-1][1], 10)
-    start = time.perf_counter()
-    library.ncclGroupStart()
-    for comm, side in zip(comms, sides, strict=True):
-        at, where = map(ctypes.c_void_p, side)
-        library.ncclAllReduce(at, at, ctypes.c_size_t(n), 7, 0, ctypes.c_void_p(comm), where)  # float32, sum
-    library.ncclGroupEnd()
-    for device, (buffer, stream) in enumerate(sides):
-        hip.runtime.use(device)
-        hip.runtime.copy(host, buffer, 4 * n, stream)
-        hip.ends(stream, "its allreduce")
-        if not (view == total).all():
-            return answer(NO, f"wrong numbers on device {device}", version=version.value)
-    took = time.perf_counter() - start
-    return answer(YES, f"RCCL {version.value}: {count} device(s), {took * 1e3:.1f} ms for 4 MiB", version=version.value)
+# --- this host --------------------------------------------------------------------------------------------------------
 
 
 def host() -> Answer:
@@ -464,7 +370,7 @@ def host() -> Answer:
     here = facts.collect()
     gpus = [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"]
     findings = [asdict(each) for each in checks.examine(here)]
-    return answer(YES, "", processor=here.processor, gpus=gpus, findings=findings)
+    return answer(True, "", processor=here.processor, gpus=gpus, findings=findings)
 
 
 def found() -> Answer:
@@ -474,14 +380,13 @@ def found() -> Answer:
     buses = [hip.runtime.bus(i) for i in range(hip.runtime.count())]
     named = [f"{bus} {here.get(bus.partition('.')[0], '')}".strip() for bus in buses]
     words = f"HIP {hip.runtime.version()} from {hip.runtime.path}: {', '.join(named)}"
-    return answer(YES, words, version=hip.runtime.version(), path=hip.runtime.path, devices=named)
+    return answer(True, words, version=hip.runtime.version(), path=hip.runtime.path, devices=named)
 
 
 PROBES: dict[str, Callable[[], Answer]] = {
     each.__name__: each
     for each in (
-        host, found, memory, copies, peers, compiler, kernel_waits, stream_waits, queues, engines, calls, depth,
-        shared_memory, rccl,
+        host, found, memory, copies, compiler, kernel_waits, stream_waits, queues, engines, calls, shared_memory,
     )
 }  # fmt: skip
 
@@ -489,13 +394,10 @@ PROBES: dict[str, Callable[[], Answer]] = {
 def main(arguments: list[str]) -> None:
     """Answer one question and end."""
     try:
-        if arguments[0] == "peer":
-            peer_of_shared_memory(int(arguments[1]))
-            os._exit(0)
         result = PROBES[arguments[0]]()
     except Exception as error:  # whatever it is, it is the answer
         kind = "" if isinstance(error, DeviceError) else f"{type(error).__name__}: "
-        result = answer(NO, f"{kind}{error}")
+        result = answer(False, f"{kind}{error}")
     print(MARK + json.dumps(result), flush=True)
     os._exit(0)
 

@@ -242,8 +242,6 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
     ("ucx-lacks-shm", lambda f: f.libraries.ucx and not SHARED_MEMORY & set(f.libraries.transports)
      and "UCX has no shared-memory transport: ranks of one host use the network"),
     ("gpu-denied", lambda f: f.denied and f"no permission for {', '.join(f.denied)}"),
-    ("peer-access", lambda f: f.no_peers
-     and f"GPUs {', '.join(f'{a}-{b}' for a, b in f.no_peers[:6])} cannot read each other's memory"),
     ("iommu", lambda f: f.usable and f.iommu_translates
      and "the IOMMU translates what GPUs and network cards send each other"),
     ("rdma-down", lambda f: (down := [port.name for port in f.ports if port.state != "ACTIVE"])

@@ -8,8 +8,8 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -64,67 +64,6 @@ class Port:
     roce_v2: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """One host as one process sees it. Sizes in bytes, -1 where unlimited or unknown."""
-
-    host: str
-    boot_id: str
-    memory_domain: tuple[str, ...]
-    kernel: str
-    #: Maker, family and model of the processors, empty where the kernel does not say.
-    processor: str
-    package: str
-    libraries: Libraries
-    #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
-    gpus: tuple[tuple[str, str], ...]
-    usable: tuple[Device, ...]
-    denied: tuple[str, ...]
-    #: (vendor, version of its kernel driver).
-    drivers: tuple[tuple[str, str], ...]
-    #: Pairs of this host's GPUs that cannot read each other's memory.
-    no_peers: tuple[tuple[int, int], ...]
-    modules: tuple[str, ...]
-    #: True if /boot has the configuration of the kernel that runs, by which UCX looks for dmabuf.
-    kernel_config: bool
-    #: Vendors some of whose GPUs here are joined by the vendor's own links.
-    linked: tuple[str, ...]
-    open_driver: bool
-    iommu_translates: bool
-    ports: tuple[Port, ...]
-    #: (name, Mbit/s, MTU) of network interfaces that are up.
-    interfaces: tuple[tuple[str, int, int], ...]
-    all_interfaces: tuple[str, ...]
-    #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
-    flow_limit: tuple[str, int]
-    #: Fabric that joins this host to others for the library of each vendor of these GPUs.
-    fabrics: tuple[tuple[str, Fabric], ...]
-    #: Table of measured choices (UCCH_TUNE_FILE), or why there is none although one is named. Rank 0's is the job's.
-    table: Table
-    no_table: str
-    #: Settings of the kernel for TCP, as far as they can be read.
-    sysctl: tuple[tuple[str, str], ...]
-    memlock: int
-    nofile: int
-    shm: int
-    ptrace_scope: int
-    cores: int
-    #: Cores of the host, whatever this process is bound to.
-    host_cores: int
-    ranks_here: int
-    numa_balancing: bool
-    #: True if the scheduler shares cores among sessions first.
-    session_groups: bool
-    clock_synchronised: bool
-    #: Variables of ours, of UCX, UCC and of devices.
-    env: tuple[tuple[str, str], ...]
-
-    @property
-    def vendors(self) -> list[str]:
-        """Vendors of the GPUs that this process may use."""
-        return sorted({device.vendor for device in self.usable})
-
-
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
@@ -148,7 +87,7 @@ def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
         kind = "openmpi" if "Open MPI" in text else "hydra" if "MPICH" in text or "Intel" in text else "other"
         found.update(mpi=kind, mpi_text=re.split(r"[,\n]", text)[0].strip())
     with contextlib.suppress(launcher.LauncherError):
-        one = launcher.find("auto", environ)
+        one = launcher.find(environ)
         found.update(mpirun=one.kind, mpirun_text=f"{one.kind} {one.version} at {one.path}")
     return found
 
@@ -198,66 +137,43 @@ def _libraries(environ: Mapping[str, str]) -> Libraries:
     )
 
 
-def _ports(root: Path) -> list[Port]:
+def _ports(here: _Here) -> tuple[Port, ...]:
     found = []
-    for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+    for at in sorted((here.root / "sys/class/infiniband").glob("*/ports/*")):
         kinds = [text(path) for path in (at / "gid_attrs/types").glob("*")]
         state, layer = text(at / "state").partition(":")[2].strip(), text(at / "link_layer")
         found.append(Port(f"{at.parent.parent.name}:{at.name}", state, layer, any("v2" in kind for kind in kinds)))
-    return found
+    return tuple(found)
 
 
-def _interfaces(root: Path) -> list[tuple[str, int, int]]:
+def _interfaces(here: _Here) -> tuple[tuple[str, int, int], ...]:
     found = []
-    for at in sorted((root / "sys/class/net").glob("*")):
+    for at in sorted((here.root / "sys/class/net").glob("*")):
         up = text(at / "operstate") in ("up", "unknown") and text(at / "type") == _ETHERNET_TYPE
         if up and not (at / "bridge").exists():
             found.append((at.name, max(number(text(at / "speed"), 0), 0), number(text(at / "mtu"), -1)))
-    return found
+    return tuple(found)
 
 
-def _drivers(root: Path) -> list[tuple[str, str]]:
+def _drivers(here: _Here) -> tuple[tuple[str, str], ...]:
     found = []
     for row in VENDORS.values():
-        if row.module and (root / row.module).exists():
-            texts = (re.search(pattern, text(root / path)) for path, pattern in row.version)
+        if row.module and (here.root / row.module).exists():
+            texts = (re.search(pattern, here.text(path)) for path, pattern in row.version)
             found.append((row.name, next((each[each.lastindex or 0] for each in texts if each), "")))
-    return found
+    return tuple(found)
 
 
-def _no_peers(count: int) -> list[tuple[int, int]]:
-    """Pairs of NVIDIA GPUs that cannot read each other, by their management library; none where that is not there."""
-    found: list[tuple[int, int]] = []
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(min(count, pynvml.nvmlDeviceGetCount()))]
-        for i, one in enumerate(handles):
-            for j in range(i):
-                peer = pynvml.nvmlDeviceGetP2PStatus(one, handles[j], pynvml.NVML_P2P_CAPS_INDEX_READ)
-                if peer != pynvml.NVML_P2P_STATUS_OK:
-                    found.append((j, i))
-    except Exception:  # its own class of error, of a library that need not be there
-        return []
-    return found
+def _denied(here: _Here) -> tuple[str, ...]:
+    nodes = [device.node for device in here.usable] + ["/dev/kfd"] * (here.root / "dev/kfd").exists()
+    return tuple(node for node in nodes if not os.access(here.root / node.lstrip("/"), os.R_OK | os.W_OK))
 
 
-def _processor(root: Path) -> str:
+def _processor(here: _Here) -> str:
     """The facts that libucc tells processors apart by: their maker, family and model."""
-    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text(root / "proc/cpuinfo"), re.M))
+    fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", here.text("proc/cpuinfo"), re.M))
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     return " ".join(fields[name] for name in names if name in fields)
-
-
-def _file_of(root: Path, sysctl: str) -> Path:
-    return root / "proc/sys" / sysctl.replace(".", "/")
-
-
-def _iommu_translates(root: Path) -> bool:
-    """An IOMMU that translates what devices send to each other; in pass-through mode it does not."""
-    types = [text(path) for path in (root / "sys/kernel/iommu_groups").glob("*/type")]
-    return any(kind.startswith("DMA") for kind in types)
 
 
 def _clock_synchronised() -> bool:
@@ -282,62 +198,115 @@ def _shm() -> int:
     return found.f_frsize * found.f_blocks
 
 
-def hardware(root: Path) -> dict[str, Any]:
-    """The part of the facts that is read from files below ``root``."""
-    usable = devices(root)
-    machine = discover.machine(root)
-    nodes = [device.node for device in usable] + [f"/dev/{name}" for name in ("kfd",) if (root / "dev/kfd").exists()]
-    return {
-        "gpus": tuple((each.vendor, each.pci) for each in machine.accelerators),
-        "usable": tuple(usable),
-        "denied": tuple(node for node in nodes if not os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)),
-        "drivers": tuple(_drivers(root)),
-        "processor": _processor(root),
-        "modules": tuple(name for name in _MODULES if (root / "sys/module" / name).exists()),
-        "kernel_config": (root / f"boot/config-{os.uname().release}").exists(),
-        "linked": tuple(sorted({each.vendor for each in machine.accelerators if each.fabric})),
-        "open_driver": "Open Kernel Module" in text(root / "proc/driver/nvidia/version"),
-        "iommu_translates": _iommu_translates(root),
-        "ports": tuple(_ports(root)),
-        "interfaces": tuple(_interfaces(root)),
-        "all_interfaces": tuple(sorted(path.name for path in (root / "sys/class/net").glob("*"))),
-        "sysctl": tuple((name, set_to) for name in _SYSCTL if (set_to := text(_file_of(root, name)))),
-        "ptrace_scope": number(text(root / "proc/sys/kernel/yama/ptrace_scope"), 0),
-        "numa_balancing": number(text(root / "proc/sys/kernel/numa_balancing"), 0) > 0,
-        "session_groups": number(text(root / "proc/sys/kernel/sched_autogroup_enabled"), 0) > 0,
-    }
+def _fabrics(here: _Here) -> tuple[tuple[str, Fabric], ...]:
+    wanted = here.environ.get("UCCH_FABRIC", "").strip().lower()
+    wanted = wanted if wanted in WORDS else "auto"  # of a bad value something else is said
+    names = sorted({device.vendor for device in here.usable})
+    return tuple((name, fabric_of(name, wanted, here.environ, here.root)) for name in names)
 
 
-def _fabric(vendor: str, environ: Mapping[str, str], root: Path) -> Fabric:
-    wanted = environ.get("UCCH_FABRIC", "").strip().lower()  # of a bad value something else is said
-    return fabric_of(vendor, wanted if wanted in WORDS else "auto", environ, root)
+class _Here:
+    """What several facts are read from: files below ``root``, and variables."""
+
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
+        self.root, self.environ = root, environ
+        self.usable, self.machine, self.identity = devices(root), discover.machine(root), discover.host_identity()
+
+    def text(self, name: str) -> str:
+        return text(self.root / name)
+
+    def number(self, name: str) -> int:
+        return number(self.text(name), 0)
+
+    def tables(self) -> tuple[Table, str]:
+        """The table of measured choices, or why there is none although one is named."""
+        try:
+            return read_table(self.environ.get("UCCH_TUNE_FILE", "")), ""
+        except ValueError as error:
+            return NO_TABLE, str(error)
 
 
-def _table(path: str) -> tuple[Table, str]:
-    try:
-        return read_table(path), ""
-    except ValueError as error:
-        return NO_TABLE, str(error)
+def _read(how: Callable[[_Here], object]) -> Any:
+    """A fact, and how it is read."""
+    return field(metadata={"how": how})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One host as one process sees it. Sizes in bytes, -1 where unlimited or unknown."""
+
+    libraries: Libraries
+    ranks_here: int
+    host: str = _read(lambda here: here.identity.hostname)
+    boot_id: str = _read(lambda here: here.identity.boot_id)
+    memory_domain: tuple[str, ...] = _read(lambda here: tuple(map(str, here.identity.memory)))
+    kernel: str = _read(lambda here: os.uname().release)
+    #: Maker, family and model of the processors, empty where the kernel does not say.
+    processor: str = _read(_processor)
+    package: str = _read(lambda here: __version__)
+    #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
+    gpus: tuple[tuple[str, str], ...] = _read(lambda here: tuple((g.vendor, g.pci) for g in here.machine.accelerators))
+    usable: tuple[Device, ...] = _read(lambda here: tuple(here.usable))
+    denied: tuple[str, ...] = _read(_denied)
+    #: (vendor, version of its kernel driver).
+    drivers: tuple[tuple[str, str], ...] = _read(_drivers)
+    modules: tuple[str, ...] = _read(lambda here: tuple(n for n in _MODULES if (here.root / "sys/module" / n).exists()))
+    #: True if /boot has the configuration of the kernel that runs, by which UCX looks for dmabuf.
+    kernel_config: bool = _read(lambda here: (here.root / f"boot/config-{os.uname().release}").exists())
+    #: Vendors some of whose GPUs here are joined by the vendor's own links.
+    linked: tuple[str, ...] = _read(
+        lambda here: tuple(sorted({each.vendor for each in here.machine.accelerators if each.fabric}))
+    )
+    open_driver: bool = _read(lambda here: "Open Kernel Module" in here.text("proc/driver/nvidia/version"))
+    #: True if an IOMMU translates what devices send to each other; in pass-through mode it does not.
+    iommu_translates: bool = _read(
+        lambda here: any(text(at).startswith("DMA") for at in (here.root / "sys/kernel/iommu_groups").glob("*/type"))
+    )
+    ports: tuple[Port, ...] = _read(_ports)
+    #: (name, Mbit/s, MTU) of network interfaces that are up.
+    interfaces: tuple[tuple[str, int, int], ...] = _read(_interfaces)
+    all_interfaces: tuple[str, ...] = _read(
+        lambda here: tuple(sorted(at.name for at in (here.root / "sys/class/net").glob("*")))
+    )
+    #: Cloud that limits what a connection of these carries, and to how many Mbit/s; 0 where none is known to.
+    flow_limit: tuple[str, int] = _read(
+        lambda here: nics.flow_limit(here.environ.get("UCX_NET_DEVICES", ""), here.root)
+    )
+    #: Fabric that joins this host to others for the library of each vendor of these GPUs.
+    fabrics: tuple[tuple[str, Fabric], ...] = _read(_fabrics)
+    #: Table of measured choices (UCCH_TUNE_FILE), or why there is none although one is named. Rank 0's is the job's.
+    table: Table = _read(lambda here: here.tables()[0])  # noqa: RUF009
+    no_table: str = _read(lambda here: here.tables()[1])
+    #: Settings of the kernel for TCP, as far as they can be read.
+    sysctl: tuple[tuple[str, str], ...] = _read(
+        lambda here: tuple((n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/"))))
+    )
+    memlock: int = _read(lambda here: _limit(resource.RLIMIT_MEMLOCK))
+    nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
+    shm: int = _read(lambda here: _shm())
+    ptrace_scope: int = _read(lambda here: here.number("proc/sys/kernel/yama/ptrace_scope"))
+    cores: int = _read(lambda here: discover.cores())
+    #: Cores of the host, whatever this process is bound to.
+    host_cores: int = _read(lambda here: len(discover.host_cores()))
+    numa_balancing: bool = _read(lambda here: here.number("proc/sys/kernel/numa_balancing") > 0)
+    #: True if the scheduler shares cores among sessions first.
+    session_groups: bool = _read(lambda here: here.number("proc/sys/kernel/sched_autogroup_enabled") > 0)
+    clock_synchronised: bool = _read(lambda here: _clock_synchronised())
+    #: Variables of ours, of UCX, UCC and of devices.
+    env: tuple[tuple[str, str], ...] = _read(
+        lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))
+    )
+
+    @property
+    def vendors(self) -> list[str]:
+        """Vendors of the GPUs that this process may use."""
+        return sorted({device.vendor for device in self.usable})
 
 
 def collect(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None, libraries: Libraries | None = None, ranks: int = 1
 ) -> Facts:
     """This host's facts. ``root`` is where its files lie; ``libraries`` stands in for loading UCC and UCX."""
-    environ = os.environ if environ is None else environ
-    found = hardware(root)
-    identity = discover.host_identity()
-    nvidia = sum(device.vendor == "nvidia" for device in found["usable"])
-    table, no_table = _table(environ.get("UCCH_TUNE_FILE", ""))
-    return Facts(
-        host=identity.hostname, boot_id=identity.boot_id, memory_domain=tuple(map(str, identity.memory)),
-        kernel=os.uname().release, package=__version__,
-        libraries=_libraries(environ) if libraries is None else libraries,
-        no_peers=tuple(_no_peers(nvidia) if root == Path("/") and nvidia > 1 else []),
-        memlock=_limit(resource.RLIMIT_MEMLOCK), nofile=_limit(resource.RLIMIT_NOFILE), shm=_shm(),
-        cores=discover.cores(), host_cores=len(discover.host_cores()), ranks_here=ranks,
-        fabrics=tuple((name, _fabric(name, environ, root)) for name in sorted({d.vendor for d in found["usable"]})),
-        table=table, no_table=no_table,
-        flow_limit=nics.flow_limit(environ.get("UCX_NET_DEVICES", ""), root), clock_synchronised=_clock_synchronised(),
-        env=tuple(sorted((name, value) for name, value in environ.items() if _ENV.match(name))), **found,
-    )  # fmt: skip
+    here = _Here(root, os.environ if environ is None else environ)
+    read = {each.name: each.metadata["how"](here) for each in fields(Facts) if each.metadata}
+    return Facts(_libraries(here.environ) if libraries is None else libraries, ranks, **read)

@@ -41,8 +41,6 @@ CODES = {
                      "(docs/containers.md)"),
     "gpu-denied": ("error", "sudo usermod --append --groups video,render $USER, and log in again"),
     "bar-small": ("warning", "enable Above 4G Decoding and Resizable BAR in the firmware's settings"),
-    "peer-access": ("warning", "in a virtual machine pass NVLink or PCIe peers through; on bare metal switch ACS off "
-                    "for their switch"),
     "iommu": ("warning", "boot with iommu=pt"),
     # Networks
     "net-missing": ("warning", "ip link set dev NAME up"),
@@ -151,10 +149,9 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
     return result
 
 
-def status(findings: Iterable[Finding], strict: bool = False) -> int:
-    """0 when the job can run, 1 when it cannot; ``strict`` counts warnings as well."""
-    bad = {"error", "warning"} if strict else {"error"}
-    return int(any(each.level in bad for each in findings))
+def status(findings: Iterable[Finding]) -> int:
+    """0 when the job can run, 1 when it cannot."""
+    return int(any(each.level == "error" for each in findings))
 
 
 def as_text(findings: Iterable[Finding]) -> str:

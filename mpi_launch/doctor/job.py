@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ...bootstrap.agreement import differences, judged, steering
@@ -30,21 +29,20 @@ def _hosts(everyone: Sequence[Facts]) -> str:
     return f"{count} host{'s' * (count > 1)}"
 
 
-def _differences(
-    everyone: Sequence[Facts], what: Callable[[Facts], object], of: Callable[[Facts], bool] = lambda facts: True
-) -> list[tuple[object, list[int]]]:
-    """Values and the ranks that have them, of those ranks that ``of`` chooses."""
-    groups: dict[object, list[int]] = {}
-    for rank, facts in enumerate(everyone):
-        if of(facts):
-            groups.setdefault(what(facts), []).append(rank)
-    return list(groups.items())
-
-
 def _table(title: str, groups: Sequence[tuple[object, Sequence[int]]]) -> str:
     return "\n".join(
         [f"{title} differs between ranks:", *(f"{value or 'none'}: {ranks_text(ranks)}" for value, ranks in groups)]
     )
+
+
+def _unlike(code: str, title: str, values: Iterable[object], after: str = "", about: str = "") -> Iterator[Finding]:
+    """The finding, if ranks have unlike values; None stands for a rank that does not count."""
+    groups: dict[object, list[int]] = {}
+    for rank, value in enumerate(values):
+        if value is not None:
+            groups.setdefault(value, []).append(rank)
+    if len(groups) > 1:
+        yield finding(code, _table(title, list(groups.items())) + after, about)
 
 
 def _before(version: str, limit: tuple[int, int]) -> bool:
@@ -89,52 +87,28 @@ def _visible(facts: Facts) -> list[str]:
     return [device.pci if device else word for word, device in there]
 
 
-def _has_vendor(vendor: str, facts: Facts) -> bool:
-    return vendor in facts.vendors
-
-
-def _driver(vendor: str, facts: Facts) -> str:
-    return dict(facts.drivers).get(vendor, "")
-
-
-def _mtu(interface: str, facts: Facts) -> int | None:
-    return next((mtu for name, _, mtu in facts.interfaces if name == interface), None)
-
-
 def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
     """Differences that should not be, and what mixed vendors cannot do."""
+    forgetful = any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone)
     for vendor in VENDORS:
-        has = partial(_has_vendor, vendor)
-        groups = _differences(everyone, partial(_driver, vendor), has)
-        if len(groups) > 1:
-            yield finding("job-drivers", _table(f"the {vendor} driver", groups))
-        groups = _differences(everyone, lambda f: f.processor, has)
-        if len(groups) > 1 and any(_before(f.libraries.ucc, UCC_FORGETS_PROCESSORS) for f in everyone):
-            yield finding(
-                "job-processors",
-                _table(f"the processor beside {vendor} GPUs", groups)
-                + "\nand this UCC may choose different algorithms on them",
-            )
-    for name in sorted({name for f in everyone for name, _, _ in f.interfaces} - {"lo"}):
-        groups = _differences(everyone, partial(_mtu, name), lambda f, n=name: _mtu(n, f) is not None)  # type: ignore[misc]
-        if len(groups) > 1:
-            yield finding("job-mtu", _table(f"the MTU of {name}", groups), name)
-    controls = _differences(everyone, lambda f: dict(f.sysctl).get("net.ipv4.tcp_congestion_control"), over_tcp)
-    if len(controls) > 1:
-        yield finding("job-congestion", _table("TCP's congestion control", controls))
+        drivers = [dict(f.drivers).get(vendor, "") if vendor in f.vendors else None for f in everyone]
+        yield from _unlike("job-drivers", f"the {vendor} driver", drivers)
+        processors = [f.processor if forgetful and vendor in f.vendors else None for f in everyone]
+        after = "\nand this UCC may choose different algorithms on them"
+        yield from _unlike("job-processors", f"the processor beside {vendor} GPUs", processors, after)
+    packets = [{name: mtu for name, _, mtu in f.interfaces} for f in everyone]
+    for name in sorted({name for each in packets for name in each} - {"lo"}):
+        yield from _unlike("job-mtu", f"the MTU of {name}", [each.get(name) for each in packets], about=name)
+    controls = [dict(f.sysctl).get("net.ipv4.tcp_congestion_control", "") if over_tcp(f) else None for f in everyone]
+    yield from _unlike("job-congestion", "TCP's congestion control", controls)
     vendors = {vendor for f in everyone for vendor in f.vendors}
-    needed = {VENDORS[vendor].memory for vendor in vendors}
-    unlike = _differences(everyone, lambda f: tuple(sorted(needed & set(f.libraries.memory_types))))
-    if len(vendors) < 2 and len(unlike) > 1:
-        named = [(", ".join(value), ranks) for value, ranks in unlike if isinstance(value, tuple)]
-        yield finding("job-memory", _table("GPU memory that UCX knows", named))
+    if len(vendors) < 2:
+        needed = {VENDORS[vendor].memory for vendor in vendors}
+        known = [", ".join(sorted(needed & set(f.libraries.memory_types))) for f in everyone]
+        yield from _unlike("job-memory", "GPU memory that UCX knows", known)
     kinds = [VENDORS[vendor].fp8 for vendor in sorted(vendors) if VENDORS[vendor].fp8]
     if len(set(kinds)) > 1:
         yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
-
-
-def _fabric(vendor: str, facts: Facts) -> str:
-    return dict(facts.fabrics)[vendor].describe()
 
 
 def _measured(everyone: Sequence[Facts]) -> tuple[str, str, str]:
@@ -166,8 +140,8 @@ def fabric(everyone: Sequence[Facts]) -> Iterator[Finding]:
         if word:
             yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {RESULTS[word]} ({why})")
         elif len(kinds) > 1:
-            groups = _differences(everyone, partial(_fabric, vendor), partial(_has_vendor, vendor))
-            yield finding("job-fabric", _table(f"the fabric of {vendor}", groups))
+            words = [dict(f.fabrics).get(vendor) for f in everyone]
+            yield from _unlike("job-fabric", f"the fabric of {vendor}", [each and each.describe() for each in words])
         else:
             told = "; ".join(filter(None, [next(iter(of.values())).describe(), why]))
             yield ok("job-fabric", f"{vendor} on {len(of)} hosts: {told}")
@@ -206,21 +180,12 @@ def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Find
 
 
 def clock_offsets(comm: Any) -> list[float]:
-    """Seconds by which each rank's clock is ahead of rank 0's, over MPI, by the quickest of some round trips."""
-    offset = 0.0
-    for rank in range(1, comm.Get_size()):
-        best = float("inf")
-        for _ in range(5):
-            if comm.Get_rank() == 0:
-                comm.recv(source=rank)
-                comm.send(time.time(), dest=rank)
-            elif comm.Get_rank() == rank:
-                start = time.time()
-                comm.send(None, dest=0)
-                theirs, end = comm.recv(source=0), time.time()
-                if end - start < best:
-                    best, offset = end - start, (start + end) / 2 - theirs
-    return list(comm.allgather(offset))
+    """Seconds by which each rank's clock is ahead of rank 0's, at the best of some meetings."""
+    meetings = []
+    for _ in range(5):
+        comm.Barrier()
+        meetings.append(comm.allgather(time.time()))
+    return [min((times[rank] - times[0] for times in meetings), key=abs) for rank in range(comm.Get_size())]
 
 
 def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:

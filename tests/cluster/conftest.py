@@ -270,7 +270,10 @@ def ssh_cluster(emulate: Callable[..., Cluster], tmp_path: Path) -> Iterator[Clu
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(keys / name)]
         subprocess.run(words, check=True)
     (keys / "ssh_config").write_text(SSH.format(keys=keys))
-    cluster = emulate(hosts=2, slots=2, launch_agent=f"ssh -F {keys / 'ssh_config'}")
+    agents = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # without the stand-in for ssh
+    chosen = dict.fromkeys(agents, f"ssh -F {keys / 'ssh_config'}")
+    cluster = emulate(hosts=2, slots=2, env={**chosen, "PATH": path})
     with ExitStack() as servers:
         for host in cluster.hosts:
             config = keys / f"{host.name}.sshd"

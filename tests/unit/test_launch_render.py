@@ -28,8 +28,12 @@ MIXED = Cluster(
 PROGRAM = ["python", "train.py", "--note", "a b"]
 
 
+def documents(cluster: Cluster) -> list[Any]:
+    return list(yaml.safe_load_all(k8s.manifest(cluster, PROGRAM)))
+
+
 def test_kubernetes() -> None:
-    config, job = k8s.documents(MIXED, PROGRAM)
+    config, job = documents(MIXED)
     assert job["spec"]["minAvailable"] == 4, "all pods or none"
     assert set(job["spec"]["plugins"]) == {"env", "svc", "ssh"}
     master, nvidia, amd = job["spec"]["tasks"]
@@ -41,7 +45,7 @@ def test_kubernetes() -> None:
     assert amd["template"]["spec"]["nodeSelector"] == {"gpu": "mi300"}
     inner = parse(yaml.safe_load(config["data"]["cluster.yaml"]))
     assert inner.hosts[2] == Host("training-amd-0.training", 4, "amd")
-    assert "\n    hosts:\n" in "".join(k8s.lines([config])), "people can read the file inside the manifest"
+    assert "\n    hosts:\n" in k8s.manifest(MIXED, PROGRAM), "people can read the file inside the manifest"
     assert (inner.env, inner.interfaces, inner.part("amd").env, inner.part("amd").image) == (
         {"UCCH_TIMEOUT": "60"}, ("eth0",), {"A": "1"}, "",
     )  # fmt: skip
@@ -54,12 +58,12 @@ def test_kubernetes() -> None:
 ])  # fmt: skip
 def test_what_kubernetes_must_know(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
-        k8s.documents(replace(MIXED, **changes), PROGRAM)
+        k8s.manifest(replace(MIXED, **changes), PROGRAM)
 
 
 def test_hosts_with_different_slots_are_different_tasks() -> None:
     hosts = (Host("a", 8, "nvidia"), Host("b", 4, "nvidia"), Host("c", 8, "nvidia"))
-    job = k8s.documents(replace(MIXED, hosts=hosts), PROGRAM)[1]
+    job = documents(replace(MIXED, hosts=hosts))[1]
     assert [(task["name"], task["replicas"]) for task in job["spec"]["tasks"]] == [
         ("master", 1),
         ("nvidia", 2),
@@ -97,7 +101,7 @@ components:
 - nvidia
 - amd
 END
-ucch-run --launcher srun --tag -c "$file" -- python train.py --note 'a b'
+MPIRUN=srun ucch-run --tag -c "$file" -- python train.py --note 'a b'
 """
 
 

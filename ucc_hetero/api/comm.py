@@ -51,11 +51,14 @@ _PICKLED = (
 _REDUCING = ("allreduce", "exscan", "reduce", "scan")
 
 
+_FREED = "this communicator has been freed: make a new one"
+
+
 class _Freed:
     """Stands where the runner was: every use after ``Free`` ends here."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ValueError("this communicator has been freed")
+        raise ValueError(_FREED)
 
 
 @forms
@@ -211,7 +214,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
     def mpi(self) -> Any:
         """The private MPI communicator of the same ranks. ``ValueError`` once the communicator has been freed."""
         if not self:
-            raise ValueError("this communicator has been freed")
+            raise ValueError(_FREED)
         return self._mpi
 
     @property

@@ -92,7 +92,10 @@ def _from_code(code: str) -> DType:
     try:
         dtype = np.dtype(_PEP3118_COMPLEX.get(code, code.removeprefix("@")))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"datatype {code!r} is not supported ({error})") from error
+        raise TypeError(
+            f"datatype {code!r} is not supported ({error}); pass an MPI.Datatype, a numpy dtype or one of "
+            f"{', '.join(DTYPES)}"
+        ) from error
     return _from_numpy(dtype, repr(code))
 
 

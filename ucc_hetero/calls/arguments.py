@@ -220,7 +220,10 @@ def _reduce_scatter_block(a: _Args) -> Bound:
 def _aliased(a: _Args, bound: Bound) -> Bound:
     """The same memory given twice means in place, as in mpi4py, where that is the same."""
     send, recv = bound.send, bound.recv
-    if send is None or recv is None or send.ptr != recv.ptr or not (send.count and recv.count):
+    if send is None or recv is None or not (send.count and recv.count):
+        return bound
+    if send.ptr != recv.ptr:
+        _check_apart(a, bound, send, recv)
         return bound
     own_first = Shape(bound.call).own(a.rank).offset == 0 if a.name in _OWN_BLOCK else a.name in _ALIKE
     if not own_first or bound.send_displs or bound.recv_displs:
@@ -231,6 +234,17 @@ def _aliased(a: _Args, bound: Bound) -> Bound:
     if a.name in ("scatter", "scatterv"):
         return bound._replace(in_place=True, recv=None)
     return bound._replace(in_place=True, send=None)
+
+
+def _check_apart(a: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
+    """``ValueError`` for buffers that overlap; a rank's own block may be where it stays."""
+    first, second = sorted((send, recv), key=lambda buffer: buffer.ptr)
+    gaps = bound.send_displs or bound.recv_displs or first.layout or second.layout
+    if gaps or first.ptr + first.count * first.dtype.itemsize <= second.ptr:
+        return
+    at = Shape(bound.call).own(a.rank).offset * first.dtype.itemsize if a.name in _OWN_BLOCK else 0
+    if a.name not in _OWN_BLOCK or second.ptr - first.ptr != at or first.count < second.count:
+        raise ValueError(f"{a.name} on rank {a.rank}: sendbuf and recvbuf overlap; pass memory of its own for each")
 
 
 #: In place both buffers are one; or one is the own block in the other.

@@ -226,8 +226,6 @@ class Vendor:
     resource: str = ""
     #: Container engine -> options that give a container all devices; a variable chooses which of them a rank uses.
     containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Words in the names of partitions and hosts that tell of the vendor.
-    hints: tuple[str, ...] = ()
 
 
 #: Where the processor can only reach a part of a GPU's memory, UCX's and UCC's short paths, which write through that
@@ -416,7 +414,7 @@ def register(row: Vendor) -> None:
 _INTERFACES = ("__cuda_array_interface__",)
 _STREAMS = ("cuda_stream", "__cuda_stream__")
 
-register(Vendor(name="host", dlpack=(1,), hints=("cpu",)))
+register(Vendor(name="host", dlpack=(1,)))
 
 register(
     Vendor(
@@ -469,7 +467,6 @@ register(
         driver="/dev/nvidiactl",
         resource="nvidia.com/gpu",
         containers={"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all"), "apptainer": ("--nv",)},
-        hints=("nvidia", "cuda"),
     )
 )
 
@@ -534,7 +531,6 @@ register(
             "podman": ("--device", "/dev/kfd", "--device", "/dev/dri"),
             "apptainer": ("--rocm",),
         },
-        hints=("amd", "rocm"),
     )
 )
 
