@@ -243,6 +243,7 @@ def case_after_free(comm: Communicator) -> None:
     )  # fmt: skip
     for call in calls:
         refused(ValueError, call, "has been freed")
+    persistent.Free()
     try:
         with comm.Dup() as kept:
             raise KeyError("x")

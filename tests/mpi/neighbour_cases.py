@@ -154,5 +154,15 @@ def case_mistakes(comm: Communicator) -> None:
         topo.Ineighbor_allgather(one, rows)
     topo.Barrier()
     topo.Free()
+    alone = comm.Create_dist_graph_adjacent([], [])
+    for turn in range(2):  # the first rank comes when the others have done their part
+        comm.Barrier()
+        if comm.rank == 0 and turn:
+            with raises(ucc_hetero.MismatchError, me, "neighbor_alltoall", "neighbor_allgather"):
+                alone.Neighbor_alltoall(one, one)
+        elif comm.rank and not turn:
+            alone.Neighbor_allgather(one, one)
+    alone.Barrier()
+    alone.Free()
     with raises(ValueError, "freed"):
         topo.Neighbor_allgather(one, rows)

@@ -57,7 +57,7 @@ def test_random_messages(crew) -> None:
     assert crew("tests/mpi/random_messages.py", 3).said("right") == 3
 
 
-def test_what_never_comes(mpirun) -> None:
+def test_what_never_comes(crew) -> None:
     """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
     script = """
 if rank == 0:
@@ -100,7 +100,7 @@ early.Wait()
 assert (one == 9).all()
 print("end", flush=True)
 """
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
+    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     _judge_errors(job, 10, (
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
@@ -110,7 +110,7 @@ print("end", flush=True)
     ))  # fmt: skip
 
 
-def test_objects_and_buffers_that_are_received_by_the_wrong_method(mpirun) -> None:
+def test_objects_and_buffers_that_are_received_by_the_wrong_method(crew) -> None:
     """Neither waits longer than the deadline, and each says what has come instead."""
     script = """
 if rank == 1:
@@ -129,7 +129,7 @@ if rank == 0:
 world.Barrier()
 print("end", flush=True)
 """
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
+    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
     _judge_errors(job, 4, (
         "rank 0: recv of a Python object from rank 1, tag 5: none came within 0.3 s (UCCH_TIMEOUT)\n",
         "(the limit was 0.3 s); a Python object of send() waits, which recv() receives",
