@@ -18,7 +18,7 @@ PROGRAMS = {
     "ucc_hetero": ["ucc_hetero", "plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2"],
     "doctor": ["ucc_hetero.launch.doctor", "--json"],
     "run": ["ucc_hetero.launch", "--dry-run", "-np", "2", "true"],
-    "emulate": ["ucc_hetero.launch.emulate", "--dry-run", "true"],
+    "emulate": ["ucc_hetero.launch.emulate", "--help"],
 }
 
 
