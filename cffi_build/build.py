@@ -30,8 +30,14 @@ def _declarations(name: str) -> str:
 
 def _prototypes() -> str:
     """One prototype per library function, from the X-macro lines of symbols.h."""
-    rows = re.findall(r"^UC[CP]_(?:VOID_)?SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
+    rows = re.findall(r"^UC[CP]_SYMBOL\(([^,]+), (\w+), (\([^)]*\)),", _declarations("abi/symbols.h"), re.M)
     return "\n".join(f"{ret} {name}{params};" for ret, name, params in rows)
+
+
+def _operations() -> str:
+    """The structure of a GPU runtime's functions, from the X-macro lines of ops.h."""
+    rows = re.findall(r"^DEVICE\((\w+), (\([^)]*\))\)", _declarations("gpu/ops.h"), re.M)
+    return "struct device_ops {\n" + "".join(f"int (*{name}){params};\n" for name, params in rows) + "};"
 
 
 def _layout() -> str:
@@ -78,6 +84,7 @@ CDEF = "\n".join(
         _prototypes(),
         _constants(),
         _declarations("api/api.h"),
+        _operations(),
         _declarations("api/device_api.h"),
         _layout(),
     ]
@@ -87,7 +94,7 @@ ffibuilder.cdef(CDEF)
 ffibuilder.cdef(CALLBACKS)
 ffibuilder.set_source(
     "ucc_hetero._native",
-    '#include "base/ucch.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
+    '#include "base/ucch.h"\n#include "gpu/adapter.h"\n#include "api/device_api.h"\n#include "kernels/layout.h"\n',
     sources=[f"cffi_build/{path.relative_to(HERE)}" for path in SOURCES],
     include_dirs=["cffi_build", "ucc_hetero/device"],
     depends=[

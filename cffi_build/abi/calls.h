@@ -16,9 +16,7 @@
 
 typedef struct ucch_symbols {
 #define UCC_SYMBOL(ret, name, params, args, need) ret(*name) params;
-#define UCC_VOID_SYMBOL(ret, name, params, args, need) ret(*name) params;
 #define UCP_SYMBOL(ret, name, params, args, need) ret(*name) params;
-#define UCP_VOID_SYMBOL(ret, name, params, args, need) ret(*name) params;
 #include "abi/symbols.h"
 } ucch_symbols;
 
@@ -32,12 +30,8 @@ extern ucch_symbols ucch_sym;
  * Python calls nothing before that. */
 #define UCC_SYMBOL(ret, name, params, args, need)                                                                      \
     static inline ret name params { return (need) || ucch_sym.name ? ucch_sym.name args : (ret)UCCH_UCC_ABSENT; }
-#define UCC_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params { ucch_sym.name args; }
 #define UCP_SYMBOL(ret, name, params, args, need)                                                                      \
     static inline ret name params { return ucch_sym.name args; }
-#define UCP_VOID_SYMBOL(ret, name, params, args, need)                                                                 \
-    static inline ret name params { ucch_sym.name args; }
 #include "abi/symbols.h"
 
 #endif

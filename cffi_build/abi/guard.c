@@ -127,7 +127,6 @@ static int lead(const struct dl_phdr_info *info) {
 
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
-    (void)size;
     if (!strncmp(name, "libucc_tl_ucp", 13) && lead(info) < 0) *(int *)data = -1;
     return 0;
 }

@@ -19,13 +19,11 @@ typedef struct symbol {
 
 static const symbol ucc_symbols[] = {
 #define UCC_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
-#define UCC_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 
 static const symbol ucp_symbols[] = {
 #define UCP_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
-#define UCP_VOID_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 
@@ -86,7 +84,6 @@ static int muted; /* UCX_LOG_LEVEL=fatal: errors are for us alone */
 
 static int notice(const char *file, unsigned line, const char *function, int level, const void *component,
                   const char *format, va_list list) {
-    (void)file, (void)line, (void)function, (void)component, (void)list;
     if (!strcmp(format, NO_ROOM)) __atomic_add_fetch(&losses, 1, __ATOMIC_RELAXED);
     return muted && level == LEVEL_ERROR ? STOP : GO_ON;
 }

@@ -9,19 +9,12 @@
 #ifndef UCC_SYMBOL
 #define UCC_SYMBOL(ret, name, params, args, need)
 #endif
-#ifndef UCC_VOID_SYMBOL
-#define UCC_VOID_SYMBOL(ret, name, params, args, need)
-#endif
 #ifndef UCP_SYMBOL
 #define UCP_SYMBOL(ret, name, params, args, need)
-#endif
-#ifndef UCP_VOID_SYMBOL
-#define UCP_VOID_SYMBOL(ret, name, params, args, need)
 #endif
 
 UCC_SYMBOL(const char *, ucc_get_version_string, (void), (), 1)
 UCC_SYMBOL(ucc_status_t, ucc_lib_config_read, (const char *prefix, const char *file, ucc_lib_config_h *config), (prefix, file, config), 1)
-UCC_SYMBOL(ucc_status_t, ucc_lib_config_modify, (ucc_lib_config_h config, const char *name, const char *value), (config, name, value), 1)
 UCC_SYMBOL(ucc_status_t, ucc_init_version, (unsigned major, unsigned minor, const ucc_lib_params_t *params, ucc_lib_config_h config, ucc_lib_h *lib), (major, minor, params, config, lib), 1)
 UCC_SYMBOL(ucc_status_t, ucc_finalize, (ucc_lib_h lib), (lib), 1)
 UCC_SYMBOL(ucc_status_t, ucc_lib_get_attr, (ucc_lib_h lib, ucc_lib_attr_t *attr), (lib, attr), 1)
@@ -34,7 +27,6 @@ UCC_SYMBOL(ucc_status_t, ucc_context_get_attr, (ucc_context_h context, ucc_conte
 UCC_SYMBOL(ucc_status_t, ucc_team_create_post, (ucc_context_h *contexts, uint32_t n, const ucc_team_params_t *params, ucc_team_h *team), (contexts, n, params, team), 1)
 UCC_SYMBOL(ucc_status_t, ucc_team_create_test, (ucc_team_h team), (team), 1)
 UCC_SYMBOL(ucc_status_t, ucc_team_destroy, (ucc_team_h team), (team), 1)
-UCC_SYMBOL(ucc_status_t, ucc_team_get_attr, (ucc_team_h team, ucc_team_attr_t *attr), (team, attr), 0)
 UCC_SYMBOL(ucc_status_t, ucc_collective_init, (ucc_coll_args_t *args, ucc_coll_req_h *request, ucc_team_h team), (args, request, team), 1)
 UCC_SYMBOL(ucc_status_t, ucc_collective_post, (ucc_coll_req_h request), (request), 1)
 UCC_SYMBOL(ucc_status_t, ucc_collective_finalize, (ucc_coll_req_h request), (request), 1)
@@ -59,7 +51,6 @@ UCP_SYMBOL(ucs_status_t, ucp_rkey_pack, (ucp_context_h context, ucp_mem_h memh, 
 UCP_SYMBOL(ucs_status_t, ucp_ep_rkey_unpack, (ucp_ep_h ep, const void *buffer, ucp_rkey_h *rkey), (ep, buffer, rkey), 1)
 UCP_SYMBOL(ucs_status_ptr_t, ucp_ep_flush_nbx, (ucp_ep_h ep, const ucp_request_param_t *param), (ep, param), 1)
 UCP_SYMBOL(ucs_status_ptr_t, ucp_ep_close_nbx, (ucp_ep_h ep, const ucp_request_param_t *param), (ep, param), 1)
-UCP_SYMBOL(ucs_status_ptr_t, ucp_worker_flush_nbx, (ucp_worker_h worker, const ucp_request_param_t *param), (worker, param), 1)
 UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_send_nbx, (ucp_ep_h ep, const void *buffer, size_t count, ucp_tag_t tag, const ucp_request_param_t *param), (ep, buffer, count, tag, param), 1)
 UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_send_sync_nbx, (ucp_ep_h ep, const void *buffer, size_t count, ucp_tag_t tag, const ucp_request_param_t *param), (ep, buffer, count, tag, param), 1)
 UCP_SYMBOL(ucs_status_ptr_t, ucp_tag_recv_nbx, (ucp_worker_h worker, void *buffer, size_t count, ucp_tag_t tag, ucp_tag_t mask, const ucp_request_param_t *param), (worker, buffer, count, tag, mask, param), 1)
@@ -73,23 +64,20 @@ UCP_SYMBOL(ucs_status_t, ucp_worker_get_efd, (ucp_worker_h worker, int *fd), (wo
 UCP_SYMBOL(ucs_status_t, ucp_worker_arm, (ucp_worker_h worker), (worker), 1)
 UCP_SYMBOL(ucp_tag_message_h, ucp_tag_probe_nb, (ucp_worker_h worker, ucp_tag_t tag, ucp_tag_t mask, int remove, ucp_tag_recv_info_t *info), (worker, tag, mask, remove, info), 1)
 UCP_SYMBOL(unsigned, ucp_worker_progress, (ucp_worker_h worker), (worker), 1)
-UCP_VOID_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
-UCP_VOID_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
-UCP_VOID_SYMBOL(void, ucp_context_print_info, (ucp_context_h context, FILE *stream), (context, stream), 0)
-UCP_VOID_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
-UCP_VOID_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
-UCP_VOID_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)
-UCP_VOID_SYMBOL(void, ucp_am_data_release, (ucp_worker_h worker, void *data), (worker, data), 1)
-UCP_VOID_SYMBOL(void, ucp_request_free, (void *request), (request), 1)
-UCP_VOID_SYMBOL(void, ucp_request_cancel, (ucp_worker_h worker, void *request), (worker, request), 1)
-UCP_VOID_SYMBOL(void, ucp_rkey_buffer_release, (void *buffer), (buffer), 1)
-UCP_VOID_SYMBOL(void, ucp_rkey_destroy, (ucp_rkey_h rkey), (rkey), 1)
+UCP_SYMBOL(void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCP_SYMBOL(void, ucp_config_release, (ucp_config_t *config), (config), 1)
+UCP_SYMBOL(void, ucp_context_print_info, (ucp_context_h context, FILE *stream), (context, stream), 0)
+UCP_SYMBOL(void, ucp_cleanup, (ucp_context_h context), (context), 1)
+UCP_SYMBOL(void, ucp_worker_destroy, (ucp_worker_h worker), (worker), 1)
+UCP_SYMBOL(void, ucp_worker_release_address, (ucp_worker_h worker, void *address), (worker, address), 1)
+UCP_SYMBOL(void, ucp_request_free, (void *request), (request), 1)
+UCP_SYMBOL(void, ucp_request_cancel, (ucp_worker_h worker, void *request), (worker, request), 1)
+UCP_SYMBOL(void, ucp_rkey_buffer_release, (void *buffer), (buffer), 1)
+UCP_SYMBOL(void, ucp_rkey_destroy, (ucp_rkey_h rkey), (rkey), 1)
 
-UCC_VOID_SYMBOL(void, ucc_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
-UCC_VOID_SYMBOL(void, ucc_lib_config_release, (ucc_lib_config_h config), (config), 1)
-UCC_VOID_SYMBOL(void, ucc_context_config_release, (ucc_context_config_h config), (config), 1)
+UCC_SYMBOL(void, ucc_get_version, (unsigned *major, unsigned *minor, unsigned *release), (major, minor, release), 1)
+UCC_SYMBOL(void, ucc_lib_config_release, (ucc_lib_config_h config), (config), 1)
+UCC_SYMBOL(void, ucc_context_config_release, (ucc_context_config_h config), (config), 1)
 
 #undef UCC_SYMBOL
-#undef UCC_VOID_SYMBOL
 #undef UCP_SYMBOL
-#undef UCP_VOID_SYMBOL

@@ -100,19 +100,6 @@ typedef struct ucc_team_params {
     uint64_t reserved[8];
 } ucc_team_params_t;
 
-typedef struct ucc_team_attr {
-    uint64_t mask;
-    int ordering;
-    uint64_t outstanding_colls;
-    uint64_t ep;
-    int ep_range;
-    int sync_type;
-    ucc_mem_map_params_t mem_params;
-    uint32_t size;
-    uint64_t *eps;
-    uint64_t reserved[8];
-} ucc_team_attr_t;
-
 typedef struct ucc_coll_buffer_info {
     void *buffer;
     uint64_t count;

@@ -47,7 +47,7 @@ void ucch_op_deadline(ucch_op *op, double timeout);
 void ucch_op_error(ucch_op *op, ucch_error *error);
 uint64_t ucch_failures(void);
 
-ucch_context *ucch_context_new(ucc_context_h handle);
+ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker);
 void ucch_context_free(ucch_context *context);
 ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle);
 void ucch_team_free(ucch_team *team);
@@ -69,25 +69,38 @@ void ucch_await_ring(uint64_t known, double seconds);
 typedef struct ucch_span {
     int base;       /* UCCH_SEND, UCCH_RECV, UCCH_TMP */
     int64_t offset; /* bytes from that base */
-    uint64_t count; /* elements */
+    uint64_t count; /* elements; of messages and exchanges bytes */
 } ucch_span;
+
+/* A step of a program. */
+typedef struct ucch_part {
+    int kind; /* UCCH_STEP_*, of local ones UCCH_COPY and others further on */
+    int op, dtype, to;
+    ucch_span src, dst;
+    double factor; /* of UCCH_SCALE */
+    /* Of a collective: counts and displacements of source and destination, where members have unlike parts. */
+    ucch_team *team;
+    int coll;
+    uint64_t flags, root;
+    const uint64_t *tables[4];
+    /* Of a message. */
+    ucp_ep_h ep;
+    ucp_worker_h worker;
+    uint64_t tag;
+    /* Of an exchange by parcels on the board: whose this rank reads, so many `bytes` of each from `at` on. */
+    int writes, from, combines;
+    uint64_t at, bytes;
+    /* Steps that are to be over before; the stage of the plan, in the order of posting, and the rank at a message's
+     * other end. */
+    int ndeps, stage, peer;
+    const int *deps;
+} ucch_part;
 
 ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label);
 void ucch_program_drop(ucch_program *program);
 void ucch_program_free(ucch_program *program);
 ucch_op *ucch_program_op(ucch_program *program);
-int ucch_program_coll(ucch_program *program, int step, ucch_team *team, int coll, int op, uint64_t flags, uint64_t root,
-                      ucc_datatype_t dtype, ucch_span src, ucch_span dst);
-int ucch_program_counts(ucch_program *program, int step, int dst, int n, const uint64_t *counts,
-                        const uint64_t *displs);
-int ucch_program_send(ucch_program *program, int step, ucp_ep_h ep, uint64_t tag, ucch_span src);
-int ucch_program_recv(ucch_program *program, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst);
-int ucch_program_exchange(ucch_program *program, int step, int writes, int from, int combines, int op, int dtype,
-                          uint64_t at, uint64_t bytes, ucch_span src, ucch_span dst);
-int ucch_program_local(ucch_program *program, int step, int kind, int op, int dtype, int to, ucch_span src,
-                       ucch_span dst, double factor);
-int ucch_program_after(ucch_program *program, int step, int n, const int *earlier);
-int ucch_program_memory(ucch_program *program, int base, int mem_type);
+int ucch_program_step(ucch_program *program, int step, const ucch_part *part);
 void ucch_program_bytes(ucch_program *program, uint64_t bytes);
 void ucch_program_salt(ucch_program *program, uint32_t salt);
 int ucch_program_tmp(ucch_program *program, size_t bytes);
@@ -96,7 +109,6 @@ int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
 int ucch_program_dash(ucch_program *program, void *send, void *recv, double timeout);
-int ucch_program_active(ucch_program *program);
 
 /* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {
@@ -169,14 +181,12 @@ void ucch_message_watch(ucch_message *message, ucch_board *board, int peer, int 
 int ucch_message_held(ucch_message *message);
 ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status);
 int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout);
-void ucch_worker_use(ucp_worker_h worker, int on);
 
 /* ---- message.c: messages that start when a stream has got somewhere ---- */
 int ucch_message_after(ucch_message *message, void *stream);
-int ucch_message_deliver(ucch_message *message, void *data, void *stream);
-int ucch_message_delivered(ucch_message *message);
 
 /* ---- offer.c: messages whose data goes by lanes, and what looks at messages before they are received ---- */
+int ucch_message_by_lane(const ucch_message *message);
 int ucch_message_lanes(ucch_message *message, ucch_lanes *lanes, void *data, size_t bytes, int by_host);
 int ucch_send_offer(ucch_message *message, ucp_worker_h worker, ucp_ep_h ep, const void *data, size_t bytes,
                     uint64_t tag, int dest, double timeout);
@@ -193,7 +203,6 @@ typedef struct ucch_region ucch_region;
 typedef struct ucch_peer ucch_peer;
 typedef struct ucch_target ucch_target;
 typedef struct ucch_transfer ucch_transfer;
-typedef struct ucch_await ucch_await;
 typedef struct ucch_rows ucch_rows;
 
 ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status);
@@ -204,13 +213,7 @@ uint64_t ucch_rma_counter(ucch_rma *at, int counter);
 int ucch_rma_counter_next(ucch_rma *at, int counter);
 int ucch_rma_arriving(ucch_rma *at, int counter);
 int64_t ucch_notice_take(ucch_rma *at, uint64_t *from, void *data);
-ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least);
-ucch_op *ucch_await_op(ucch_await *wait);
-int ucch_await_begin(ucch_await *wait, double timeout, int has_stream, void *stream);
-void ucch_await_cancel(ucch_await *wait);
-void ucch_await_free(ucch_await *wait);
 
-int ucch_peer_shares(const ucch_peer *peer);
 int ucch_peer_by_kernel(const ucch_peer *peer);
 int ucch_peer_wires(const ucch_peer *peer);
 ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int process, int *status);
@@ -233,14 +236,29 @@ int ucch_target_users(ucch_target *target);
 void ucch_target_close(ucch_target *target);
 void ucch_target_free(ucch_target *target);
 
-ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what);
+/* What a transfer is to do. */
+typedef struct ucch_order {
+    int what; /* UCCH_RMA_* */
+    /* Between regions, in places that the caller keeps; each piece gathered from rows and converted, where there are
+     * such: lengths are those of the result. */
+    ucch_region *local;
+    ucch_target *target;
+    size_t n;
+    const uint64_t *mine, *theirs, *lengths;
+    const ucch_rows *rows;
+    uint64_t region, bytes; /* to be opened */
+    /* Notify the peer afterwards: by a message, which the caller keeps, if it has any bytes, and a counter, if that is
+     * not 0: its number and 1. */
+    int tells;
+    int64_t counter;
+    const void *notice;
+    size_t notice_bytes;
+    uint64_t least; /* UCCH_RMA_AWAIT: what our own counter of this number is to reach */
+} ucch_order;
+
+ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order);
 ucch_op *ucch_transfer_op(ucch_transfer *transfer);
 int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, const uint64_t *bytes);
-void ucch_transfer_lists(ucch_transfer *transfer, ucch_region *local, ucch_target *target, size_t n,
-                         const uint64_t *mine, const uint64_t *theirs, const uint64_t *lengths);
-void ucch_transfer_converts(ucch_transfer *transfer, const ucch_rows *rows);
-void ucch_transfer_opens(ucch_transfer *transfer, uint64_t region, uint64_t bytes);
-void ucch_transfer_notifies(ucch_transfer *transfer, void *data, size_t bytes, int counter);
 int ucch_transfer_begin(ucch_transfer *transfer, double timeout, int has_stream, void *stream);
 int ucch_transfer_hold(ucch_transfer *transfer, void *stream);
 int ucch_transfer_held(ucch_transfer *transfer);
@@ -257,8 +275,7 @@ void ucch_wire_stop(int wire);
 typedef struct ucch_circle ucch_circle;
 
 int ucch_link_new(int fd, double silence);
-int ucch_link_up(int link);
-int ucch_link_lost(int link);
+int ucch_link_ask(int link);
 void ucch_links_stop(void);
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks);

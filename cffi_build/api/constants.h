@@ -5,6 +5,12 @@
 #define UCCH_RECV 1
 #define UCCH_TMP 2
 
+/* Steps of programs. */
+#define UCCH_STEP_COLL 0
+#define UCCH_STEP_SEND 1
+#define UCCH_STEP_RECV 2
+#define UCCH_STEP_EXCHANGE 3
+#define UCCH_STEP_LOCAL 4
 /* Local steps. */
 #define UCCH_COPY 0
 #define UCCH_COMBINE 1
@@ -58,7 +64,7 @@
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
  * pinned memory is left.
  * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
- * of one. */
+ * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -77,13 +83,16 @@
 #define UCCH_FAIL_RANGE -1017
 #define UCCH_FAIL_REVOKED -1020
 #define UCCH_FAIL_LOST -1021
+#define UCCH_FAIL_PATH -1022
 
-/* One-sided communication: what a transfer does, which a peer counts, and beside it what failed, bytes, and
- * notifications; counters of a process, entries of a list and bytes of a notification at most. */
+/* One-sided communication: what a transfer does, AWAIT on this side alone, the others are counted by peer, and beside
+ * it what failed, bytes, and notifications; counters of a process, entries of a list and bytes of a notification at
+ * most. */
 #define UCCH_RMA_PUT 0
 #define UCCH_RMA_GET 1
 #define UCCH_RMA_FLUSH 2
 #define UCCH_RMA_OPEN 3
+#define UCCH_RMA_AWAIT 7
 #define UCCH_RMA_FAILED 4
 #define UCCH_RMA_BYTES 5
 #define UCCH_RMA_NOTICES 6

@@ -139,49 +139,35 @@ int ucch_cast(int from, int to, const void *src, void *dst, uint64_t n) {
     return UCCH_FAIL_ARGUMENT;
 }
 
-#define SCALE(type, expr)                                                                                              \
-    do {                                                                                                               \
+#define SCALE(id, type, expr)                                                                                          \
+    case id: {                                                                                                         \
         PLACE(type, place);                                                                                            \
         place *d = data;                                                                                               \
         for (uint64_t i = 0; i < n; i++) {                                                                             \
             type x = d[i].is;                                                                                          \
-            d[i].is = expr;                                                                                            \
+            d[i].is = (type)(expr);                                                                                    \
         }                                                                                                              \
         return 0;                                                                                                      \
-    } while (0)
+    }
 
 /* Divide by a rank count, in place; integers truncate towards zero (as torch's AVG). */
 int ucch_scale(int dtype, void *data, uint64_t n, double by) {
     int64_t whole = (int64_t)by;
     switch (dtype >> 3) {
-    case I8:
-        SCALE(int8_t, (int8_t)(x / whole));
-    case I16:
-        SCALE(int16_t, (int16_t)(x / whole));
-    case I32:
-        SCALE(int32_t, (int32_t)(x / whole));
-    case I64:
-        SCALE(int64_t, x / whole);
-    case U8:
-        SCALE(uint8_t, (uint8_t)(x / (uint64_t)whole));
-    case U16:
-        SCALE(uint16_t, (uint16_t)(x / (uint64_t)whole));
-    case U32:
-        SCALE(uint32_t, (uint32_t)(x / (uint64_t)whole));
-    case U64:
-        SCALE(uint64_t, x / (uint64_t)whole);
-    case F16:
-        SCALE(uint16_t, to_half(from_half(x) / (float)by));
-    case BF16:
-        SCALE(uint16_t, to_bhalf(from_bhalf(x) / (float)by));
-    case F32:
-        SCALE(float, x / (float)by);
-    case F64:
-        SCALE(double, x / by);
-    case C64:
-        SCALE(float complex, x / (float)by);
-    case C128:
-        SCALE(double complex, x / by);
+        SCALE(I8, int8_t, x / whole)
+        SCALE(I16, int16_t, x / whole)
+        SCALE(I32, int32_t, x / whole)
+        SCALE(I64, int64_t, x / whole)
+        SCALE(U8, uint8_t, x / (uint64_t)whole)
+        SCALE(U16, uint16_t, x / (uint64_t)whole)
+        SCALE(U32, uint32_t, x / (uint64_t)whole)
+        SCALE(U64, uint64_t, x / (uint64_t)whole)
+        SCALE(F16, uint16_t, to_half(from_half(x) / (float)by))
+        SCALE(BF16, uint16_t, to_bhalf(from_bhalf(x) / (float)by))
+        SCALE(F32, float, x / (float)by)
+        SCALE(F64, double, x / by)
+        SCALE(C64, float complex, x / (float)by)
+        SCALE(C128, double complex, x / by)
     default:
         return UCCH_FAIL_ARGUMENT;
     }

@@ -17,6 +17,7 @@
 
 #include "base/far.h"
 #include "base/flight.h"
+#include "base/op.h"
 #include "base/parcel.h"
 #include "base/process.h"
 
@@ -80,7 +81,7 @@ size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
 
-ucch_post *ucch_board_post(ucch_board *b) { return b && b->post.each ? &b->post : NULL; }
+ucch_post *ucch_board_post(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
 static int open_post(ucch_board *b) {
     if (!has_parcels(b->n)) return 1;
@@ -129,21 +130,10 @@ int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
 }
 
 static void enlist(ucch_board *b) {
-    ucch_lock();
+    UCCH_LOCKED;
     b->next = boards;
     boards = b;
     ucch_endpoint_errors_tell(doubt_locked);
-    ucch_unlock();
-}
-
-static void delist(const ucch_board *b) {
-    ucch_lock();
-    for (ucch_board **at = &boards; *at; at = &(*at)->next)
-        if (*at == b) {
-            *at = b->next;
-            break;
-        }
-    ucch_unlock();
 }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
@@ -171,7 +161,9 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks)
 }
 
 void ucch_board_free(ucch_board *b) {
-    delist(b);
+    ucch_lock();
+    UCCH_UNLINK(boards, b, next);
+    ucch_unlock();
     free(b->post.each);
     ucch_far_free(b->far);
     free(b->ranks);
@@ -196,11 +188,10 @@ void ucch_board_add(ucch_board *b, double seconds, uint64_t bytes) {
 }
 
 void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t *bytes) {
-    ucch_lock();
+    UCCH_LOCKED;
     *calls = b->calls;
     *seconds = b->seconds;
     *bytes = b->bytes;
-    ucch_unlock();
 }
 
 /* ---- calls, and refused ones ---- */
@@ -321,7 +312,7 @@ static int makes(const ucch_board *b, int i, uint64_t seq) {
 /* This rank's arguments cannot make its next call. That counts as a call, so that all ranks go on where all refuse it;
  * a rank that makes it finds out as it does of any other difference, and the communicator ends. Returns its number. */
 uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
-    ucch_lock();
+    UCCH_LOCKED;
     uint64_t seq = ++b->seq;
     ucch_refusal mine = refusal_by(seq, b->ranks[b->mine], text);
     ucch_board_record(b, UCCH_RECORD_REFUSED, seq, 0, text);
@@ -334,7 +325,6 @@ uint64_t ucch_board_refuse(ucch_board *b, const char *text) {
         for (int i = 0; i < b->n; i++)
             if (i != b->mine && makes(b, i, seq)) end_by(b, b->mine, seq);
     }
-    ucch_unlock();
     return seq;
 }
 
@@ -381,16 +371,14 @@ uint32_t ucch_board_comm(const ucch_board *b) { return b ? b->comm : 0; }
 uint64_t ucch_board_record(ucch_board *b, int kind, uint64_t seq, uint64_t signature, const char *label) {
     ucch_record about = {.kind = (uint8_t)kind, .comm = b->comm, .signature = signature};
     strncpy(about.label, label, LABEL - 1);
-    ucch_lock();
-    uint64_t record = ucch_flight_begin(&about, seq, ucch_now(), 1);
-    ucch_unlock();
-    return record;
+    UCCH_LOCKED;
+    return ucch_flight_begin(&about, seq, ucch_now(), 1);
 }
 
-/* Call `seq` has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
+/* A call has failed with us. Where that is not because a rank is gone, which all ranks see by themselves, those
  * of this host write what they do: one of them may be in user code, and the first to fail ends the job, as soon as
  * that is done. */
-void ucch_board_ask_locked(ucch_board *b, uint64_t seq, int status) {
+static void ask_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
@@ -440,11 +428,21 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
 /* Call `seq` has failed on this rank. It may still end well on other ranks, within a moment, but no later call does. */
 void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
-    ucch_lock();
+    UCCH_LOCKED;
     slot *s = &b->slots[b->mine];
     if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
     if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
-    ucch_unlock();
+}
+
+/* A call of this rank's that the engine runs has ended. */
+void ucch_board_ended_locked(ucch_board *b, ucch_op *op, int status, uint64_t bytes) {
+    op->ended = ucch_now();
+    if (status >= 0) {
+        ucch_board_add(b, op->ended - op->started, bytes);
+        return;
+    }
+    ucch_board_failed(b, op->error.seq);
+    ask_locked(b, op->error.seq, status);
 }
 
 /* The first call that has failed on this rank; 0 for none. */
@@ -494,18 +492,18 @@ static int is_refused(ucch_board *b, uint64_t seq, int *peer) {
     return 1;
 }
 
-/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss, or without a board. */
+/* Why call `seq` fails, and by which rank, as far as can be seen; 0 where nothing is amiss. */
 int ucch_board_verdict(ucch_board *b, uint64_t seq, int *peer) {
     *peer = -1;
-    if (b && ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
-    if (b) *peer = ucch_board_mismatch(b, seq);
-    if (b && is_refused(b, seq, peer)) return UCCH_FAIL_REFUSED;
+    if (ucch_board_revoked(b)) return UCCH_FAIL_REVOKED;
+    *peer = ucch_board_mismatch(b, seq);
+    if (is_refused(b, seq, peer)) return UCCH_FAIL_REFUSED;
     return *peer == -1 ? 0 : UCCH_FAIL_MISMATCH;
 }
 
 /* A rank as errors name it: its slot, or -2 less its number where it is on another host. */
 int ucch_board_peer(const ucch_board *b, int rank) {
-    for (int i = 0; b && i < b->n; i++)
+    for (int i = 0; i < b->n; i++)
         if (b->ranks[i] == rank) return i;
     return -2 - rank;
 }

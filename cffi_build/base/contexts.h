@@ -5,13 +5,12 @@
 #include "base/ucch.h"
 
 struct ucch_context {
-    ucc_context_h handle;
+    ucc_context_h handle; /* or */
+    ucp_worker_h worker;
     int users; /* programs in flight that need it */
     ucch_context *next;
 };
 
-int ucch_poll_contexts_locked(void);
-int ucch_poll_all_locked(void);
-int ucch_poll_workers_locked(void);
+int ucch_poll_locked(int all, int workers);
 
 #endif

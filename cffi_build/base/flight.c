@@ -67,14 +67,13 @@ int ucch_flight_open(int file, int about, int stack, uint64_t capacity, int rank
     made->record = sizeof(ucch_record);
     made->pid = getpid();
     made->rank = rank;
-    ucch_lock();
+    UCCH_LOCKED;
     ring_file = file;
     about_file = about;
     stack_file = stack;
     mask = capacity - 1;
     ring = (ucch_record *)(made + 1);
     __atomic_store_n(&head, made, __ATOMIC_RELEASE);
-    ucch_unlock();
     return 0;
 }
 
@@ -222,11 +221,10 @@ void ucch_flight_failed_locked(int status, double now) {
 
 /* A call has ended that no operation of ours ran (ucch_board_record). */
 void ucch_record_end(uint64_t record, int status) {
-    ucch_lock();
+    UCCH_LOCKED;
     double now = ucch_now();
     ucch_flight_end(record, status, now);
     if (status < 0) ucch_flight_failed_locked(status, now);
-    ucch_unlock();
 }
 
 /* ---- the signal ---- */

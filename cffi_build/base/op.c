@@ -76,9 +76,8 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
 
 /* Count the time limit of what is in flight from now. */
 void ucch_op_deadline(ucch_op *op, double timeout) {
-    ucch_lock();
+    UCCH_LOCKED;
     if (op->state == UCCH_ACTIVE) op->deadline = timeout > 0 ? ucch_now() + timeout : 0;
-    ucch_unlock();
 }
 
 /* How many operations have failed so far: whether there is any use in asking them all. */
@@ -131,9 +130,8 @@ uint64_t ucch_rings(void) { return __atomic_load_n(&rings, __ATOMIC_SEQ_CST); }
 
 /* The bell rings when the operation ends, if it has not ended by now. */
 void ucch_listen(ucch_op *op) {
-    ucch_lock();
+    UCCH_LOCKED;
     op->has_listener = op->state == UCCH_ACTIVE;
-    ucch_unlock();
 }
 
 /* Sleep until the bell has rung more than `known` times, `seconds` at most. Makes no progress: the thread does. */

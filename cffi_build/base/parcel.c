@@ -94,10 +94,7 @@ int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint
 /* Nothing is read any more, at the end or because the call has come to nothing. */
 void ucch_exchange_end(ucch_post *post, ucch_exchange *x) {
     if (!x->queued) return;
-    ucch_exchange **at = turns_of(post, x);
-    while (*at != x)
-        at = &(*at)->next;
-    *at = x->next;
+    UCCH_UNLINK(*turns_of(post, x), x, next);
     x->queued = 0;
     if (x->begun) say_read(post, x->call, x->call);
 }

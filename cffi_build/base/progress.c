@@ -46,19 +46,18 @@ static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_
 /* Set the functions around each round of progress: a device that is made the thread's own before, and not after; and
  * one that the progress thread calls first. */
 void ucch_progress_inside(int (*before)(void), void (*after)(int), void (*first)(void)) {
-    ucch_lock();
+    UCCH_LOCKED;
     enter = before;
     leave = after;
     begin = first;
-    ucch_unlock();
 }
 
 int ucch_progress_locked(void) {
     static unsigned rounds;
-    int before = enter ? enter() : 0, moved = ucch_poll_contexts_locked();
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
-    if (ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0) moved += ucch_poll_workers_locked();
+    int workers = ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0;
+    int before = enter ? enter() : 0, moved = ucch_poll_locked(0, workers);
     moved += ucch_ops_advance_locked();
     if (enter) leave(before);
     return moved;
@@ -117,9 +116,8 @@ void ucch_wait_begin(void) { waiters++; }
 /* The last one that waited may leave something under way. */
 void ucch_wait_end(void) {
     if (--waiters || !busy()) return;
-    ucch_lock(); /* the thread may be about to sleep, because a caller waits */
+    UCCH_LOCKED; /* the thread may be about to sleep, because a caller waits */
     if (busy() && thread_asleep) ucch_wake_locked();
-    ucch_unlock();
 }
 
 /* No thread waits for calls in streams: they are polled now and then, for their ends and for failures. */
@@ -144,7 +142,7 @@ static double idle_locked(double tick) {
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
-        ucch_poll_all_locked();
+        ucch_poll_locked(1, 1); /* what has ended here may have left something to send, for which other hosts wait */
         if (enter) leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;
@@ -174,11 +172,10 @@ static double work_locked(double quiet) {
 }
 
 static void *thread_main(void *unused) {
-    (void)unused;
     double tick = TICK_S, quiet = 0;
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     ucch_process_unbind_thread();
-    ucch_lock();
+    UCCH_LOCKED;
     for (int began = 0; thread_on;) {
         if (begin && !began) {
             begin();
@@ -196,7 +193,6 @@ static void *thread_main(void *unused) {
         } else
             tick = idle_locked(tick);
     }
-    ucch_unlock();
     return NULL;
 }
 
@@ -271,7 +267,6 @@ void ucch_leave(void) {
 }
 
 static void *leave_late(void *unused) {
-    (void)unused;
     sleep(UCCH_LEAVE_S);
     _exit(0);
 }

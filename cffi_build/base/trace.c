@@ -52,7 +52,7 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
                         (path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
     if (file >= 0) close(file);
     if (memory == MAP_FAILED) return -1;
-    ucch_lock();
+    UCCH_LOCKED;
     head = memory;
     ring = (ucch_event *)(head + 1);
     memset(ring, 0, rounded * sizeof(ucch_event)); /* touched, so that no event waits for a page */
@@ -60,7 +60,6 @@ int ucch_trace_open(const char *path, uint64_t capacity) {
     head->capacity = rounded;
     head->written = 0;
     ucch_trace_on = 1;
-    ucch_unlock();
     return 0;
 }
 

@@ -13,11 +13,24 @@
 
 double ucch_now(void);
 
+/* Have the engine's lock up to the end of the block. */
+#define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)
+static inline void ucch_give_up(int *has_lock) { *has_lock ? ucch_unlock() : (void)0; }
+
+/* Take an item out of the list that begins with `first`, if it is in there. */
+#define UCCH_UNLINK(first, item, next)                                                                                 \
+    do {                                                                                                               \
+        __typeof__(item) *at_ = &(first);                                                                              \
+        while (*at_ && *at_ != (item))                                                                                 \
+            at_ = &(*at_)->next;                                                                                       \
+        if (*at_) *at_ = (item)->next;                                                                                 \
+    } while (0)
+
 int ucch_board_peer(const ucch_board *board, int rank);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);
 int ucch_board_lossy(const ucch_board *board);
-void ucch_board_ask_locked(ucch_board *board, uint64_t seq, int status);
+void ucch_board_ended_locked(ucch_board *board, ucch_op *op, int status, uint64_t bytes);
 void ucch_board_speak(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);

@@ -43,12 +43,12 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     if (!p->fused || moved > most) return 0;
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
-        if (s->kind == STEP_COLL || s->kind == STEP_CAST || s->kind == STEP_SCALE) return 0;
-        if ((s->kind == STEP_SEND && s->src.count > ucch_piece_of(p->channels, s)) ||
-            (s->kind == STEP_RECV && s->dst.count > ucch_piece_of(p->channels, s)))
+        if (s->is.kind == STEP_COLL || s->is.kind == STEP_CAST || s->is.kind == STEP_SCALE) return 0;
+        if ((s->is.kind == STEP_SEND && s->is.src.count > ucch_piece_of(p->channels, s)) ||
+            (s->is.kind == STEP_RECV && s->is.dst.count > ucch_piece_of(p->channels, s)))
             return 0;
-        if (s->dst.count > most) return 0;
-        n += 1 + (s->kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
+        if (s->is.dst.count > most) return 0;
+        n += 1 + (s->is.kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
     }
     return n <= UCCH_MOST_MOVES;
 }
@@ -162,8 +162,8 @@ typedef struct range {
 } range;
 
 static range range_of(const ucch_step *s, const ucch_span *span) {
-    int moves = s->kind == STEP_SEND || s->kind == STEP_RECV;
-    size_t bytes = moves ? span->count : ucch_step_bytes((ucc_datatype_t)s->dtype, span->count);
+    int moves = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
+    size_t bytes = moves ? span->count : ucch_step_bytes((ucc_datatype_t)s->is.dtype, span->count);
     return (range){span->base, span->offset, span->offset + (int64_t)bytes};
 }
 
@@ -180,11 +180,11 @@ int ucch_fused_sliced(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
         for (int j = 0; j <= i; j++) {
             const ucch_step *one = &p->steps[i], *other = &p->steps[j];
-            if (one->kind == STEP_COLL || other->kind == STEP_COLL) return 0;
-            range src = range_of(one, &one->src), dst = range_of(one, &one->dst);
-            range src2 = range_of(other, &other->src), dst2 = range_of(other, &other->dst);
-            int writes = one->kind != STEP_SEND, writes2 = other->kind != STEP_SEND;
-            int reads = one->kind != STEP_RECV, reads2 = other->kind != STEP_RECV;
+            if (one->is.kind == STEP_COLL || other->is.kind == STEP_COLL) return 0;
+            range src = range_of(one, &one->is.src), dst = range_of(one, &one->is.dst);
+            range src2 = range_of(other, &other->is.src), dst2 = range_of(other, &other->is.dst);
+            int writes = one->is.kind != STEP_SEND, writes2 = other->is.kind != STEP_SEND;
+            int reads = one->is.kind != STEP_RECV, reads2 = other->is.kind != STEP_RECV;
             if ((writes && writes2 && crosses(dst, dst2)) || (writes && reads2 && crosses(dst, src2)) ||
                 (reads && writes2 && crosses(src, dst2)))
                 return 0;

@@ -70,10 +70,8 @@ void ucch_graphs_watch_locked(ucch_graphs *g, ucch_board *board, uint64_t number
 /* Let a stream that is captured wait for the communicator's last call in this capture, whatever stream that is in: one
  * runs at a time. */
 int ucch_graphs_follow(ucch_graphs *g, void *stream) {
-    const device_ops *ops = ucch_bound_ops();
     uint64_t capture = ucch_stream_captures((uintptr_t)stream);
     int same = g->last && capture == g->capture;
-    int status = g->last ? 0 : ucch_device_fail(ops->event_new(&g->last), "event");
     g->capture = capture;
-    return status || !same ? status : ucch_device_fail(ops->stream_wait(stream, g->last), "a stream's wait");
+    return same ? ucch_device_fail(ucch_bound_ops()->stream_wait(stream, g->last), "a stream's wait") : 0;
 }

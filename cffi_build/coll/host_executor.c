@@ -17,13 +17,13 @@
 #define PATIENCE_S 0.02
 
 static int ready(const ucch_program *p, const ucch_step *s) {
-    for (int k = 0; k < s->ndeps; k++)
-        if (p->steps[s->deps[k]].state != FINISHED) return 0;
-    return s->kind != STEP_COLL || (s->team->head == s && ucch_tag_is_free_locked(s));
+    for (int k = 0; k < s->is.ndeps; k++)
+        if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
+    return s->is.kind != STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
 }
 
 static int start_step_locked(ucch_program *p, ucch_step *s) {
-    if (s->kind == STEP_COLL) {
+    if (s->is.kind == STEP_COLL) {
         int status = s->request ? 0 : ucch_step_init_locked(p, s);
         if (status < 0) return status;
         ucch_team_dequeue_locked(s);
@@ -37,15 +37,12 @@ static void end_event_locked(uint64_t *event, int status) {
 }
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
-    if (status < 0 && p->board) ucch_board_failed(p->board, p->op.error.seq);
-    if (status < 0 && p->board) ucch_board_ask_locked(p->board, p->op.error.seq, status);
+    ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
     ucch_op_end_locked(&p->op, status, step, peer);
-    if (p->board) ucch_board_open(p->board, -1);
+    ucch_board_open(p->board, -1);
 }
 
 static void finish_locked(ucch_program *p) {
-    p->op.ended = ucch_now();
-    if (p->board) ucch_board_add(p->board, p->op.ended - p->op.started, p->about.bytes);
     if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
     end_locked(p, 0, -1, -1);
@@ -57,8 +54,9 @@ static void abandon_locked(ucch_program *p) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->event = 0; /* without an end in the timeline: that is where it hung */
-        if (s->kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
-        if (s->kind == STEP_EXCHANGE && s->state == POSTED) ucch_exchange_end(ucch_board_post(p->board), &s->exchange);
+        if (s->is.kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->is.kind == STEP_EXCHANGE && s->state == POSTED)
+            ucch_exchange_end(ucch_board_post(p->board), &s->exchange);
         if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
     }
@@ -68,7 +66,7 @@ static void abandon_locked(ucch_program *p) {
 
 static void fail_locked(ucch_program *p, int status, int step) {
     int peer, bad = ucch_board_verdict(p->board, p->op.error.seq, &peer);
-    if (!bad && p->board && ucch_board_far(p->board)) {
+    if (!bad && ucch_board_far(p->board)) {
         peer = ucch_board_gone(p->board, p->op.error.seq);
         if (peer != -1) bad = UCCH_FAIL_PEER;
     }
@@ -78,7 +76,7 @@ static void fail_locked(ucch_program *p, int status, int step) {
 
 /* A step has failed: the call does, at once or when it is known why. */
 static void ail_locked(ucch_program *p, int status, int step) {
-    if (p->board && ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
+    if (ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
         p->ailing = status;
         p->ailing_step = step;
         p->ailed = ucch_now();
@@ -120,14 +118,14 @@ static int advance_locked(ucch_op *op) {
 static int robbed(const ucch_program *p) {
     int awaits = 0;
     for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
-        awaits |= p->steps[i].state == POSTED && (p->steps[i].kind == STEP_COLL || p->steps[i].kind == STEP_RECV);
+        awaits |= p->steps[i].state == POSTED && (p->steps[i].is.kind == STEP_COLL || p->steps[i].is.kind == STEP_RECV);
     return awaits;
 }
 
 static int check_locked(ucch_op *op, double now) {
     ucch_program *p = (ucch_program *)op;
     int bad = ucch_board_verdict(p->board, op->error.seq, &op->error.peer);
-    if (bad || !p->board) return bad;
+    if (bad) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
     if (op->error.peer != -1) return UCCH_FAIL_PEER;
     if (robbed(p)) return UCCH_FAIL_LOST;
@@ -146,7 +144,7 @@ static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; p->on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->kind == STEP_COLL && !s->request ? ucch_team_make_locked(s->team) : 0;
+        int status = s->is.kind == STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -167,7 +165,7 @@ static int expected_otherwise(const ucch_program *p) {
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
-    if (p->board && ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
+    if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
     int status = ucch_program_take_scratch(p, owner, anyway);
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
@@ -176,16 +174,16 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
-        if (s->kind == STEP_COLL) ucch_team_enqueue_locked(s);
+        if (s->is.kind == STEP_COLL) ucch_team_enqueue_locked(s);
     }
-    if (p->board) ucch_board_open(p->board, 1);
-    p->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
+    ucch_board_open(p->board, 1);
+    p->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
     if (UCCH_TRACING) p->op.event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
     p->op.about = &p->about;
     p->op.late = p->gate.closed;
     ucch_op_begin_locked(&p->op, timeout);
-    if (p->board) ucch_board_began(p->board, p->op.started);
+    ucch_board_began(p->board, p->op.started);
     if (expected_otherwise(p))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))
@@ -217,15 +215,13 @@ static int start_on_locked(ucch_program *p, void *send, void *recv, double timeo
 
 /* Not for long: the held streams may wait for calls of other ranks, which may wait for this one. */
 static int start(ucch_program *p, void *send, void *recv, double timeout, place at) {
-    for (double until = ucch_now() + PATIENCE_S;;) {
-        ucch_lock();
-        int before = ucch_device_enter(), anyway = ucch_now() > until;
+    for (double until = ucch_now() + PATIENCE_S;; sched_yield()) {
+        UCCH_LOCKED;
+        UCCH_ON_DEVICE;
+        int anyway = ucch_now() > until;
         int status = at.in_stream ? start_on_locked(p, send, recv, timeout, at, anyway)
                                   : start_locked(p, send, recv, timeout, NULL, anyway);
-        ucch_device_leave(before);
-        ucch_unlock();
         if (status != UCCH_LATER) return status;
-        sched_yield();
     }
 }
 
@@ -253,9 +249,9 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
  * UCCH_LATER where that is taken. */
 int ucch_program_dash(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
-    int before = ucch_device_enter(), status = start_locked(p, send, recv, timeout, NULL, 0);
+    UCCH_ON_DEVICE;
+    int status = start_locked(p, send, recv, timeout, NULL, 0);
     if (!status) ucch_wait_briefly_locked(&p->op);
-    ucch_device_leave(before);
     ucch_unlock();
     return status < 0 ? status : ucch_peek(&p->op);
 }
@@ -271,23 +267,21 @@ int ucch_program_again(ucch_program *p) {
 int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout) {
     if (send && send == recv) return UCCH_ALIASED;
     int status = 0;
-    ucch_lock();
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
     p->persistent = 1;
     p->timeout = timeout;
-    int before = ucch_device_enter();
     if (!p->channels) status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
-        if (s->kind == STEP_COLL) {
+        if (s->is.kind == STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
-            status = ucch_team_make_locked(s->team);
+            status = ucch_team_make_locked(s->is.team);
             if (status >= 0) status = ucch_step_init_locked(p, s);
         }
     }
-    ucch_device_leave(before);
-    ucch_unlock();
     return status;
 }

@@ -33,9 +33,8 @@ static void drop_requests_locked(ucch_program *p) {
 }
 
 void ucch_program_drop(ucch_program *p) {
-    ucch_lock();
+    UCCH_LOCKED;
     drop_requests_locked(p);
-    ucch_unlock();
 }
 
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
@@ -61,9 +60,6 @@ void ucch_program_give_scratch(ucch_program *p) {
 void ucch_program_free(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        free(s->deps);
-        for (int k = 0; k < 4; k++)
-            free(s->tables[k]);
         if (s->message) ucch_message_free(s->message);
         ucch_work_free(s->work);
         if (s->end && ucch_bound() >= 0) ucch_bound_ops()->event_free(s->end);
@@ -76,117 +72,40 @@ void ucch_program_free(ucch_program *p) {
 
 ucch_op *ucch_program_op(ucch_program *p) { return &p->op; }
 
-int ucch_program_active(ucch_program *p) { return p->op.state == UCCH_ACTIVE; }
-
-static ucch_step *step_at(ucch_program *p, int i) { return i >= 0 && i < p->nsteps ? &p->steps[i] : NULL; }
-
-int ucch_program_coll(ucch_program *p, int step, ucch_team *team, int coll, int op, uint64_t flags, uint64_t root,
-                      ucc_datatype_t dtype, ucch_span src, ucch_span dst) {
-    ucch_step *s = step_at(p, step);
-    if (!s) return UCCH_FAIL_ARGUMENT;
-    s->kind = STEP_COLL;
-    s->team = team;
-    s->src = src;
-    s->dst = dst;
-    s->args.coll_type = coll;
-    s->args.op = op;
-    s->args.root = root;
-    s->args.flags = flags;
-    s->args.mask = flags ? MASK_FLAGS : 0;
-    s->args.src.info.count = src.count;
-    s->args.src.info.datatype = dtype;
-    s->args.dst.info.count = dst.count;
-    s->args.dst.info.datatype = dtype;
-    return 0;
+/* One side of a collective: with counts and displacements of each member it has the v-form. */
+static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *table, ucc_datatype_t dtype) {
+    ucc_coll_buffer_t side = {.info = {.count = span->count, .datatype = dtype}};
+    if (table[0])
+        side.info_v = (ucc_coll_buffer_info_v_t){
+            .counts = (uint64_t *)table[0], .displacements = (uint64_t *)table[1], .datatype = dtype};
+    return side;
 }
 
-/* Give one side per-member counts and displacements (elements): it becomes the v-form of the buffer. */
-int ucch_program_counts(ucch_program *p, int step, int dst, int n, const uint64_t *counts, const uint64_t *displs) {
-    ucch_step *s = step_at(p, step);
-    if (!s || s->kind != STEP_COLL) return UCCH_FAIL_ARGUMENT;
-    uint64_t **table = &s->tables[dst ? 2 : 0];
-    size_t bytes = (size_t)n * sizeof(uint64_t);
-    for (int k = 0; k < 2; k++) {
-        table[k] = malloc(bytes + 1);
-        if (!table[k]) return UCCH_FAIL_MEMORY;
-        memcpy(table[k], k ? displs : counts, bytes);
+/* Set a step; what it points to stays the caller's. 0, or a failure. */
+int ucch_program_step(ucch_program *p, int step, const ucch_part *part) {
+    if (step < 0 || step >= p->nsteps) return UCCH_FAIL_ARGUMENT;
+    ucch_step *s = &p->steps[step];
+    ucc_datatype_t dtype = (ucc_datatype_t)part->dtype;
+    s->is = *part;
+    if (part->kind == STEP_COLL)
+        s->args = (ucc_coll_args_t){.coll_type = part->coll,
+                                    .op = part->op,
+                                    .root = part->root,
+                                    .flags = part->flags,
+                                    .mask = part->flags ? MASK_FLAGS : 0,
+                                    .src = side_of(&part->src, &part->tables[0], dtype),
+                                    .dst = side_of(&part->dst, &part->tables[2], dtype)};
+    if (part->kind == STEP_EXCHANGE) {
+        if (!ucch_board_post(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
+        s->exchange = (ucch_exchange){.writes = part->writes, .from = part->from, .combines = part->combines};
+        s->exchange.op = part->op;
+        s->exchange.dtype = part->dtype;
+        s->exchange.at = part->at;
+        s->exchange.bytes = part->bytes;
+        s->exchange.count = part->bytes / ucch_step_bytes(dtype, 1);
     }
-    ucc_coll_buffer_t *side = dst ? &s->args.dst : &s->args.src;
-    ucc_datatype_t dtype = side->info.datatype;
-    side->info_v.counts = table[0];
-    side->info_v.displacements = table[1];
-    side->info_v.datatype = dtype;
-    return 0;
-}
-
-int ucch_program_send(ucch_program *p, int step, ucp_ep_h ep, uint64_t tag, ucch_span src) {
-    ucch_step *s = step_at(p, step);
-    if (!s || !(s->message = ucch_message_new())) return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
-    s->kind = STEP_SEND;
-    s->ep = ep;
-    s->tag = tag;
-    s->src = src;
-    return 0;
-}
-
-int ucch_program_recv(ucch_program *p, int step, ucp_worker_h worker, uint64_t tag, ucch_span dst) {
-    ucch_step *s = step_at(p, step);
-    if (!s || !(s->message = ucch_message_new())) return s ? UCCH_FAIL_MEMORY : UCCH_FAIL_ARGUMENT;
-    s->kind = STEP_RECV;
-    s->worker = worker;
-    s->tag = tag;
-    s->dst = dst;
-    return 0;
-}
-
-/* A call's only step between ranks, by parcels on the board: `from` whom this rank reads, so many `bytes` of each from
- * `at` on; `src` and `dst` in bytes. */
-int ucch_program_exchange(ucch_program *p, int step, int writes, int from, int combines, int op, int dtype, uint64_t at,
-                          uint64_t bytes, ucch_span src, ucch_span dst) {
-    ucch_step *s = step_at(p, step);
-    if (!s || !ucch_board_post(p->board) || src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
-    s->kind = STEP_EXCHANGE;
-    s->src = src;
-    s->dst = dst;
-    s->exchange = (ucch_exchange){.writes = writes, .from = from, .combines = combines, .op = op, .dtype = dtype};
-    s->exchange.at = at;
-    s->exchange.bytes = bytes;
-    s->exchange.count = bytes / ucch_step_bytes((ucc_datatype_t)dtype, 1);
-    return 0;
-}
-
-int ucch_program_local(ucch_program *p, int step, int kind, int op, int dtype, int to, ucch_span src, ucch_span dst,
-                       double factor) {
-    ucch_step *s = step_at(p, step);
-    if (!s || kind < UCCH_COPY || kind > UCCH_SCALE) return UCCH_FAIL_ARGUMENT;
-    s->kind = STEP_COPY + kind;
-    s->op = op;
-    s->dtype = dtype;
-    s->to = to;
-    s->src = src;
-    s->dst = dst;
-    s->factor = factor;
-    return 0;
-}
-
-int ucch_program_after(ucch_program *p, int step, int n, const int *earlier) {
-    ucch_step *s = step_at(p, step);
-    if (!s) return UCCH_FAIL_ARGUMENT;
-    free(s->deps);
-    s->deps = malloc((size_t)n * sizeof(int) + 1);
-    if (!s->deps) return UCCH_FAIL_MEMORY;
-    memcpy(s->deps, earlier, (size_t)n * sizeof(int));
-    s->ndeps = n;
-    return 0;
-}
-
-/* The stage of the plan that a step belongs to, in the order of posting, and the rank at a message's other end. */
-int ucch_program_stage(ucch_program *p, int step, int stage, int peer) {
-    ucch_step *s = step_at(p, step);
-    if (!s) return UCCH_FAIL_ARGUMENT;
-    s->stage = stage;
-    s->peer = peer;
-    return 0;
+    int is_message = part->kind == STEP_SEND || part->kind == STEP_RECV;
+    return is_message && !(s->message = ucch_message_new()) ? UCCH_FAIL_MEMORY : 0;
 }
 
 /* Queue all of the program in streams; `bounce` is the place in its scratch for copies that overlap, `op` and `dtype`
@@ -198,19 +117,13 @@ int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce,
     p->bounce = bounce;
     p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
     for (int i = 0; i < p->nsteps; i++)
-        for (int k = 0; k < p->steps[i].ndeps; k++) {
-            int earlier = p->steps[i].deps[k];
+        for (int k = 0; k < p->steps[i].is.ndeps; k++) {
+            int earlier = p->steps[i].is.deps[k];
             if (earlier < 0 || earlier >= i) return UCCH_FAIL_ARGUMENT;
             p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
         }
     p->sliced = ucch_fused_sliced(p);
     p->element = ucch_step_bytes((ucc_datatype_t)dtype, 1);
-    return 0;
-}
-
-int ucch_program_memory(ucch_program *p, int base, int mem_type) {
-    if (base < 0 || base > UCCH_TMP) return UCCH_FAIL_ARGUMENT;
-    p->mem_type[base] = mem_type;
     return 0;
 }
 
@@ -227,9 +140,10 @@ int ucch_program_tmp(ucch_program *p, size_t bytes) {
     return p->on_device ? 0 : ucch_program_take_scratch(p, NULL, 1);
 }
 
-/* The program works on memory of the bound device, with scratch there. */
-int ucch_program_device(ucch_program *p) {
+/* The program works on memory of the bound device, which UCC and UCX know as this, with scratch there. */
+int ucch_program_device(ucch_program *p, int mem_type) {
     if (ucch_bound() < 0) return UCCH_FAIL_ARGUMENT;
+    p->mem_type = mem_type;
     p->on_device = 1;
     return 0;
 }

@@ -19,7 +19,16 @@
 #define SALT_BIT 45
 
 /* Local ones last, in the order of UCCH_COPY and the others. */
-enum { STEP_COLL, STEP_SEND, STEP_RECV, STEP_EXCHANGE, STEP_COPY, STEP_COMBINE, STEP_CAST, STEP_SCALE };
+enum {
+    STEP_COLL = UCCH_STEP_COLL,
+    STEP_SEND = UCCH_STEP_SEND,
+    STEP_RECV = UCCH_STEP_RECV,
+    STEP_EXCHANGE = UCCH_STEP_EXCHANGE,
+    STEP_COPY = UCCH_STEP_LOCAL,
+    STEP_COMBINE,
+    STEP_CAST,
+    STEP_SCALE
+};
 enum { WAITING, POSTED, FINISHED };
 
 typedef struct ucch_step ucch_step;
@@ -38,28 +47,20 @@ struct ucch_team {
 };
 
 struct ucch_step {
-    int kind, state;
-    int ndeps, *deps;
+    ucch_part is;
+    int state;
     ucch_program *program;
     ucch_step *next; /* in the team's queue */
-    ucch_team *team;
     ucc_coll_args_t args;
     ucc_coll_req_h request;
-    ucch_span src, dst;
-    uint64_t *tables[4]; /* counts and displacements of source and destination */
     ucch_message *message;
     ucch_exchange exchange;
     ucch_work *work; /* a local step of a program on device memory */
-    ucp_ep_h ep;
-    ucp_worker_h worker;
-    uint64_t tag;
-    uint64_t event; /* of the timeline */
-    int errors;     /* of endpoints, in this process, when it was posted */
-    int op, dtype, to;
-    double factor;
-    /* Of a program that is queued in streams: the rank at a message's other end; the plan's stage; in the call being
-     * made the step's turn, and pieces left; and the event that other lanes wait for, if one does. */
-    int peer, stage, turn, marked;
+    uint64_t event;  /* of the timeline */
+    int errors;      /* of endpoints, in this process, when it was posted */
+    /* Of a program that is queued in streams: in the call being made the step's turn, and pieces left; and the event
+     * that other lanes wait for, if one does. */
+    int turn, marked;
     uint64_t left;
     void *end;
 };
@@ -69,7 +70,7 @@ struct ucch_program {
     int nsteps, first;
     ucch_step *steps;
     char *base[3];
-    int mem_type[3];
+    int mem_type; /* of all its buffers */
     int persistent, on_device;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
     ucch_launch *queued;     /* the call under way, if that is */

@@ -37,10 +37,6 @@ static int wait_for(void *stream, void *event) {
     return ucch_device_fail(ucch_bound_ops()->stream_wait(stream, event), "a stream's wait");
 }
 
-static int record(void *event, void *stream) {
-    return ucch_device_fail(ucch_bound_ops()->event_record(event, stream), "record");
-}
-
 /* ---- what goes into a stream ---- */
 
 /* Launch the kernel that has been put together: channels count from there. */
@@ -109,8 +105,6 @@ static int leave(queue *q) {
         if (q->used[i] && c->lane[i] != q->stream && !behind_local(q, i))
             status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
     ucch_ticket ticket = q->l->ticket;
-    if (c->nwires)
-        ucch_calls_note(&c->called, q->l->op.error.seq, q->p->about.signature, c->done[ticket.slot].at, ticket.value);
     if (q->bank >= 0) c->user[q->bank] = ticket;
     if (q->alone) c->alone = ticket;
     for (int i = 0; q->alone && i < QUEUE_LANES; i++)
@@ -125,11 +119,11 @@ static int leave(queue *q) {
 static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
     const ucch_step *last[QUEUE_LANES] = {NULL};
     int status = 0;
-    for (int k = 0; q->apart && k < s->ndeps; k++)
-        if (q->p->steps[s->deps[k]].turn > q->flushed) return flush(q);
+    for (int k = 0; q->apart && k < s->is.ndeps; k++)
+        if (q->p->steps[s->is.deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
-    for (int k = 0; k < s->ndeps; k++) {
-        const ucch_step *earlier = &q->p->steps[s->deps[k]];
+    for (int k = 0; k < s->is.ndeps; k++) {
+        const ucch_step *earlier = &q->p->steps[s->is.deps[k]];
         int other = ucch_lane_of(earlier);
         if (other != mine && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
@@ -143,9 +137,7 @@ static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
 
 static int mark(queue *q, ucch_step *s, void *stream) {
     s->turn = q->last[ucch_lane_of(s)] = ++q->turn;
-    if (q->alone || !s->marked) return 0;
-    int status = s->end ? 0 : ucch_device_fail(ucch_bound_ops()->event_new(&s->end), "event");
-    return status ? status : record(s->end, stream);
+    return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
 /* A local step that is no move of a kernel's. */
@@ -182,14 +174,14 @@ static int local(queue *q, const ucch_step *s, void *stream) {
 /* A collective, by the vendor's library alone. */
 static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *stream) {
     ucc_ee_h engine;
-    int status = ucch_team_engine_locked(s->team, stream, l->alone, &engine);
+    int status = ucch_team_engine_locked(s->is.team, stream, l->alone, &engine);
     if (status < 0) return status;
     status = ucch_step_init_locked(p, s);
     if (status < 0) return status;
     if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
-    l->each[l->n++].context = s->team->context;
-    s->team->context->users++;
+    l->each[l->n++].context = s->is.team->context;
+    s->is.team->context->users++;
     status = ucch_team_post_locked(engine, s->request);
     s->request = NULL; /* the program is free for its next call */
     return status;
@@ -200,8 +192,8 @@ static int step(queue *q, ucch_step *s) {
     int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
-    if (s->kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
-    if (s->kind == STEP_COLL) {
+    if (s->is.kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
+    if (s->is.kind == STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
         ucch_unlock();
@@ -293,7 +285,7 @@ static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int la
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {
-    size_t bytes = s->kind == STEP_SEND ? s->src.count : s->dst.count, piece = ucch_piece_of(q->c, s);
+    size_t bytes = s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count, piece = ucch_piece_of(q->c, s);
     return (bytes + piece - 1) / piece;
 }
 
@@ -303,11 +295,12 @@ static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *st
     if (status || q->p->in_graph) return status;
     status = take_over(q, channel, mine, stream);
     return status ? status
-                  : announce(q, channel, s->kind == STEP_SEND ? s->src.count : s->dst.count, ucch_piece_of(q->c, s));
+                  : announce(q, channel, s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count,
+                             ucch_piece_of(q->c, s));
 }
 
 static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
-    const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
     uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
@@ -317,10 +310,10 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
     if (!status && q->p->in_graph)
-        status = piece_in_graph(q, channel, s->kind == STEP_RECV, some.data, length);
+        status = piece_in_graph(q, channel, s->is.kind == STEP_RECV, some.data, length);
     else if (!status)
-        status = s->kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
-                                      : receive_chunk(q, channel, &some, !s->left, stream);
+        status = s->is.kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
+                                         : receive_chunk(q, channel, &some, !s->left, stream);
     return status || s->left ? status : mark(q, s, stream);
 }
 
@@ -331,7 +324,7 @@ static int round_of(queue *q, int first, int end, int kind, int early) {
     uint64_t round = ++q->c->round;
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        if (s->kind != kind || !s->left || ucch_step_goes_first(s) != early) continue;
+        if (s->is.kind != kind || !s->left || ucch_step_goes_first(s) != early) continue;
         ucch_channel *channel = ucch_step_channel(q->c, s);
         if (channel->round == round) continue;
         channel->round = round;
@@ -342,14 +335,16 @@ static int round_of(queue *q, int first, int end, int kind, int early) {
     return moved;
 }
 
-static int is_copy(const ucch_step *s, int kind) { return s->kind == kind && s->left && ucch_lane_of(s) == LANE_WIRES; }
+static int is_copy(const ucch_step *s, int kind) {
+    return s->is.kind == kind && s->left && ucch_lane_of(s) == LANE_WIRES;
+}
 
 /* One message more for the kernel. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
-    const ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
     ucch_channel *channel = ucch_step_channel(q->c, s);
     int status = begin_message(q, s, channel, stream);
-    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->kind == STEP_RECV);
+    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->is.kind == STEP_RECV);
     return status;
 }
 
@@ -361,7 +356,7 @@ static int by_kernel(queue *q, int first, int end) {
     void *stream;
     int many = 0, status;
     for (int i = first; i < end; i++)
-        many += is_copy(&q->p->steps[i], q->p->steps[i].kind);
+        many += is_copy(&q->p->steps[i], q->p->steps[i].is.kind);
     if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
     status = lane(q, LANE_WIRES, &stream);
     for (int k = 0; k < 2; k++)
@@ -369,7 +364,7 @@ static int by_kernel(queue *q, int first, int end) {
             if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
     if (!status) status = ucch_copies_launch(q->c, &all, stream);
     for (int i = first; i < end && !status; i++)
-        if (is_copy(&q->p->steps[i], q->p->steps[i].kind)) {
+        if (is_copy(&q->p->steps[i], q->p->steps[i].is.kind)) {
             q->p->steps[i].left = 0;
             status = mark(q, &q->p->steps[i], stream);
         }
@@ -380,7 +375,7 @@ static int by_kernel(queue *q, int first, int end) {
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        s->left = s->kind == STEP_SEND || s->kind == STEP_RECV ? pieces_of(q, s) : 0;
+        s->left = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? pieces_of(q, s) : 0;
     }
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--)
@@ -402,7 +397,8 @@ int ucch_enqueue_scratch(ucch_program *p) {
     int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
     int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
-        if (p->steps[i].kind == STEP_SEND || p->steps[i].kind == STEP_RECV) status = ucch_step_reserve(c, &p->steps[i]);
+        if (p->steps[i].is.kind == STEP_SEND || p->steps[i].is.kind == STEP_RECV)
+            status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
     return status;
 }
@@ -416,9 +412,9 @@ int ucch_enqueue_ready_locked(ucch_program *p) {
 static uint64_t moved_by(const ucch_program *p) {
     uint64_t bytes = 0;
     for (int i = 0; i < p->nsteps; i++)
-        bytes += p->steps[i].kind == STEP_SEND   ? p->steps[i].src.count
-                 : p->steps[i].kind == STEP_RECV ? p->steps[i].dst.count
-                                                 : 0;
+        bytes += p->steps[i].is.kind == STEP_SEND   ? p->steps[i].is.src.count
+                 : p->steps[i].is.kind == STEP_RECV ? p->steps[i].is.dst.count
+                                                    : 0;
     return bytes;
 }
 
@@ -437,10 +433,10 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* those that move nothing are not waited for */
-    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : record(c->began, stream);
+    int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
-        for (end = i; end < p->nsteps && p->steps[end].stage == p->steps[i].stage; end++)
-            if (p->steps[end].kind != STEP_SEND && p->steps[end].kind != STEP_RECV && !status)
+        for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
+            if (p->steps[end].is.kind != STEP_SEND && p->steps[end].is.kind != STEP_RECV && !status)
                 status = step(&q, &p->steps[end]);
         if (!status) status = messages(&q, i, end);
     }

@@ -11,12 +11,12 @@ char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
 
 int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
-    s->args.src.info.buffer = ucch_step_address(p, &s->src);
-    s->args.dst.info.buffer = ucch_step_address(p, &s->dst);
-    *(s->tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type[s->src.base];
-    *(s->tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type[s->dst.base];
+    s->args.src.info.buffer = ucch_step_address(p, &s->is.src);
+    s->args.dst.info.buffer = ucch_step_address(p, &s->is.dst);
+    *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type;
+    *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type;
     ucch_tag_give_locked(s);
-    return ucc_collective_init(&s->args, &s->request, s->team->handle);
+    return ucc_collective_init(&s->args, &s->request, s->is.team->handle);
 }
 
 static int post_coll_locked(ucch_step *s) {
@@ -31,16 +31,16 @@ static int post_coll_locked(ucch_step *s) {
 /* The task that a local step on device memory is. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
     *task = (ucch_task){
-        .kind = s->kind - STEP_COPY,
-        .op = s->op,
-        .dtype = s->dtype,
-        .to = s->to,
-        .src = ucch_step_address(p, &s->src),
-        .dst = ucch_step_address(p, &s->dst),
-        .count = s->dst.count,
-        .src_bytes = ucch_step_bytes((ucc_datatype_t)s->dtype, 1),
-        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->kind == STEP_CAST ? s->to : s->dtype), 1),
-        .factor = s->factor,
+        .kind = s->is.kind - STEP_COPY,
+        .op = s->is.op,
+        .dtype = s->is.dtype,
+        .to = s->is.to,
+        .src = ucch_step_address(p, &s->is.src),
+        .dst = ucch_step_address(p, &s->is.dst),
+        .count = s->is.dst.count,
+        .src_bytes = ucch_step_bytes((ucc_datatype_t)s->is.dtype, 1),
+        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->is.kind == STEP_CAST ? s->is.to : s->is.dtype), 1),
+        .factor = s->is.factor,
     };
 }
 
@@ -55,69 +55,71 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
 static int post_message(ucch_program *p, ucch_step *s) {
-    ucch_span *span = s->kind == STEP_SEND ? &s->src : &s->dst;
+    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
     uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
-    uint64_t tag = (s->tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
+    uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
     char *at = ucch_step_address(p, span);
-    int mem_type = p->mem_type[span->base];
     s->state = POSTED;
-    return s->kind == STEP_SEND ? ucch_message_send_locked(s->message, s->ep, at, span->count, tag, mem_type)
-                                : ucch_message_recv_locked(s->message, s->worker, at, span->count, tag, mem_type);
+    return s->is.kind == STEP_SEND
+               ? ucch_message_send_locked(s->message, s->is.ep, at, span->count, tag, p->mem_type)
+               : ucch_message_recv_locked(s->message, s->is.worker, at, span->count, tag, p->mem_type);
 }
 
 static int go_on(ucch_program *p, ucch_step *s) {
-    int state = ucch_exchange_go_on(ucch_board_post(p->board), &s->exchange, ucch_step_address(p, &s->src),
-                                    s->src.count, ucch_step_address(p, &s->dst));
+    int state = ucch_exchange_go_on(ucch_board_post(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
+                                    s->is.src.count, ucch_step_address(p, &s->is.dst));
     s->state = state == 1 ? FINISHED : POSTED;
     return state;
 }
 
 /* Begin a step whose turn it is; a collective's request is there. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
-    if (s->kind == STEP_COLL) return post_coll_locked(s);
-    if (s->kind == STEP_EXCHANGE) {
+    if (s->is.kind == STEP_COLL) return post_coll_locked(s);
+    if (s->is.kind == STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_post(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);
     }
-    return s->kind == STEP_SEND || s->kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
+    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
 }
 
 /* 1 when the posted step has finished, 0 when not yet, negative on failure. */
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
-    if (s->kind >= STEP_COPY) {
+    if (s->is.kind >= STEP_COPY) {
         int status = ucch_work_poll_locked(s->work);
         if (status == 1) s->state = FINISHED;
         return status;
     }
-    if (s->kind == STEP_EXCHANGE) return go_on(p, s);
-    if (s->kind != STEP_COLL) {
+    if (s->is.kind == STEP_EXCHANGE) return go_on(p, s);
+    if (s->is.kind != STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
         s->state = FINISHED;
         if (op->state == UCCH_FAILED) return op->error.status;
-        return s->kind == STEP_RECV && p->board && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
+        return s->is.kind == STEP_RECV && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
     }
     int status = s->request->status;
     if (status == UCC_INPROGRESS) return 0;
     s->state = FINISHED;
-    s->team->context->users--;
+    s->is.team->context->users--;
     ucch_tag_hold_locked(s, 0);
-    if (!p->persistent) {
-        ucc_collective_finalize(s->request);
-        s->request = NULL;
-    }
     /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
-    int garbage = ucch_endpoint_errors() != s->errors || (p->board && ucch_board_doubtful(p->board, p->op.error.seq));
+    int garbage = ucch_endpoint_errors() != s->errors || ucch_board_doubtful(p->board, p->op.error.seq);
     if (status > 0 || (status == 0 && garbage)) status = UCCH_UCC_NO_MESSAGE;
-    if (status == 0 && p->board && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
+    if (!p->persistent) {
+        /* One that has failed is kept for ever: libucc may still receive for it, and would count that for the task
+         * that it makes of the memory next, which then ends well without its data. */
+        if (status == 0) ucc_collective_finalize(s->request);
+        s->request = NULL;
+    }
+    if (status == 0 && ucch_board_lossy(p->board)) status = UCCH_FAIL_LOST; /* its tags come again, too */
     return status < 0 ? status : 1;
 }
 
 /* ---- queued in streams (schedule.c) ---- */
 
-static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->src.count : s->dst.count; }
+static size_t moved_by(const ucch_step *s) { return s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count; }
 
 /* Slots of the longest message that kernels move: 8 MiB, or 9 by six wires. DDP's usual buckets are longer. */
 #define MOST_SLOTS (UCCH_RING_SLOTS / 2)
@@ -128,19 +130,19 @@ static size_t moved_by(const ucch_step *s) { return s->kind == STEP_SEND ? s->sr
  * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */
 int ucch_step_goes_first(const ucch_step *s) {
     const ucch_channels *c = s->program->channels;
-    return (s->kind == STEP_SEND || s->kind == STEP_RECV) && ucch_channels_carried(c, s->peer) &&
+    return (s->is.kind == STEP_SEND || s->is.kind == STEP_RECV) && ucch_channels_carried(c, s->is.peer) &&
            moved_by(s) <= MOST_SLOTS * c->slot;
 }
 
 int ucch_lane_of(const ucch_step *s) {
-    if (s->kind != STEP_SEND && s->kind != STEP_RECV) return s->kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
+    if (s->is.kind != STEP_SEND && s->is.kind != STEP_RECV) return s->is.kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
     if (s->program->channels->copies && ucch_step_goes_first(s)) return LANE_WIRES;
-    return s->kind == STEP_SEND ? LANE_OUT : LANE_IN;
+    return s->is.kind == STEP_SEND ? LANE_OUT : LANE_IN;
 }
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
+    return ucch_channel_for(c, s->is.peer, s->is.kind == STEP_RECV, moved_by(s), s->program->in_graph);
 }
 
 /* Bytes of the pieces that a message goes in. */
@@ -151,5 +153,5 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!moved_by(s)) return 0;
-    return ucch_channels_reserve(c, s->peer, s->kind == STEP_RECV, moved_by(s), s->program->in_graph);
+    return ucch_channels_reserve(c, s->is.peer, s->is.kind == STEP_RECV, moved_by(s), s->program->in_graph);
 }

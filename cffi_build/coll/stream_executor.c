@@ -26,15 +26,12 @@ int ucch_launch_status(void) { return outcome; }
 ucch_op *ucch_launch_failed(void) { return failed; }
 
 static void end_locked(ucch_launch *l, int status, int peer) {
-    if (status < 0 && l->board) ucch_board_failed(l->board, l->op.error.seq);
-    if (status < 0 && l->board) ucch_board_ask_locked(l->board, l->op.error.seq, status);
-    if (status < 0 && l->board && !l->parent) ucch_board_blame(l->board, &l->op);
+    ucch_board_ended_locked(l->board, &l->op, status, l->about.bytes);
+    if (status < 0 && !l->parent) ucch_board_blame(l->board, &l->op);
     int queued = l->ticket.value != 0; /* or no stream waits for another rank, and those before it go on */
     if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
-    if (l->board) ucch_board_launched(l->board, -1);
-    l->op.ended = ucch_now();
-    if (status >= 0 && l->board) ucch_board_add(l->board, l->op.ended - l->op.started, l->about.bytes);
+    ucch_board_launched(l->board, -1);
     flying--;
     ucch_op_end_locked(&l->op, status, -1, peer);
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
@@ -49,7 +46,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
                       : status == UCCH_FAIL_REVOKED ? "the communicator has been revoked"
                                                     : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
-    if (l->board) ucch_board_own_label(l->board, l->op.error.seq, label);
+    ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;
     /* The call that failed first has said it. */
     int has_listener = l->parent || status == UCCH_FAIL_BROKEN, goes_on = l->channels && !l->n;
@@ -109,7 +106,7 @@ static int check_locked(ucch_op *op, double now) {
     int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
     if (early && !ucch_channels_first(l->channels, l->ticket)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
-    if (!bad && l->board && needs_others) {
+    if (!bad && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
         bad = op->error.peer == -1 ? 0 : UCCH_FAIL_PEER;
     }
@@ -129,14 +126,14 @@ static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locke
 
 static int judge_locked(ucch_program *p, void *send, void *recv) {
     if (send && send == recv) return UCCH_ALIASED;
-    if (p->board && ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
+    if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
     return p->channels ? ucch_enqueue_ready_locked(p) : 0;
 }
 
 /* True if earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
 static int next_in_line(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
-        if (p->steps[i].kind == STEP_COLL && p->steps[i].team->head) return 0;
+        if (p->steps[i].is.kind == STEP_COLL && p->steps[i].is.team->head) return 0;
     return 1;
 }
 
@@ -176,11 +173,11 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->op.about = &l->about;
     l->op.late = 1; /* no host sees it begin */
     l->channels = p->channels;
-    if (l->board) ucch_board_launched(l->board, 1);
-    l->op.error.seq = p->board ? ucch_board_publish(p->board, p->about.signature, p->about.label) : 0;
+    ucch_board_launched(l->board, 1);
+    l->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
     if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
     ucch_op_begin_locked(&l->op, a->timeout);
-    if (l->board) ucch_board_began(l->board, l->op.started);
+    ucch_board_began(l->board, l->op.started);
     if (a->has_parent) adopt_locked(p, l);
     l->alone = !flying++;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
@@ -198,13 +195,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
 /* With the turn at queueing: put the call into streams. It may have failed meanwhile, as any other under way. */
 static int enqueue(const asked *a, ucch_launch *l) {
     int status = ucch_enqueue(a->p, l, a->stream);
-    ucch_lock();
+    UCCH_LOCKED;
     l->queueing = 0;
     if (status < 0) {
         ucch_channels_forfeit(l->channels, l->ticket);
         if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
-    ucch_unlock();
     return status;
 }
 
@@ -214,7 +210,7 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
     ucch_program *p = a->p;
     ucch_launch *l = NULL;
     *status = p->channels ? ucch_enqueue_scratch(p) : 0;
-    ucch_lock();
+    UCCH_LOCKED;
     int busy = a->has_parent && p->op.state == UCCH_ACTIVE, turn = next_in_line(p);
     if (!*status) *status = busy ? UCCH_FAIL_BUSY : judge_locked(p, a->send, a->recv);
     if (!*status && turn) l = begin_locked(a, status);
@@ -223,14 +219,13 @@ static ucch_launch *try_launch(const asked *a, int *status, int *later) {
         ucch_progress_locked();
         ucch_ops_check_deadlines_locked(ucch_now());
     }
-    ucch_unlock();
     return l;
 }
 
 /* As try_launch, until it is the call's turn where it has to wait for that. */
 static ucch_launch *launch(const asked *a, int *status) {
     ucch_launch *l = NULL;
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     double began = ucch_now();
     for (int later = 1; later; later ? ucch_rest(ucch_now(), began) : 0) {
         if (a->p->channels) ucch_take(&queueing, UCCH_AT_QUEUE);
@@ -240,7 +235,6 @@ static ucch_launch *launch(const asked *a, int *status) {
             ucch_give(&queueing, UCCH_AT_QUEUE);
         }
     }
-    ucch_device_leave(before);
     return l;
 }
 
@@ -275,7 +269,7 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
 /* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. */
 static int begin_capture(ucch_program *p, double timeout) {
     int status = ucch_enqueue_scratch(p), peer = -1;
-    ucch_lock();
+    UCCH_LOCKED;
     if (!status && (ucch_board_broken(p->board) || p->channels->failed)) status = UCCH_FAIL_BROKEN;
     if (!status) {
         uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
@@ -283,7 +277,6 @@ static int begin_capture(ucch_program *p, double timeout) {
         status = ucch_board_verdict(p->board, number, &peer);
         ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     }
-    ucch_unlock();
     return status;
 }
 
@@ -292,18 +285,17 @@ static int begin_capture(ucch_program *p, double timeout) {
 int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
     if (!p->fused) return UCCH_FAIL_COLD;
     if (send && send == recv) return UCCH_ALIASED;
-    const device_ops *ops = ucch_bound_ops();
-    int before = ucch_device_enter(), mode = ucch_capture_mode(UCCH_RELAXED);
+    UCCH_ON_DEVICE;
+    int mode = ucch_capture_mode(UCCH_RELAXED);
     ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
     int status = begin_capture(p, timeout);
     if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
-    if (!status) status = ucch_device_fail(ops->event_record(p->channels->graphs.last, (void *)stream), "record");
+    if (!status) status = ucch_event_record(&p->channels->graphs.last, (void *)stream);
     ucch_give(&queueing, UCCH_AT_QUEUE);
     ucch_capture_mode(mode);
-    ucch_device_leave(before);
     ucch_progress_thread(1);
     return status;
 }

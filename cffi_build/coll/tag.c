@@ -17,15 +17,15 @@ int ucch_team_far(ucch_team *team) {
 }
 
 static uint16_t tag_of(const ucch_step *s) {
-    uint32_t next = (s->team->number ^ s->program->salt << NUMBER_BITS) % (1 << TAG_BITS);
+    uint32_t next = (s->is.team->number ^ s->program->salt << NUMBER_BITS) % (1 << TAG_BITS);
     return s->request ? s->args.tag : (uint16_t)next;
 }
 
-static int is_tagged(const ucch_step *s) { return s->team->tags && !s->program->on_device; }
+static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->on_device; }
 
 /* True if the tag of a collective that is to be posted is free. */
 int ucch_tag_is_free_locked(const ucch_step *s) {
-    return !is_tagged(s) || !(s->team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
+    return !is_tagged(s) || !(s->is.team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
 }
 
 /* Give a collective that is being made its tag. */
@@ -33,12 +33,12 @@ void ucch_tag_give_locked(ucch_step *s) {
     if (!is_tagged(s)) return;
     s->args.tag = tag_of(s);
     s->args.mask |= MASK_TAG;
-    s->team->number++;
+    s->is.team->number++;
 }
 
 /* A collective's tag is in use, or no longer. */
 void ucch_tag_hold_locked(const ucch_step *s, int held) {
     if (!is_tagged(s)) return;
-    uint64_t *word = &s->team->tags[s->args.tag / 64], bit = (uint64_t)1 << s->args.tag % 64;
+    uint64_t *word = &s->is.team->tags[s->args.tag / 64], bit = (uint64_t)1 << s->args.tag % 64;
     *word = held ? *word | bit : *word & ~bit;
 }

@@ -28,7 +28,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
 /* ---- the queue ---- */
 
 void ucch_team_enqueue_locked(ucch_step *s) {
-    ucch_team *t = s->team;
+    ucch_team *t = s->is.team;
     s->next = NULL;
     if (t->tail)
         t->tail->next = s;
@@ -39,15 +39,15 @@ void ucch_team_enqueue_locked(ucch_step *s) {
 }
 
 void ucch_team_dequeue_locked(ucch_step *s) {
-    ucch_team *t = s->team;
+    ucch_team *t = s->is.team;
     t->head = s->next;
     if (!t->head) t->tail = NULL;
 }
 
 /* A step that will not be posted, or was: its program is over. */
 void ucch_team_leave_locked(ucch_step *s) {
-    ucch_step **at = &s->team->head, *last = NULL;
-    s->team->context->users--;
+    ucch_step **at = &s->is.team->head, *last = NULL;
+    s->is.team->context->users--;
     while (*at) {
         if (*at == s)
             *at = s->next;
@@ -56,7 +56,7 @@ void ucch_team_leave_locked(ucch_step *s) {
             at = &(*at)->next;
         }
     }
-    s->team->tail = last;
+    s->is.team->tail = last;
 }
 
 /* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of

@@ -81,11 +81,9 @@ int ucch_work_pieces(int way, void *function, const ucch_pieces *all) {
 
 /* Record an event, made at first use, behind what was queued this way. */
 int ucch_work_mark(int way, void **event) {
-    const device_ops *ops = ucch_bound_ops();
     void *stream;
     int status = lane(way, &stream);
-    if (!status && !*event) status = ucch_device_fail(ops->event_new(event), "event");
-    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+    return status ? status : ucch_event_record(event, stream);
 }
 
 static int mark(ucch_work *w, int way, int phase) {

@@ -14,11 +14,16 @@ int ucch_may_hold(void);
 const device_ops *ucch_bound_ops(void);
 int ucch_bound_engine(void);
 int ucch_device_fail(int code, const char *what);
+int ucch_event_record(void **event, void *stream);
 int ucch_stream_follow(void *event, void *first, void *then);
 int ucch_event_ask(void *event, int *done, double *again);
 
 /* Memory that is used again and again: allocating and freeing it would synchronise the device. */
 void ucch_pool_keep(const void *memory);
+
+/* Have this process's device up to the end of the block. */
+#define UCCH_ON_DEVICE __attribute__((cleanup(ucch_leave_device))) int device_before_ = ucch_device_enter()
+static inline void ucch_leave_device(const int *before) { ucch_device_leave(*before); }
 
 /* Ways of copies, each with a stream of its own. */
 enum { UCCH_TO_HOST, UCCH_TO_DEVICE, UCCH_ACROSS };
@@ -87,7 +92,6 @@ typedef struct ucch_gate {
     double again;
 } ucch_gate;
 
-int ucch_gate_mark(ucch_gate *gate, void *stream);
 int ucch_gate_enter(ucch_gate *gate, void *stream);
 void ucch_gates_bar_locked(int by);
 int ucch_gate_hold(ucch_gate *gate, void *stream);

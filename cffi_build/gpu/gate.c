@@ -21,23 +21,12 @@ static int write_in(ucch_flag *in, void *stream) {
     return status;
 }
 
-/* Mark the stream's point, which it has reached when the gate is not due any more. */
-int ucch_gate_mark(ucch_gate *g, void *stream) {
-    const device_ops *ops = ucch_bound_ops();
-    if (!ops) return UCCH_FAIL_DEVICE;
-    int status = 0;
-    g->by_event = write_in(&g->in, stream) != 0;
-    if (g->by_event) {
-        status = g->event ? 0 : ucch_device_fail(ops->event_new(&g->event), "event");
-        if (!status) status = ucch_device_fail(ops->event_record(g->event, stream), "record");
-        g->again = 0;
-    }
-    return status;
-}
-
 /* Mark the stream's point: what is behind the gate may start when it is reached. */
 int ucch_gate_enter(ucch_gate *g, void *stream) {
-    int status = ucch_gate_mark(g, stream);
+    if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
+    g->again = 0;
+    g->by_event = write_in(&g->in, stream) != 0;
+    int status = g->by_event ? ucch_event_record(&g->event, stream) : 0;
     g->closed = !status;
     return status;
 }

@@ -28,17 +28,15 @@ int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image) {
     kernel *k = ops ? calloc(1, sizeof(*k)) : NULL;
     if (!k) return ops ? UCCH_FAIL_MEMORY : UCCH_FAIL_DEVICE;
     *k = (kernel){kind, op, dtype, to, NULL, NULL};
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     int status = ucch_device_fail(ops->kernel(image, &k->function), "loading a kernel");
-    ucch_device_leave(before);
     if (status) {
         free(k);
         return status;
     }
-    ucch_lock();
+    UCCH_LOCKED;
     k->next = kernels;
     __atomic_store_n(&kernels, k, __ATOMIC_RELEASE);
-    ucch_unlock();
     return 0;
 }
 

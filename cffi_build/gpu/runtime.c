@@ -132,57 +132,23 @@ int ucch_device_load(const char *name, const char *path) {
 
 int ucch_device_memory_type(int runtime) { return ready(runtime) ? memory_type[runtime] : -1; }
 
-/* ---- the interface, function by function: for Python and tests ---- */
+/* ---- for Python ---- */
 
 /* Seconds between two questions about one event: an eighth of what a device takes to copy a chunk. */
 #define ASK_S 5e-6
 
-#define CALL(name, ...)                                                                                                \
-    (ready(runtime) ? failed(runtime, table[runtime]->ops.name(__VA_ARGS__), #name) : UCCH_FAIL_DEVICE)
+/* What a runtime can do; NULL where it is not loaded. */
+const device_ops *ucch_device_ops(int runtime) { return ready(runtime) ? &table[runtime]->ops : NULL; }
 
-/* clang-format off */
-#define API(function, params, name, ...) int function params { return CALL(name, __VA_ARGS__); }
-
-API(ucch_device_version, (int runtime, int *version), version, version)
-API(ucch_device_count, (int runtime, int *devices), count, devices)
-API(ucch_device_bus, (int runtime, int device, char *where, int room), bus, device, where, room)
-API(ucch_device_current, (int runtime, int *device), current, device)
-API(ucch_device_use, (int runtime, int device), use, device)
-API(ucch_device_flag, (int runtime, void **word), flag, word)
-API(ucch_device_copy, (int runtime, void *dst, const void *src, size_t bytes, void *stream), copy, dst, src, bytes, stream)
-API(ucch_stream_new, (int runtime, void **stream), stream_new, stream)
-API(ucch_stream_free, (int runtime, void *stream), stream_free, stream)
-API(ucch_stream_wait, (int runtime, void *stream, void *event), stream_wait, stream, event)
-API(ucch_stream_sync, (int runtime, void *stream), stream_sync, stream)
-API(ucch_stream_hold, (int runtime, void *stream, void *word, uint32_t least), stream_hold, stream, word, least)
-API(ucch_stream_write, (int runtime, void *stream, void *word, uint32_t value), stream_write, stream, word, value)
-API(ucch_event_new, (int runtime, void **event), event_new, event)
-API(ucch_event_free, (int runtime, void *event), event_free, event)
-API(ucch_event_record, (int runtime, void *event, void *stream), event_record, event, stream)
-API(ucch_device_traits, (int runtime, int *bits), traits, bits)
-API(ucch_device_target, (int runtime, int device, char *target, int room), target, device, target, room)
-API(ucch_device_room, (int runtime, size_t *bytes), room, bytes)
-/* clang-format on */
+/* 0, or a failure with its reason, by the code that one of these functions has returned. */
+int ucch_device_check(int runtime, int code, const char *what) { return failed(runtime, code, what); }
 
 /* Kind of memory at an address (UCCH_MEMORY_*), and of which device times 4; or a failure. */
 int ucch_device_pointer(int runtime, uintptr_t address) {
     int kind = UCCH_MEMORY_UNKNOWN, device = 0;
-    int status = CALL(pointer, (const void *)address, &kind, &device);
+    if (!ready(runtime)) return UCCH_FAIL_DEVICE;
+    int status = failed(runtime, table[runtime]->ops.pointer((const void *)address, &kind, &device), "pointer");
     return status ? status : 4 * device + kind;
-}
-
-int ucch_device_alloc(int runtime, void **address, size_t bytes, int pinned) {
-    return pinned ? CALL(pinned, address, bytes) : CALL(alloc, address, bytes);
-}
-
-int ucch_device_free(int runtime, void *address, int pinned) {
-    return pinned ? CALL(unpin, address) : CALL(release, address);
-}
-
-/* 1 done, 0 not yet. */
-int ucch_event_done(int runtime, void *event) {
-    int done = 0, status = CALL(event_done, event, &done);
-    return status < 0 ? status : done;
 }
 
 /* ---- the device of this rank ---- */
@@ -192,7 +158,7 @@ static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
 /* Every thread that makes progress works with this device from now on. */
 int ucch_device_bind(int runtime, int device) {
-    int status = CALL(use, device);
+    int status = ready(runtime) ? failed(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     bound_runtime = runtime;
     bound_device = device;
@@ -241,9 +207,16 @@ int ucch_capture_mode(int mode) {
     return mode;
 }
 
+/* Record an event, made at first use, behind what is in a stream: 0, or a failure. */
+int ucch_event_record(void **event, void *stream) {
+    const device_ops *ops = ucch_bound_ops();
+    int status = *event ? 0 : ucch_device_fail(ops->event_new(event), "event");
+    return status ? status : ucch_device_fail(ops->event_record(*event, stream), "record");
+}
+
 /* Let one stream wait for what is in another by now, by way of an event. */
 int ucch_stream_follow(void *event, void *first, void *then) {
-    int status = ucch_device_fail(ucch_bound_ops()->event_record(event, first), "record");
+    int status = ucch_event_record(&event, first);
     return status ? status : ucch_device_fail(ucch_bound_ops()->stream_wait(then, event), "wait");
 }
 
@@ -264,11 +237,9 @@ void ucch_device_leave(int before) {
 /* Copy in a stream of this rank's device, whichever the calling thread has chosen, and wait for it if so wanted. */
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits) {
     const device_ops *ops = ucch_bound_ops();
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     int status = ucch_device_fail(ops->copy(dst, src, bytes, stream), "copy");
-    if (!status && waits) status = ucch_device_fail(ops->stream_sync(stream), "stream_sync");
-    ucch_device_leave(before);
-    return status;
+    return status || !waits ? status : ucch_device_fail(ops->stream_sync(stream), "stream_sync");
 }
 
 /* ---- the pool ---- */
@@ -288,16 +259,14 @@ typedef struct block {
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
-/* Give idle memory back to the runtime; returns the bytes that stay, of one kind. */
-static size_t drop_idle(int pinned) {
+/* Give idle memory back to the runtime. */
+static void drop_idle(void) {
     const device_ops *ops = ucch_bound_ops();
     block *idle = NULL;
-    size_t left = 0;
     pthread_mutex_lock(&pool_lock);
     for (block **at = &blocks; *at;) {
         block *b = *at;
         if (b->users) {
-            left += b->pinned == pinned ? b->bytes : 0;
             at = &b->next;
             continue;
         }
@@ -311,7 +280,6 @@ static size_t drop_idle(int pinned) {
         (b->pinned ? ops->unpin : ops->release)(b->memory);
         free(b);
     }
-    return left;
 }
 
 static block *find(int pinned, size_t bytes, const void *owner) {
@@ -332,7 +300,7 @@ static block *make(int pinned, size_t bytes, const void *owner) {
     *b = (block){.bytes = bytes, .pinned = pinned, .users = 1, .owner = owner};
     int status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     if (status) {
-        drop_idle(pinned);
+        drop_idle();
         status = (pinned ? ops->pinned : ops->alloc)(&b->memory, bytes);
     }
     if (!status) return b;
@@ -381,20 +349,4 @@ void ucch_pool_give(void *memory) {
     block *b = memory ? block_of(memory) : NULL;
     if (b && --b->users == 0) b->owner = NULL;
     pthread_mutex_unlock(&pool_lock);
-}
-
-/* Bytes that the pool holds, busy or idle; `trim` gives the idle ones back first. */
-size_t ucch_pool_bytes(int pinned, int trim) {
-    size_t total = 0;
-    if (trim) {
-        int before = ucch_device_enter();
-        total = drop_idle(pinned);
-        ucch_device_leave(before);
-        return total;
-    }
-    pthread_mutex_lock(&pool_lock);
-    for (block *b = blocks; b; b = b->next)
-        total += b->pinned == pinned ? b->bytes : 0;
-    pthread_mutex_unlock(&pool_lock);
-    return total;
 }

@@ -404,11 +404,7 @@ void ucch_circle_lost(ucch_circle *c, int rank) {
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();
     if (has_ended(c)) take_turn_of(c);
-    for (ucch_circle **at = &circles; *at; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    UCCH_UNLINK(circles, c, next);
     ucch_links_unlock();
     release(c);
 }

@@ -5,7 +5,7 @@
  * A slot is cut into ranges, which the wires take in turn, so that all of them carry a long piece and one a short one,
  * and each range has a receive posted ahead. Before the first range is a header, by which the receiver knows that both
  * ranks made the same call: pieces are published once the receiver has made its own, which says how long a piece is due
- * and of what call, and only if that fits. A rank whose call takes its time tells its peers what it has called. */
+ * and of what call, and only if that fits. */
 #define _GNU_SOURCE
 #include "net/flow.h"
 
@@ -28,8 +28,6 @@
 #define UCS_TRUNCATED (-9)
 /* Rounds of progress until receives that were taken back have ended. */
 #define ROUNDS 1000
-/* Peers are told of a call that has not ended after this long. */
-#define PATIENCE_S 5e-3
 /* Bytes of a range. */
 #define LEAST ((size_t)64 << 10)
 #define LONGEST ((size_t)UCCH_WIRE_RANGE)
@@ -37,7 +35,7 @@
 
 /* Kinds of messages, in the tag below the flow's own bits: data by the number of its range, behind which are the
  * others. */
-enum { DATA, CREDIT, ABORT, INTENT, KINDS };
+enum { DATA, CREDIT, ABORT, KINDS };
 #define NOTES ((1 << UCCH_FLOW_TAG_BIT) - KINDS)
 
 /* Piece that this rank has called for, with the call's number and a hash of it. */
@@ -51,7 +49,7 @@ typedef struct note {
     void *request;
     int which, done; /* by which wire it comes */
     ucp_tag_recv_info_t received;
-    uint64_t said[3];
+    uint64_t said[2];
 } note;
 
 /* Receive of a range: how many have come, how many of these are published, and the last piece of them. Of a sender's
@@ -88,8 +86,7 @@ struct ucch_flow {
     uint64_t settled;          /* pieces published here (a receiver's), or consumed there (a sender's) */
     uint64_t told;             /* pieces consumed, as the receiver has told the sender */
     range_state *range_states; /* by range of all slots */
-    note abort, credit, intent;
-    uint64_t meant; /* the last call that the peer has been told of, if it had to be */
+    note abort, credit;
     share shares[MOST];
 };
 
@@ -301,25 +298,10 @@ static int hear_credit(ucch_flow *f) {
 
 static int tell_abort(ucch_flow *f) {
     uint64_t first = tainted_from(f);
-    if (!first || !f->ring.calls || f->abort.said[0]) return 0;
+    if (!first || !f->ring.tells || f->abort.said[0]) return 0;
     f->abort.said[0] = first;
     f->abort.said[1] = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE);
     send_note(&f->abort, ABORT);
-    return UCCH_MOVED;
-}
-
-/* A call takes its time: say what was called, as the peer may have called something else. */
-static int tell_intent(ucch_flow *f) {
-    ucch_calls *c = f->ring.calls;
-    if (!c || __atomic_load_n(&c->last, __ATOMIC_ACQUIRE) == f->meant || f->intent.request) return 0;
-    pthread_mutex_lock(&c->lock);
-    int ended = reached(c->end, c->value), late = ucch_now() - c->at > PATIENCE_S;
-    f->meant = ended || late ? c->last : f->meant;
-    f->intent.said[0] = c->last;
-    f->intent.said[1] = c->hashes[c->last % UCCH_CALLS_KEPT];
-    pthread_mutex_unlock(&c->lock);
-    if (ended || !late) return 0;
-    send_note(&f->intent, INTENT);
     return UCCH_MOVED;
 }
 
@@ -335,7 +317,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
     if (f->ring.by_device && which == f->first) __atomic_store_n(&f->expected, s->count, __ATOMIC_RELEASE);
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which != f->first) return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
-    found |= hear_credit(f) | tell_intent(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
+    found |= hear_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }
 
@@ -434,18 +416,6 @@ static int hear_abort(ucch_flow *f) {
     return UCCH_MOVED;
 }
 
-/* Compare what the sender has called with the same call here, once that is made. */
-static void hear_intent(ucch_flow *f) {
-    ucch_calls *c = f->ring.calls;
-    uint64_t number = f->intent.said[0], slot = number % UCCH_CALLS_KEPT;
-    if (!f->intent.done || number > __atomic_load_n(&c->last, __ATOMIC_ACQUIRE)) return;
-    pthread_mutex_lock(&c->lock);
-    int differs = c->numbers[slot] == number && c->hashes[slot] != f->intent.said[1];
-    pthread_mutex_unlock(&c->lock);
-    if (differs) differ(f, number);
-    receive_note(&f->intent, INTENT);
-}
-
 /* By the first wire: the sender may fill again what has been taken out. */
 static int tell_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
@@ -468,7 +438,6 @@ static int turn_of_receiver(ucch_flow *f, int which) {
     if (f->ring.by_device) found |= UCCH_WATCHED;
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which == f->first) {
-        hear_intent(f);
         found |= tell_credit(f);
         waiting |= f->told < expected || f->credit.request;
     }
@@ -488,18 +457,6 @@ static int turn(ucch_poller *poller, int wire) {
 }
 
 /* ---- calls ---- */
-
-/* A rank has made its call `number`, which has ended when the word `end` has reached `value`. */
-void ucch_calls_note(ucch_calls *c, uint64_t number, uint64_t hash, const uint32_t *end, uint32_t value) {
-    pthread_mutex_lock(&c->lock);
-    c->numbers[number % UCCH_CALLS_KEPT] = number;
-    c->hashes[number % UCCH_CALLS_KEPT] = hash;
-    c->at = ucch_now();
-    c->end = end;
-    c->value = value;
-    __atomic_store_n(&c->last, number, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&c->lock);
-}
 
 static int make_room(ucch_flow *f) {
     uint64_t room = 2 * f->room;
@@ -543,10 +500,8 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
  * that is why, as a sender's peer is to know. */
 void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->differs, call, __ATOMIC_RELEASE); }
 
-/* The failure has come: the peer is to be told. */
-void ucch_flow_abort(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
-
-/* A stream will put data in soon, of which nothing else tells the thread. */
+/* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
+ * thread. */
 void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
@@ -566,10 +521,8 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     s->news = 1;
     if (which == f->first && f->sends)
         receive_note(&f->credit, CREDIT);
-    else if (which == f->first && f->ring.calls) {
+    else if (which == f->first && f->ring.tells)
         receive_note(&f->abort, ABORT);
-        receive_note(&f->intent, INTENT);
-    }
     return 0;
 }
 
@@ -585,7 +538,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     f->ranges = ranges_of(f, ring->stride - UCCH_FLOW_HEADER);
     size_t all = (size_t)ring->depth * (size_t)f->ranges;
     pthread_mutex_init(&f->lock, NULL);
-    f->abort.flow = f->credit.flow = f->intent.flow = f;
+    f->abort.flow = f->credit.flow = f;
     f->dues = calloc(f->room, sizeof(*f->dues));
     f->range_states = calloc(all, sizeof(*f->range_states));
     int status = f->dues && f->range_states ? 0 : UCCH_FAIL_MEMORY;
@@ -610,10 +563,10 @@ int ucch_flow_quiet(const ucch_flow *f) {
 
 /* Count the requests that libucp has of a wire's part in a flow. Receives are taken back if so wanted. */
 static int held(ucch_flow *f, int which, int cancel) {
-    note *notes[] = {&f->credit, &f->abort, &f->intent};
+    note *notes[] = {&f->credit, &f->abort};
     int many = f->shares[which].under_way, all = f->sends || !f->range_states ? 0 : f->ring.depth * f->ranges;
-    for (int i = -3; i < all; i++) {
-        note *n = i < 0 ? notes[i + 3] : &f->range_states[i].posted;
+    for (int i = -2; i < all; i++) {
+        note *n = i < 0 ? notes[i + 2] : &f->range_states[i].posted;
         if ((i < 0 ? f->first : carrier_of(f, i % f->ranges)) != which || !n->request) continue;
         many++;
         if (cancel && (n == &f->credit) == f->sends)

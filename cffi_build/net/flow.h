@@ -2,8 +2,6 @@
 #ifndef UCCH_FLOW_H
 #define UCCH_FLOW_H
 
-#include <pthread.h>
-
 #include "kernels/layout.h"
 
 #include "net/wire.h"
@@ -14,20 +12,9 @@
 #define UCCH_FLOW_TAG_BIT 11
 #define UCCH_FLOW_SPREAD_BIT 15
 
-/* Calls that a rank has made and that others may compare theirs with, by their numbers. */
-#define UCCH_CALLS_KEPT 512
-typedef struct ucch_calls {
-    pthread_mutex_t lock;
-    uint64_t last; /* its number; when it was made; and the word that has reached `value` when it has ended */
-    double at;
-    const uint32_t *end;
-    uint32_t value;
-    uint64_t numbers[UCCH_CALLS_KEPT], hashes[UCCH_CALLS_KEPT];
-} ucch_calls;
-
 /* A ring on this host: `depth` slots, `stride` bytes apart, each with a header before its data; the words that count
  * what was put in and taken out; and where a rank says from which call on its data is garbage, here and, as it has told
- * us, there. `calls`, of one ring between two ranks: what they tell each other by it. `by_device`: no host knows of
+ * us, there. `tells`, of one ring between two ranks: the sender's failure is told by it. `by_device`: no host knows of
  * pieces before they are published, as kernels that are replayed say themselves, in its header, what is in a slot, and
  * compare. */
 typedef struct ucch_slots {
@@ -36,18 +23,15 @@ typedef struct ucch_slots {
     int depth;
     uint32_t *published, *consumed;
     uint64_t *tainted_here, *tainted_there;
-    ucch_calls *calls;
-    int by_device;
+    int tells, by_device;
 } ucch_slots;
 
 typedef struct ucch_flow ucch_flow;
 
-void ucch_calls_note(ucch_calls *calls, uint64_t number, uint64_t hash, const uint32_t *end, uint32_t value);
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag);
 int ucch_flow_due(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
 int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
 void ucch_flow_differs(ucch_flow *flow, uint64_t call);
-void ucch_flow_abort(ucch_flow *flow);
 void ucch_flow_ring(ucch_flow *flow);
 int ucch_flow_quiet(const ucch_flow *flow);
 int ucch_flow_free(ucch_flow *flow);

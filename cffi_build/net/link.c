@@ -12,10 +12,11 @@
 #include <fcntl.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -35,6 +36,8 @@
 #define FAREWELL_S 0.2
 #define IN_BYTES (2 * (UCCH_WORD_BYTES + sizeof(ucch_word_t)))
 #define OUT_BYTES (64 << 10)
+/* Connections that are heard in a turn. */
+#define AT_ONCE 64
 
 /* Words of our own. */
 enum { BEAT, BYE };
@@ -49,7 +52,8 @@ typedef struct link {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t thread;
-static int running, stop, nlinks, wake[2] = {-1, -1};
+static int running, stop, nlinks;
+static int awaited = -1, bell = -1; /* epoll of all connections, and what ends its wait */
 static link_t **links;
 static ucch_listener listener;
 
@@ -63,7 +67,10 @@ int ucch_link_fate(int link) { return link >= 0 && link < nlinks ? links[link]->
 /* ---- saying and hearing ---- */
 
 static void hang_up(link_t *l, int number, int how) {
-    if (l->fd >= 0) close(l->fd);
+    if (l->fd >= 0) {
+        epoll_ctl(awaited, EPOLL_CTL_DEL, l->fd, NULL);
+        close(l->fd);
+    }
     l->fd = -1;
     if (l->how) return;
     l->how = how;
@@ -168,61 +175,41 @@ static void turn(void) {
         beat(links[i], i, now, passed);
 }
 
-/* Wait for something to come, or for the next turn. */
-static void await(struct pollfd *fds, int n) {
-    poll(fds, (nfds_t)n, (int)(1e3 * TURN_S));
-    if (fds[0].revents) {
-        char byte[16];
-        while (read(wake[0], byte, sizeof(byte)) == sizeof(byte))
-            ;
-    }
-}
-
 static void *serve(void *unused) {
-    struct pollfd *fds = NULL;
-    int room = 0;
-    (void)unused;
+    struct epoll_event come[AT_ONCE];
     prctl(PR_SET_NAME, "ucch-link");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), -10); /* where that is allowed: late beats look like death */
     ucch_links_lock();
     while (!stop) {
-        int n = nlinks;
-        if (n + 1 > room) {
-            struct pollfd *more = realloc(fds, (size_t)(2 * n + 8) * sizeof(*fds));
-            if (more) {
-                fds = more;
-                room = 2 * n + 8;
-            } else if ((n = room - 1) < 0)
-                break; /* nothing is sent any more: the peers take this process for a silent one */
-        }
-        fds[0] = (struct pollfd){.fd = wake[0], .events = POLLIN};
-        for (int i = 0; i < n; i++)
-            fds[i + 1] = (struct pollfd){.fd = links[i]->fd, .events = POLLIN};
         ucch_links_unlock();
-        await(fds, n + 1);
+        int n = epoll_wait(awaited, come, AT_ONCE, (int)(1e3 * TURN_S));
         ucch_links_lock();
         for (int i = 0; i < n; i++)
-            if (fds[i + 1].revents) hear(links[i], i);
+            if (come[i].data.fd >= 0) hear(links[come[i].data.fd], come[i].data.fd);
         turn();
     }
     ucch_links_unlock();
-    free(fds);
     return NULL;
 }
 
-static void nudge(void) {
-    ssize_t n = write(wake[1], "", 1);
-    (void)n;
+/* Wait for a file, too, which is that of a link, or the bell (-1): 0, or not 0. */
+static int await(int fd, int number) {
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = number};
+    return epoll_ctl(awaited, EPOLL_CTL_ADD, fd, &event);
+}
+
+static void close_all(void) {
+    for (int i = 0; i < nlinks; i++)
+        if (links[i]->fd >= 0) close(links[i]->fd);
+    close(awaited);
+    close(bell);
+    running = nlinks = 0;
 }
 
 /* A child has none of its parent's connections, and must not keep them open. */
 static void after_fork(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    for (int i = 0; i < nlinks; i++)
-        if (links[i]->fd >= 0) close(links[i]->fd);
-    for (int i = 0; running && i < 2; i++)
-        close(wake[i]);
-    running = nlinks = 0;
+    if (running) close_all();
 }
 
 static int start(void) {
@@ -231,14 +218,11 @@ static int start(void) {
     if (!registered && pthread_atfork(NULL, NULL, after_fork)) return UCCH_FAIL_MEMORY;
     registered = 1;
     stop = 0;
-    if (pipe2(wake, O_NONBLOCK | O_CLOEXEC)) return UCCH_FAIL_MEMORY;
-    if (pthread_create(&thread, NULL, serve, NULL)) {
-        close(wake[0]);
-        close(wake[1]);
-        return UCCH_FAIL_MEMORY;
-    }
-    running = 1;
-    return 0;
+    awaited = epoll_create1(EPOLL_CLOEXEC);
+    bell = eventfd(0, EFD_CLOEXEC);
+    running = awaited >= 0 && bell >= 0 && !await(bell, -1) && !pthread_create(&thread, NULL, serve, NULL);
+    if (!running) close_all();
+    return running ? 0 : UCCH_FAIL_MEMORY;
 }
 
 /* ---- from outside ---- */
@@ -255,28 +239,19 @@ int ucch_link_new(int fd, double silence) {
         *l = (link_t){.fd = fd, .patience = silence};
         links[nlinks] = l;
         status = start();
-        if (!status) status = nlinks++;
-        nudge();
+        if (!status) status = await(fd, nlinks) ? UCCH_FAIL_MEMORY : nlinks++;
     }
     if (status < 0) free(l);
     ucch_links_unlock();
     return status;
 }
 
-/* True if a connection can still be used. */
-int ucch_link_up(int link) {
-    ucch_links_lock();
-    int up = !ucch_link_fate(link);
-    ucch_links_unlock();
-    return up;
-}
-
-/* True if the process at the other end was lost, and has not just left. */
-int ucch_link_lost(int link) {
+/* As ucch_link_fate, without the lock. */
+int ucch_link_ask(int link) {
     ucch_links_lock();
     int fate = ucch_link_fate(link);
     ucch_links_unlock();
-    return fate && fate != UCCH_LEFT;
+    return fate;
 }
 
 /* Say farewell and end the thread; the process is about to end. */
@@ -296,14 +271,9 @@ void ucch_links_stop(void) {
         usleep(1000);
     }
     stop = 1;
-    running = 0;
     ucch_links_unlock();
     if (!was) return;
-    nudge();
+    eventfd_write(bell, 1);
     pthread_join(thread, NULL);
-    for (int i = 0; i < nlinks; i++)
-        if (links[i]->fd >= 0) close(links[i]->fd);
-    for (int i = 0; i < 2; i++)
-        close(wake[i]);
-    nlinks = 0;
+    close_all();
 }

@@ -142,7 +142,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
-    m->delivered = m->by_lane = m->matched = m->moving = 0;
+    m->by_lane = m->matched = m->moving = 0;
     m->waits = m->gate.closed || has_earlier_pending(m);
     int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
     describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
@@ -235,33 +235,8 @@ int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
     return status;
 }
 
-/* 1 if the message has come, so that a stream can have it; 2 if its end is promised to the stream; or 0. */
-static int promise(ucch_message *m) {
-    ucch_lock();
-    int active = m->op.state == UCCH_ACTIVE, found = !active && m->op.state != UCCH_FAILED;
-    if (active && ucch_may_hold() && ucch_gate_promise_locked(&m->landed)) found = 2;
-    m->delivered = found != 0;
-    ucch_unlock();
-    return found;
-}
-
-/* Let `stream` wait for a message of another host that lands in pinned memory of ours, and copy it to `data`: all of
- * the driver's part is queued here, so that no thread which a launch may keep waiting has to do with it. 1; 0 where the
- * host has to wait for it. */
-int ucch_message_deliver(ucch_message *m, void *data, void *stream) {
-    int before = ucch_device_enter(), found = promise(m), status = 0;
-    if (found == 2) status = ucch_gate_wait(&m->landed, stream);
-    if (found && !status)
-        status = ucch_device_fail(ucch_bound_ops()->copy(data, m->start.buffer, m->start.bytes, stream), "copy");
-    if (found && !status) status = ucch_gate_mark(&m->landed, stream);
-    if (status) /* the host copies it */
-        m->delivered = 0;
-    ucch_device_leave(before);
-    return found && !status;
-}
-
-/* True if a stream brings the received data to its place, or a lane has done so. */
-int ucch_message_delivered(ucch_message *m) { return m->delivered || m->by_lane; }
+/* True if a lane has brought the received data to its place. */
+int ucch_message_by_lane(const ucch_message *m) { return m->by_lane; }
 
 void ucch_message_info(ucch_message *m, uint64_t *sender_tag, size_t *bytes) {
     *sender_tag = m->info.sender_tag;
@@ -282,7 +257,7 @@ int ucch_message_held(ucch_message *m) {
     int held = m->op.state == UCCH_ACTIVE || is_under_way(m);
     if (!held) {
         int before = ucch_device_enter();
-        held = ucch_gate_due(&m->gate) || ucch_gate_due(&m->landed);
+        held = ucch_gate_due(&m->gate);
         ucch_device_leave(before);
     }
     ucch_unlock();
@@ -327,7 +302,6 @@ void ucch_message_abandon_locked(ucch_message *m) {
 static void give_up_locked(ucch_op *op, int status) {
     ucch_message *m = (ucch_message *)op;
     ucch_op_end_locked(op, status, -1, -1);
-    ucch_gate_leave_locked(&m->landed);
     ucch_message_abandon_locked(m);
 }
 
@@ -341,7 +315,6 @@ ucch_message *ucch_message_new(void) {
 
 void ucch_message_free(ucch_message *m) {
     ucch_gate_free(&m->gate);
-    ucch_gate_free(&m->landed);
     if (m->letter) ucch_letter_free(m->letter);
     free(m);
 }

@@ -57,9 +57,6 @@ struct ucch_message {
     ucch_offer offer;
     ucch_answer answer;
     int by_host, by_lane, matched, moving;
-    /* Of a receive into memory of ours that a stream is to copy to its place: its end, and that of the copy. */
-    int delivered;
-    ucch_gate landed;
 };
 
 /* request.c */

@@ -16,7 +16,6 @@ void ucch_message_end_locked(ucch_message *m, int status) {
     if (!status && m->op.record && (m->about.peer < 0 || m->about.tag < 0))
         ucch_flight_from(m->op.record, (int)((from & (OWN_TAG - 1)) >> UCCH_SOURCE_BIT), (int)(from & USER_TAG));
     ucch_op_end_locked(&m->op, status, -1, -1);
-    ucch_gate_leave_locked(&m->landed);
 }
 
 void ucch_message_sent(void *request, ucs_status_t status, void *data) {

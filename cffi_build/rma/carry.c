@@ -22,12 +22,11 @@ int ucch_rma_reach(ucch_rma *at, int n, const void *addresses, size_t bytes) {
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     memcpy(copy, addresses, bytes);
-    ucch_lock();
+    UCCH_LOCKED;
     free(at->reach);
     at->reach = copy;
     at->reach_bytes = bytes;
     at->wires = n;
-    ucch_unlock();
     return 0;
 }
 
@@ -80,14 +79,19 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
     return 0;
 }
 
-/* 1 if wires carry data to a peer; 0 while that is not known; negative if none do. */
+/* 1 if data gets to a peer, by slots that it sees or that wires carry; 0 while that is not known; or a failure. */
 int ucch_carries_locked(ucch_peer *peer) {
+    if (peer->pid) {
+        int status = ucch_share_make(&peer->at->own, 1);
+        if (!status) status = ucch_share_pin(&peer->at->own);
+        return status ? status : 1;
+    }
     if (peer->out) {
         if (ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
         int status = peer->status ? peer->status : ucch_share_pin(&peer->out->share);
         return status ? status : 1;
     }
-    if (!peer->at->wires || peer->pid || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_ARGUMENT;
+    if (!peer->at->wires || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_PATH;
     if (peer->number) return 0;
     peer->number = ++numbers & NUMBERS;
     ucch_header h = {.what = UCCH_MEET, .count = (uint32_t)peer->at->wires, .slot = peer->number};
@@ -98,7 +102,7 @@ int ucch_carries_locked(ucch_peer *peer) {
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *said, size_t bytes) {
     int n = h->count < (uint32_t)peer->at->wires ? (int)h->count : peer->at->wires;
     uint32_t number = ++numbers & NUMBERS;
-    int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_ARGUMENT;
+    int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
     if (!status) status = carrier_new(peer, 1, n, h->slot, number);
     ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
     ucch_tell_locked(peer, met, status ? NULL : peer->at->reach, status ? 0 : peer->at->reach_bytes);
@@ -155,11 +159,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
 
 static void carrier_free(ucch_carrier *c) {
     if (!c || ucch_flow_free(c->flow)) return; /* what libucp still has stays */
-    ucch_lock();
-    int before = ucch_device_enter();
-    ucch_slots_free_locked(c->slots);
-    ucch_device_leave(before);
-    ucch_unlock();
+    ucch_slots_free(c->slots);
     ucch_share_free(&c->share);
     free(c);
 }

@@ -44,7 +44,6 @@ typedef struct letter {
 } letter;
 
 static void posted(void *request, ucs_status_t status, void *data) {
-    (void)status;
     ucp_request_free(request);
     free(data);
 }
@@ -120,10 +119,9 @@ void ucch_target_return_locked(ucch_target *t) {
 /* True if any of a peer's has still to be given back. */
 int ucch_peer_leaving(const ucch_peer *peer) {
     int found = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     for (const ucch_opened *o = peer->at->leaving; o; o = o->next)
         found |= o->peer == peer;
-    ucch_unlock();
     return found;
 }
 
@@ -138,11 +136,7 @@ void ucch_target_left_locked(ucch_target *t) {
 void ucch_transfer_leave_locked(ucch_transfer *t) {
     if (t->has_left) return;
     t->has_left = 1;
-    for (ucch_transfer **p = &t->peer->at->transfers; *p; p = &(*p)->following)
-        if (*p == t) {
-            *p = t->following;
-            break;
-        }
-    if (t->local) t->local->users--;
-    if (t->target && --t->target->users == 0) ucch_target_left_locked(t->target);
+    UCCH_UNLINK(t->at->transfers, t, following);
+    if (t->is.local) t->is.local->users--;
+    if (t->is.target && --t->is.target->users == 0) ucch_target_left_locked(t->is.target);
 }

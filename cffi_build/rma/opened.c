@@ -38,18 +38,15 @@ static ucch_allocation *allocations;
 /* Lend a region of the bound device: 0, or a failure. */
 int ucch_region_lend(const ucch_region *region, void *lent) {
     key k = {{0}, 0};
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     int status = ucch_device_fail(ucch_bound_ops()->lend(region->base, k.name, &k.offset), "lending device memory");
-    ucch_device_leave(before);
     memcpy(lent, &k, sizeof(k));
     return status;
 }
 
 static int open_alone(ucch_allocation *a) {
-    int before = ucch_device_enter();
-    int status = ucch_device_fail(ucch_bound_ops()->borrow(a->name, &a->base), "opening the peer's memory");
-    ucch_device_leave(before);
-    return status;
+    UCCH_ON_DEVICE;
+    return ucch_device_fail(ucch_bound_ops()->borrow(a->name, &a->base), "opening the peer's memory");
 }
 
 static int open_once(const char *name, ucch_allocation **found) {
@@ -79,13 +76,9 @@ static int open_once(const char *name, ucch_allocation **found) {
 static void close_once(ucch_allocation *a) {
     ucch_take(&lock, UCCH_AT_OPENED);
     if (--a->users == 0) {
-        ucch_allocation **at = &allocations;
-        while (*at != a)
-            at = &(*at)->next;
-        *at = a->next;
-        int before = ucch_device_enter();
+        UCCH_UNLINK(allocations, a, next);
+        UCCH_ON_DEVICE;
         ucch_bound_ops()->give_back(a->base);
-        ucch_device_leave(before);
         free(a);
     }
     ucch_give(&lock, UCCH_AT_OPENED);
@@ -121,12 +114,11 @@ int ucch_target_opened(const ucch_target *t) { return t->seen != NULL; }
 
 /* The first of those to be given back, when no stream waits for us, and none begins to: NULL when there are none. */
 static ucch_opened *begin_to_leave(ucch_rma *at) {
-    ucch_lock();
+    UCCH_LOCKED;
     while (at->leaving && at->has_thread && ucch_gates_held())
         ucch_sleep_locked(&at->calm, LOOK_S);
     ucch_opened *o = at->leaving;
     if (o) ucch_gates_bar_locked(1);
-    ucch_unlock();
     return o;
 }
 
@@ -136,11 +128,7 @@ void ucch_give_back(ucch_rma *at) {
         if (o->in) close_once(o->in);
         ucch_lock();
         ucch_gates_bar_locked(-1);
-        for (ucch_opened **p = &at->leaving; *p; p = &(*p)->next)
-            if (*p == o) {
-                *p = o->next;
-                break;
-            }
+        UCCH_UNLINK(at->leaving, o, next);
         if (o->is_owed) ucch_region_let_go_locked(o->peer, o->region);
         ucch_attend_locked(at);
         ucch_unlock();

@@ -10,7 +10,7 @@
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
-#define UCCH_RMA_VERSION 6
+#define UCCH_RMA_VERSION 7
 /* Pinned memory by which data of devices travels, each way: slots, bytes of one, and from one to the next. */
 #define UCCH_RMA_SLOTS 8
 #define UCCH_RMA_SLOT ((size_t)2 << 20)
@@ -18,13 +18,12 @@
 /* Pieces in a slot at most. */
 #define UCCH_RMA_PIECES 4096
 
-/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; CARRY has data for places of a
- * region, HERE says in which slot that both see there is some, PULL asks the owner to send such, MEET has the addresses
- * of wires that are to carry slots; NOTIFY comes after data, and LEAVE last. The others answer. */
+/* Control messages. OPEN asks whether a region is there, REVOKE says that it is going; HERE says in which slot there is
+ * data for places of a region, PULL asks the owner to send such, MEET has the addresses of wires that are to carry
+ * slots; NOTIFY comes after data, and LEAVE last. The others answer. */
 enum {
     UCCH_OPEN,
     UCCH_REVOKE,
-    UCCH_CARRY,
     UCCH_HERE,
     UCCH_PULL,
     UCCH_MEET,
@@ -42,8 +41,7 @@ typedef struct ucch_header {
     int32_t status;
     uint64_t from;          /* who sends it */
     uint64_t serial;        /* of the transfer, where it was begun */
-    uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, CARRY, HERE: the counter
-                             * and 1; TAKEN: 1 where the receiver does not see the slot */
+    uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, HERE: the counter and 1 */
     uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */
 } ucch_header;
 
@@ -67,6 +65,24 @@ typedef struct ucch_place {
     uint64_t offset, bytes;
 } ucch_place;
 
+/* Pinned memory that data passes, outward or inward. `held` is allocated, and has the list of pieces and a copy of the
+ * table of what comes in, which lies in a slot of its sender's, or in the `piece`th one that wires carry. */
+typedef struct ucch_slot {
+    enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_ARRIVING } state;
+    char *held;
+    ucch_piece *pieces;
+    ucch_place *table;
+    void *event;
+    double again;
+    int on_device, is_pinned, is_passed; /* the device copies past it */
+    size_t bytes;
+    uint64_t serial; /* of the transfer that waits for it, or 0 */
+    uint64_t piece;
+    ucch_peer *peer;
+    ucch_region *region;
+    ucch_header header;
+} ucch_slot;
+
 struct ucch_region {
     ucch_rma *at;
     uint64_t id;
@@ -86,8 +102,9 @@ struct ucch_peer {
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
     int process, pid;      /* a file of it, and its number, where it is on this host */
     int by_kernel;         /* which copies between us, as far as is known */
-    int is_apart;          /* one of us does not see the other's slots */
     ucch_share share;
+    ucch_slot slots[UCCH_RMA_SLOTS]; /* its own, as they come in; and how many do */
+    int arriving;
     /* On another host: the slots that wires carry there, and from there; the number under which we have asked for the
      * former, and why there are none. */
     ucch_carrier *out, *in;
@@ -122,46 +139,22 @@ struct ucch_target {
 
 struct ucch_transfer {
     ucch_op op;
-    ucch_peer *peer;
-    int what, phase, status;
-    ucch_region *local;
-    ucch_target *target;
+    ucch_rma *at;
+    ucch_peer *peer; /* NULL: a wait for anyone */
+    ucch_order is;
+    int phase, status;
     uint64_t there; /* id of the target's region */
-    size_t n, next; /* entries of the lists, and the one that is at hand, with bytes of it that are behind us */
+    size_t next;    /* the entry of the lists that is at hand, with bytes of it that are behind us */
     uint64_t done, bytes;
-    const uint64_t *mine, *theirs, *lengths;
-    ucch_rows rows; /* of what is gathered from rows, and converted; row 0: nothing is */
-    int has_left;   /* the list, and what it used */
-    int in_flight;  /* what libucp, or the peer, has still to finish */
-    int tells, counter;
-    void *notice;
-    size_t notice_bytes;
+    ucch_rows rows;         /* of what is gathered from rows, and converted; row 0: nothing is */
+    int has_left;           /* the list, and what it used */
+    int in_flight;          /* what libucp, or the peer, has still to finish */
     uint64_t serial, asked; /* here, and at the peer that asked for it */
     void *lists;            /* it is ours, and is freed at its end */
     uint64_t piece[3];      /* the entries of lists of one */
     ucch_gate gate, held;
     ucch_transfer *following;
 };
-
-/* Pinned memory that data passes, outward or inward. `held` is allocated, and has the list of pieces, with the memory
- * in front of it if that is not shared. What comes in may lie in a slot of its sender's, or in the `piece`th one that
- * wires carry. */
-typedef struct ucch_slot {
-    enum { UCCH_FREE, UCCH_COPYING, UCCH_SENT, UCCH_ARRIVING } state;
-    ucch_rma *at;
-    char *memory, *seen, *held;
-    const char *data, *data_seen;
-    ucch_piece *pieces;
-    void *event, *request;
-    double again;
-    int on_device, is_pinned, is_shared, is_passed; /* the device copies past it */
-    size_t bytes;
-    uint64_t serial; /* of the transfer that waits for it, or 0 */
-    uint64_t piece;
-    ucch_peer *peer;
-    ucch_region *region;
-    ucch_header header;
-} ucch_slot;
 
 /* Slots that wires carry one way. The words count those handed over by the sender, and taken out by the receiver. */
 struct ucch_carrier {
@@ -175,15 +168,6 @@ struct ucch_carrier {
     uint32_t taken;                  /* by slot, those that are out behind one that is not */
     ucch_slot slots[UCCH_RMA_SLOTS]; /* the sender's */
 };
-
-/* A chunk for which there is no slot yet. */
-typedef struct ucch_arrival {
-    ucch_header header;
-    void *data;
-    size_t bytes;
-    uint64_t piece;
-    struct ucch_arrival *next;
-} ucch_arrival;
 
 typedef struct ucch_notice {
     uint64_t from;
@@ -203,10 +187,8 @@ struct ucch_rma {
     ucch_region *regions;
     ucch_peer *peers;
     ucch_transfer *transfers;
-    ucch_slot out[UCCH_RMA_SLOTS], in[UCCH_RMA_SLOTS];
+    ucch_slot out[UCCH_RMA_SLOTS];
     ucch_share own;
-    int alone; /* own slots cannot be shared */
-    ucch_arrival *arrivals;
     ucch_opened *leaving; /* what the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
@@ -242,9 +224,8 @@ void ucch_peer_lose_locked(ucch_peer *peer);
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout);
 int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes);
-int ucch_rma_hold(ucch_gate *gate, void *stream);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
-void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing);
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);
 
 /* pieces.c */
@@ -256,11 +237,9 @@ int ucch_transfer_passes(const ucch_transfer *t);
 void ucch_staged_leave_locked(ucch_transfer *t);
 int ucch_staged_move_locked(ucch_transfer *t);
 int ucch_staged_poll_locked(ucch_rma *at);
-ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *header, void *data, size_t bytes);
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *header, const void *data);
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *header);
 int ucch_staged_busy(ucch_peer *peer);
-void ucch_staged_free_locked(ucch_rma *at);
 
 /* carry.c */
 int ucch_carries_locked(ucch_peer *peer);
@@ -279,8 +258,8 @@ void ucch_give_back(ucch_rma *at);
 /* share.c */
 int ucch_share_make(ucch_share *s, int is_open);
 size_t ucch_share_place(uint64_t slot);
-int ucch_slot_memory_locked(ucch_slot *s, const ucch_share *share, size_t at);
-void ucch_slots_free_locked(ucch_slot *slots);
+int ucch_slot_memory_locked(ucch_slot *s);
+void ucch_slots_free(ucch_slot *slots);
 int ucch_share_open(ucch_share *s, int pid, int file);
 int ucch_share_pin(ucch_share *s);
 void ucch_share_free(ucch_share *s);

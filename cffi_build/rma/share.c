@@ -45,17 +45,16 @@ int ucch_share_open(ucch_share *s, int pid, int file) {
 /* Have the bound device see it, if there is one: 0, or a failure. */
 int ucch_share_pin(ucch_share *s) {
     if (s->is_pinned || ucch_bound() < 0) return 0;
-    int before = ucch_device_enter(), status = ucch_shared_pin(s->memory, BYTES, &s->seen);
+    UCCH_ON_DEVICE;
+    int status = ucch_shared_pin(s->memory, BYTES, &s->seen);
     s->is_pinned = !status;
-    ucch_device_leave(before);
     return status;
 }
 
 void ucch_share_free(ucch_share *s) {
     if (s->is_pinned) {
-        int before = ucch_device_enter();
+        UCCH_ON_DEVICE;
         ucch_bound_ops()->host_unregister(s->memory);
-        ucch_device_leave(before);
     }
     if (s->memory) munmap(s->memory, BYTES);
     if (s->file) close(s->file);
@@ -69,26 +68,27 @@ static void free_memory(ucch_slot *s) {
         ucch_pool_give(s->held);
     else
         free(s->held);
-    s->held = s->memory = NULL;
+    s->held = NULL;
 }
 
-/* Memory of a free slot, pinned since there is a device, and from `at` in what is shared. */
-int ucch_slot_memory_locked(ucch_slot *s, const ucch_share *share, size_t at) {
-    int pinned = ucch_bound() >= 0, shared = share && share->memory;
-    if (s->held && s->is_pinned == pinned && s->is_shared == shared) return 1;
+/* Memory of a free slot beside its data, pinned since there is a device, which reads the list of pieces. */
+int ucch_slot_memory_locked(ucch_slot *s) {
+    int pinned = ucch_bound() >= 0;
+    size_t pieces = UCCH_RMA_PIECES * sizeof(*s->pieces), bytes = pieces + UCCH_RMA_PIECES * sizeof(*s->table);
+    if (s->held && s->is_pinned == pinned) return 1;
     free_memory(s);
-    size_t front = shared ? 0 : UCCH_RMA_SLOT, bytes = front + UCCH_RMA_PIECES * sizeof(ucch_piece);
     s->held = pinned ? ucch_pool_take(1, bytes, NULL, 1) : malloc(bytes);
     if (!s->held) return 0;
     s->is_pinned = pinned;
-    s->is_shared = shared;
-    s->memory = shared ? share->memory + at : s->held;
-    s->seen = shared ? share->seen + at : s->held;
-    s->pieces = (ucch_piece *)(s->held + front);
+    s->pieces = (ucch_piece *)s->held;
+    s->table = (ucch_place *)(s->held + pieces);
     return 1;
 }
 
-void ucch_slots_free_locked(ucch_slot *slots) {
+/* Of who has left. */
+void ucch_slots_free(ucch_slot *slots) {
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         free_memory(s);

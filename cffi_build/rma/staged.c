@@ -1,16 +1,12 @@
 /* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
- * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c),
- * and where neither can be libucp brings it to a slot of the receiver's. There are eight each way, so that all are
- * under way at a time. In front of the data of a slot lies the table of its places. */
+ * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c).
+ * There are eight each way, so that all are under way at a time. In front of the data of a slot lies the table of its
+ * places. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "p2p/message.h"
 #include "rma/rma.h"
 
-#define ATTR_FLAGS 0x10
-#define RNDV 0x4
-#define UCS_INPROGRESS 1
 /* The data behind a table begins with a line of this many bytes, as devices copy those best. */
 #define LINE ((size_t)256)
 
@@ -19,24 +15,8 @@ static size_t table_of(uint32_t count) { return (count * sizeof(ucch_place) + LI
 /* Slots outward, of which those that wires carry go one by one. */
 static ucch_slot *outward(ucch_peer *peer) { return peer->out ? peer->out->slots : peer->at->out; }
 
-/* Memory of a slot outward: shared once there is a peer on this host. */
 static int has_room(ucch_peer *peer, ucch_slot *s) {
-    ucch_rma *at = peer->at;
-    size_t place = ucch_share_place((uint64_t)(s - outward(peer)));
-    if (peer->out)
-        return ucch_carrier_room_locked(peer->out, s) && ucch_slot_memory_locked(s, &peer->out->share, place);
-    if (peer->pid && !peer->is_apart && !at->alone) at->alone = ucch_share_make(&at->own, 1) != 0;
-    if (at->own.memory && !at->alone) at->alone = ucch_share_pin(&at->own) != 0;
-    return ucch_slot_memory_locked(s, at->alone ? NULL : &at->own, place);
-}
-
-void ucch_staged_free_locked(ucch_rma *at) {
-    ucch_slots_free_locked(at->out);
-    ucch_slots_free_locked(at->in);
-    for (ucch_arrival *a = at->arrivals; a; a = at->arrivals) {
-        at->arrivals = a->next;
-        free(a);
-    }
+    return (!peer->out || ucch_carrier_room_locked(peer->out, s)) && ucch_slot_memory_locked(s);
 }
 
 /* Begin to move the pieces of a slot; every other slot's go beside those before. */
@@ -55,40 +35,15 @@ static int copied(ucch_slot *s) {
 
 /* ---- outward ---- */
 
-static void sent(void *request, ucs_status_t status, void *data) {
-    ucch_slot *s = data;
-    (void)status;
-    if (s->request == request) s->request = NULL; /* or it has new memory by now */
-    ucp_request_free(request);
-}
-
-static int carry_locked(ucch_slot *s) {
-    s->header.what = UCCH_CARRY;
-    ucp_request_param_t p = {
-        .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_FLAGS | ATTR_DATATYPE | ATTR_MEMORY_TYPE, .flags = RNDV};
-    p.cb = sent;
-    p.user_data = s;
-    p.datatype = BYTES;
-    void *request = ucp_am_send_nbx(s->peer->ep, UCCH_AM_ID, &s->header, sizeof(s->header), s->memory, s->bytes, &p);
-    if (IS_STATUS(request)) return (int)(intptr_t)request;
-    s->request = request;
-    s->state = UCCH_SENT;
-    return 0;
-}
-
 /* 1, 0 where another has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int turn = peer->out ? ucch_carrier_send_locked(peer->out, s) : 1, status = 0;
+    int turn = peer->out ? ucch_carrier_send_locked(peer->out, s) : 1;
     if (turn <= 0) return turn;
-    if (!peer->out && (!s->is_shared || !peer->pid || peer->is_apart)) {
-        status = carry_locked(s);
-    } else {
-        s->header.what = UCCH_HERE;
-        ucch_here here = {peer->at->own.file, (uint32_t)s->bytes};
-        status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
-        if (!status) s->state = UCCH_SENT;
-    }
+    ucch_here here = {peer->at->own.file, (uint32_t)s->bytes};
+    s->header.what = UCCH_HERE;
+    int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
+    if (!status) s->state = UCCH_SENT;
     if (status && peer->out) peer->status = UCCH_FAIL_PEER; /* it would wait for this one for ever */
     return status ? status : 1;
 }
@@ -106,31 +61,31 @@ static void drop_locked(ucch_slot *s) {
 static uint32_t entries_of(const ucch_transfer *t, size_t room) {
     uint64_t done = t->done, data = 0;
     uint32_t count = 0;
-    for (size_t i = t->next; i < t->n && count < UCCH_RMA_PIECES; i++, done = 0, count++) {
+    for (size_t i = t->next; i < t->is.n && count < UCCH_RMA_PIECES; i++, done = 0, count++) {
         if (count && table_of(count + 1) + data >= room) break;
-        data += t->lengths[i] - done;
+        data += t->is.lengths[i] - done;
     }
     return count;
 }
 
 /* True if our device copies from place to place. */
 int ucch_transfer_passes(const ucch_transfer *t) {
-    return t->local && t->local->on_device && t->target && t->target->seen && !t->rows.row;
+    return t->is.local && t->is.local->on_device && t->is.target && t->is.target->seen && !t->rows.row;
 }
 
 /* Have our device copy the next pieces, of which a slot has the list. */
 static int pass_locked(ucch_transfer *t, ucch_slot *s) {
     uint64_t n = 0;
-    for (; t->next < t->n && n < UCCH_RMA_PIECES; t->next++) {
-        char *here = t->local->base + t->mine[t->next], *there = t->target->seen + t->theirs[t->next];
-        int puts = t->what == UCCH_RMA_PUT;
-        s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->lengths[t->next]};
-        t->bytes += t->lengths[t->next];
+    for (; t->next < t->is.n && n < UCCH_RMA_PIECES; t->next++) {
+        char *here = t->is.local->base + t->is.mine[t->next], *there = t->is.target->seen + t->is.theirs[t->next];
+        int puts = t->is.what == UCCH_RMA_PUT;
+        s->pieces[n++] = (ucch_piece){puts ? here : there, puts ? there : here, 0, t->is.lengths[t->next]};
+        t->bytes += t->is.lengths[t->next];
     }
     s->serial = t->serial;
     s->peer = t->peer;
     s->is_passed = 1;
-    return begin(s, t->local, UCCH_ACROSS, 0, NULL, n);
+    return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
 /* Those copies have ended: its transfer goes on, or is let go. */
@@ -151,18 +106,20 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
     uint32_t count = entries_of(t, most);
     size_t at = table_of(count);
-    ucch_place *table = (ucch_place *)s->memory;
+    uint32_t slot = (uint32_t)(s - outward(t->peer));
+    const ucch_share *share = t->peer->out ? &t->peer->out->share : &t->peer->at->own;
+    ucch_place *table = (ucch_place *)(share->memory + ucch_share_place(slot));
     ucch_piece *pieces = s->pieces;
-    char *memory = t->local->on_device ? s->seen : s->memory;
+    char *memory = (t->is.local->on_device ? share->seen : share->memory) + ucch_share_place(slot);
     for (uint32_t k = 0; k < count; k++) {
-        uint64_t left = t->lengths[t->next] - t->done, room = most - at;
+        uint64_t left = t->is.lengths[t->next] - t->done, room = most - at;
         uint64_t bytes = left < room ? left : room;
-        table[k] = (ucch_place){t->theirs[t->next] + t->done, bytes};
-        pieces[k] = (ucch_piece){t->local->base + t->mine[t->next], memory + at, t->done, bytes};
+        table[k] = (ucch_place){t->is.theirs[t->next] + t->done, bytes};
+        pieces[k] = (ucch_piece){t->is.local->base + t->is.mine[t->next], memory + at, t->done, bytes};
         at += bytes;
         t->bytes += bytes;
         t->done += bytes;
-        if (t->done < t->lengths[t->next]) break; /* the last: the slot is full */
+        if (t->done < t->is.lengths[t->next]) break; /* the last: the slot is full */
         t->done = 0;
         t->next++;
     }
@@ -173,23 +130,18 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
                               .from = t->peer->at->uid,
                               .serial = t->serial,
                               .region = t->there,
-                              .other = (uint64_t)(t->counter + 1),
+                              .other = (uint64_t)t->is.counter,
                               .count = count,
-                              .slot = (uint32_t)(s - outward(t->peer))};
+                              .slot = slot};
     if (t->peer->out) t->peer->out->next++;
-    return begin(s, t->local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
+    return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
-/* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. Memory
- * that libucp still uses is left to it. */
+/* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. */
 static void reclaim_locked(ucch_slot *s) {
     passed_locked(s);
     if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s);
-    int is_lost = (s->state == UCCH_SENT || s->state == UCCH_ARRIVING) && (!s->peer || s->peer->status);
-    if (!is_lost) return;
-    if (s->request && !s->is_shared) s->held = NULL;
-    s->request = NULL;
-    s->state = UCCH_FREE;
+    if (s->state == UCCH_SENT && s->peer->status) s->state = UCCH_FREE;
 }
 
 /* A transfer has ended before its slots have. */
@@ -205,7 +157,7 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
 static int pass_on_locked(ucch_transfer *t) {
     int moved = 0;
     for (ucch_slot *s = t->peer->at->out; s < t->peer->at->out + UCCH_RMA_SLOTS; s++) {
-        if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_room(t->peer, s)) {
+        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_memory_locked(s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
             t->status = pass_locked(t, s);
@@ -221,13 +173,13 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     int moved = 0;
     if (ucch_transfer_passes(t)) return pass_on_locked(t);
     int way = ucch_carries_locked(t->peer);
-    if (way < 0 && t->peer->out) t->status = way;
+    if (way < 0) t->status = way;
     if (!way || t->status) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
         ucch_slot *s = &outward(t->peer)[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
         reclaim_locked(s);
-        if (s->state == UCCH_FREE && !s->request && t->next < t->n && !t->status && has_room(t->peer, s)) {
+        if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
             t->status = fill_locked(t, s);
@@ -250,42 +202,31 @@ ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
     ucch_peer *peer = ucch_peer_of(at, h->from);
     ucch_slot *s = peer && h->slot < UCCH_RMA_SLOTS ? &outward(peer)[h->slot] : NULL;
     if (!s || s->state != UCCH_SENT || s->header.serial != h->serial || s->peer != peer) return NULL;
-    if (h->other && s->header.what == UCCH_HERE && !peer->out) { /* it does not see ours */
-        peer->is_apart = 1;
-        if (!carry_locked(s)) return NULL;
-    }
     s->state = UCCH_FREE;
     return s->serial ? ucch_transfer_of(at, s->serial) : NULL;
 }
 
 /* ---- inward ---- */
 
-static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_arrival *a);
-
-/* Answer, and let the next one in. */
+/* Say what has become of a peer's slot, which it may fill again. */
 static void taken_locked(ucch_slot *s, int status) {
-    ucch_rma *at = s->at;
-    ucch_header h = {.what = UCCH_TAKEN, .serial = s->header.serial, .slot = s->header.slot, .status = status};
     ucch_peer *peer = s->peer;
+    ucch_header h = {.what = UCCH_TAKEN, .serial = s->header.serial, .slot = s->header.slot, .status = status};
     if (s->region) s->region->users--;
     s->region = NULL;
     s->state = UCCH_FREE;
-    if (peer && peer->in && s->header.what == UCCH_HERE) ucch_carrier_taken_locked(peer->in, s->piece);
-    if (peer) ucch_tell_locked(peer, h, NULL, 0);
-    ucch_arrival *a = at->arrivals;
-    if (!a || !ucch_slot_memory_locked(s, NULL, 0)) return;
-    at->arrivals = a->next;
-    take_locked(at, s, a);
-    free(a);
+    peer->arriving--;
+    if (peer->in) ucch_carrier_taken_locked(peer->in, s->piece);
+    ucch_tell_locked(peer, h, NULL, 0);
 }
 
 /* True if a chunk's table and data are as long as it says, and all places inside of its region. */
-static int is_sound(const ucch_region *region, const char *memory, size_t bytes, uint32_t count) {
+static int is_sound(const ucch_region *region, const ucch_place *places, size_t bytes, uint32_t count) {
     size_t table = table_of(count);
-    if (table > bytes || count > UCCH_RMA_PIECES) return 0;
+    if (table > bytes) return 0;
     size_t left = bytes - table;
     for (uint32_t k = 0; k < count; k++) {
-        ucch_place p = ((const ucch_place *)memory)[k];
+        ucch_place p = places[k];
         if (p.bytes > left || p.bytes > region->bytes || p.offset > region->bytes - p.bytes) return 0;
         left -= p.bytes;
     }
@@ -295,173 +236,108 @@ static int is_sound(const ucch_region *region, const char *memory, size_t bytes,
 /* Let the data of a slot go to its places, unless its sender counts as dead, or who waited for it does not any more:
  * either may have given the places to others. */
 static int scatter_locked(ucch_slot *s) {
-    ucch_region *region = ucch_region_of(s->at, s->header.region);
-    if (!s->peer || s->peer->status) return UCCH_FAIL_PEER;
-    if (s->header.other && !ucch_rma_counter_of(s->at, s->header.other - 1)) return UCCH_FAIL_CANCELLED;
+    ucch_rma *at = s->peer->at;
+    ucch_region *region = ucch_region_of(at, s->header.region);
+    ucch_share *share = s->peer->in ? &s->peer->in->share : &s->peer->share;
+    size_t place = ucch_share_place(s->header.slot);
+    uint32_t count = s->header.count;
+    if (s->peer->status || !share->memory) return UCCH_FAIL_PEER;
+    if (s->header.other && !ucch_rma_counter_of(at, s->header.other - 1)) return UCCH_FAIL_CANCELLED;
     if (!region) return UCCH_FAIL_STALE;
-    if (!is_sound(region, s->memory, s->bytes, s->header.count)) return UCCH_FAIL_RANGE;
-    const ucch_place *table = (const ucch_place *)s->memory;
-    const char *from = (region->on_device ? s->data_seen : s->data) + table_of(s->header.count);
-    ucch_piece *pieces = s->pieces;
+    if (count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
+    if (!ucch_slot_memory_locked(s)) return UCCH_FAIL_MEMORY;
+    if (ucch_share_pin(share)) return UCCH_FAIL_PATH;
+    memcpy(s->table, share->memory + place, count * sizeof(*s->table)); /* read once: others may write there */
+    if (!is_sound(region, s->table, s->bytes, count)) return UCCH_FAIL_RANGE;
+    const char *from = (region->on_device ? share->seen : share->memory) + place + table_of(count);
+    for (uint32_t k = 0; k < count; k++) {
+        s->pieces[k] = (ucch_piece){from, region->base + s->table[k].offset, 0, s->table[k].bytes};
+        from += s->table[k].bytes;
+    }
     s->region = region;
     region->users++;
-    for (uint32_t k = 0; k < s->header.count; k++) {
-        pieces[k] = (ucch_piece){from, region->base + table[k].offset, 0, table[k].bytes};
-        from += table[k].bytes;
-    }
-    int by_wires = s->peer->in && s->header.what == UCCH_HERE;
-    int status = begin(s, region, UCCH_TO_DEVICE, by_wires, NULL, s->header.count);
+    int status = begin(s, region, UCCH_TO_DEVICE, s->peer->in != NULL, NULL, count);
     if (!status) s->state = UCCH_COPYING;
     return status;
 }
 
-static void landed_locked(ucch_slot *s, int status) {
-    s->request = NULL;
-    if (!status) status = scatter_locked(s);
-    if (status) taken_locked(s, status);
-}
-
-static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
-    ucch_slot *s = data;
-    int is_ours = s->request == request;
-    (void)bytes;
-    ucp_request_free(request);
-    if (!is_ours) return;
-    ucch_attend_locked(s->at);
-    int before = ucch_device_enter();
-    landed_locked(s, status);
-    ucch_device_leave(before);
-}
-
-/* Find the data of a slot that its sender sees, too; the table is read once, as others may write there. */
-static int find_locked(ucch_slot *s) {
-    ucch_share *share = !s->peer ? NULL : s->peer->in ? &s->peer->in->share : &s->peer->share;
-    if (!share || !share->memory) return UCCH_FAIL_PEER;
-    if (s->header.count > UCCH_RMA_PIECES) return UCCH_FAIL_RANGE;
-    int status = ucch_share_pin(share);
-    if (status) return status;
-    size_t at = ucch_share_place(s->header.slot);
-    s->data = share->memory + at;
-    s->data_seen = share->seen + at;
-    memcpy(s->memory, s->data, s->header.count * sizeof(ucch_place));
-    return 0;
-}
-
-/* A slot that wires carry, if that has come. */
+/* Whether a slot is there, if wires carry it: then its data goes on. */
 static int come_locked(ucch_slot *s) {
-    int come = s->peer && s->peer->in ? ucch_carrier_come_locked(s->peer->in, s->piece) : 1;
-    if (come) landed_locked(s, come < 0 ? come : find_locked(s));
+    ucch_peer *peer = s->peer;
+    int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
+    int status = come > 0 ? scatter_locked(s) : come;
+    if (status) taken_locked(s, status);
     return come != 0;
-}
-
-static void take_locked(ucch_rma *at, ucch_slot *s, const ucch_arrival *a) {
-    s->at = at;
-    s->peer = ucch_peer_of(at, a->header.from);
-    s->serial = a->header.serial;
-    s->header = a->header;
-    s->bytes = a->bytes;
-    s->piece = a->piece;
-    s->region = NULL;
-    s->state = UCCH_ARRIVING;
-    s->data = s->data_seen = s->memory;
-    if (s->header.what == UCCH_HERE) {
-        come_locked(s);
-        return;
-    }
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
-                             .cb = landed,
-                             .user_data = s};
-    p.datatype = BYTES;
-    void *request = ucp_am_recv_data_nbx(at->worker, a->data, s->memory, a->bytes, &p);
-    if (request && !IS_STATUS(request))
-        s->request = request;
-    else
-        landed_locked(s, (int)(intptr_t)request);
-}
-
-static ucs_status_t enter_locked(ucch_rma *at, const ucch_arrival *come) {
-    for (int i = 0; i < UCCH_RMA_SLOTS; i++)
-        if (at->in[i].state == UCCH_FREE && ucch_slot_memory_locked(&at->in[i], NULL, 0)) {
-            take_locked(at, &at->in[i], come);
-            return UCS_INPROGRESS;
-        }
-    ucch_arrival *a = malloc(sizeof(*a)), **last = &at->arrivals;
-    if (!a) return UCCH_UCC_ABSENT;
-    while (*last)
-        last = &(*last)->next;
-    *a = *come;
-    *last = a;
-    return UCS_INPROGRESS;
-}
-
-/* A chunk comes in. */
-ucs_status_t ucch_chunk_come_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
-    return enter_locked(at, &(ucch_arrival){.header = *h, .data = data, .bytes = bytes});
 }
 
 /* Data is in a slot of a peer's, if we see that, or wires bring it. */
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data) {
     ucch_here here;
     memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
-    ucch_arrival a = {.header = *h, .bytes = here.bytes};
-    int sees = here.bytes <= UCCH_RMA_SLOT && h->slot < UCCH_RMA_SLOTS;
-    if (sees && peer->in)
-        sees = !ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &a.piece);
-    else
-        sees = sees && !ucch_share_open(&peer->share, peer->pid, here.file) && !ucch_share_pin(&peer->share);
-    if (sees) {
-        int before = ucch_device_enter();
-        sees = enter_locked(peer->at, &a) == UCS_INPROGRESS;
-        ucch_device_leave(before);
+    ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->slots[h->slot] : NULL;
+    int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
+    if (!status && peer->in)
+        status = ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
+    else if (!status && ucch_share_open(&peer->share, peer->pid, here.file))
+        status = UCCH_FAIL_PATH;
+    if (status) {
+        ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = status};
+        ucch_tell_locked(peer, no, NULL, 0);
+        return;
     }
-    if (sees) return;
-    ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = UCCH_FAIL_MEMORY, .other = 1};
-    ucch_tell_locked(peer, no, NULL, 0);
+    s->peer = peer;
+    s->header = *h;
+    s->bytes = here.bytes;
+    s->state = UCCH_ARRIVING;
+    peer->arriving++;
+    UCCH_ON_DEVICE;
+    come_locked(s);
 }
 
 /* True if a device of ours is at work in slots that a peer sees, too. */
 int ucch_staged_busy(ucch_peer *peer) {
     int busy = 0;
-    ucch_lock();
-    int before = ucch_device_enter();
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        const ucch_slot *in = &peer->at->in[i];
         const ucch_slot *passed = &peer->at->out[i];
         ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
         busy |= passed->peer == peer && passed->state == UCCH_COPYING && passed->is_passed;
-        busy |= in->peer == peer && in->state == UCCH_COPYING && in->header.what == UCCH_HERE;
+        busy |= peer->slots[i].state == UCCH_COPYING;
         busy |= out && out->state == UCCH_COPYING && !copied(out);
     }
-    ucch_device_leave(before);
-    ucch_unlock();
     return busy;
 }
 
 /* How many slots are still on their way to places whose arrival a counter counts. */
 int ucch_rma_arriving(ucch_rma *at, int number) {
     int found = 0;
-    ucch_lock();
-    for (int i = 0; i < UCCH_RMA_SLOTS; i++)
-        found += at->in[i].state == UCCH_COPYING && at->in[i].header.other == (uint64_t)number + 1;
-    ucch_unlock();
+    UCCH_LOCKED;
+    for (ucch_peer *p = at->peers; p; p = p->next)
+        for (int i = 0; i < UCCH_RMA_SLOTS; i++)
+            found += p->slots[i].state == UCCH_COPYING && p->slots[i].header.other == (uint64_t)number + 1;
     return found;
+}
+
+/* A slot on its way to its places: 2 if it is there, 1 if not yet. */
+static int poll_locked(ucch_slot *s) {
+    if (s->state == UCCH_ARRIVING) return come_locked(s) ? 2 : 1;
+    int done = copied(s);
+    if (done) taken_locked(s, done < 0 ? done : 0);
+    return done ? 2 : 1;
 }
 
 /* Look after what is on its way to its places: 2 if some is there, 1 if some is under way. */
 int ucch_staged_poll_locked(ucch_rma *at) {
     int found = 0;
-    for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = &at->in[i];
-        if (at->out[i].state == UCCH_COPYING && at->out[i].is_passed && !found) found = 1;
-        if (passed_locked(&at->out[i])) found = 2;
-        reclaim_locked(s);
-        if (s->state != UCCH_FREE && !found) found = 1;
-        if (s->state == UCCH_ARRIVING && s->header.what == UCCH_HERE && come_locked(s)) found = 2;
-        if (s->state != UCCH_COPYING) continue;
-        int done = copied(s);
-        if (!done) continue;
-        taken_locked(s, done < 0 ? done : 0);
-        found = 2;
+    for (ucch_slot *s = at->out; s < at->out + UCCH_RMA_SLOTS; s++) {
+        int now = s->state == UCCH_COPYING && s->is_passed ? 1 + passed_locked(s) : 0;
+        found = now > found ? now : found;
     }
+    for (ucch_peer *p = at->peers; p; p = p->next)
+        for (ucch_slot *s = p->slots; p->arriving && s < p->slots + UCCH_RMA_SLOTS; s++) {
+            int now = s->state != UCCH_FREE ? poll_locked(s) : 0;
+            found = now > found ? now : found;
+        }
     return found;
 }

@@ -16,10 +16,7 @@
 
 /* ---- peers ---- */
 
-static void died(void *arg, ucp_ep_h ep, ucs_status_t status) {
-    (void)ep;
-    ((ucch_peer *)arg)->status = status;
-}
+static void died(void *arg, ucp_ep_h ep, ucs_status_t status) { ((ucch_peer *)arg)->status = status; }
 
 /* Connect. `process`: the peer's, where it is on this host and shares its process numbers; libucp then uses memory for
  * which it hears of no deaths. NULL with a status where that is impossible. */
@@ -55,14 +52,13 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
 
 void ucch_peer_lose_locked(ucch_peer *peer) {
     if (!peer->status) peer->status = UCCH_FAIL_PEER;
-    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 0);
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
 /* From now on it counts as dead. */
 void ucch_peer_lose(ucch_peer *peer) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_peer_lose_locked(peer);
-    ucch_unlock();
 }
 
 uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
@@ -73,7 +69,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     int is_gone = ucch_peer_status(peer) != 0, status = 0;
     double until = ucch_now() + timeout;
     ucch_lock();
-    ucch_transfers_end_locked(peer, UCCH_FAIL_PEER, 1);
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 1);
     ucch_unlock();
     while (ucch_staged_busy(peer) && ucch_now() < until)
         sched_yield(); /* it may use its slots again when we have left */
@@ -112,12 +108,9 @@ void ucch_peer_free(ucch_peer *peer) {
     ucch_lock();
     for (ucch_target *t = peer->targets; t; t = t->next)
         t->peer = NULL;
-    for (ucch_peer **p = &peer->at->peers; *p; p = &(*p)->next)
-        if (*p == peer) {
-            *p = peer->next;
-            break;
-        }
+    UCCH_UNLINK(peer->at->peers, peer, next);
     ucch_unlock();
+    ucch_slots_free(peer->slots);
     ucch_share_free(&peer->share);
     free(peer);
 }
@@ -125,25 +118,21 @@ void ucch_peer_free(ucch_peer *peer) {
 /* True if the kernel copies single short pieces between host memories, as far as is known. */
 int ucch_peer_by_kernel(const ucch_peer *peer) { return peer->by_kernel; }
 
-/* True if data for the peer passes memory that both processes see, as far as is known. */
-int ucch_peer_shares(const ucch_peer *peer) { return peer->pid && !peer->is_apart && !peer->at->alone; }
-
 /* ---- regions ---- */
 
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh) {
     ucch_region *r = calloc(1, sizeof(*r));
     if (!r) return NULL;
     *r = (ucch_region){.at = at, .id = id, .base = base, .bytes = bytes, .on_device = on_device, .memh = memh};
-    ucch_lock();
+    UCCH_LOCKED;
     r->next = at->regions;
     at->regions = r;
-    ucch_unlock();
     return r;
 }
 
 /* Take it from all peers; nothing comes in any more. */
 void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
-    ucch_lock();
+    UCCH_LOCKED;
     int is_first = !region->closing;
     region->closing = 1;
     for (ucch_peer *p = at->peers; p && is_first; p = p->next)
@@ -151,28 +140,21 @@ void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
             region->asked++;
             p->revoking++;
         }
-    ucch_unlock();
 }
 
 /* How many peers and transfers still use it. */
 int ucch_region_users(ucch_rma *at, ucch_region *region) {
     int lost = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     for (ucch_peer *p = at->peers; p; p = p->next)
         if (p->revoking && ucch_peer_status(p)) lost += p->revoking;
     int left = region->asked - lost;
-    int users = (left > 0 ? left : 0) + region->users;
-    ucch_unlock();
-    return users;
+    return (left > 0 ? left : 0) + region->users;
 }
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
     ucch_lock();
-    for (ucch_region **r = &at->regions; *r; r = &(*r)->next)
-        if (*r == region) {
-            *r = region->next;
-            break;
-        }
+    UCCH_UNLINK(at->regions, region, next);
     ucch_unlock();
     free(region);
 }
@@ -183,19 +165,16 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
     ucch_target *t = calloc(1, sizeof(*t));
     if (!t) return NULL;
     *t = (ucch_target){.peer = peer, .id = id, .base = base, .bytes = bytes, .on_device = on_device};
-    ucch_lock();
+    UCCH_LOCKED;
     t->next = peer->targets;
     peer->targets = t;
-    ucch_unlock();
     return t;
 }
 
 /* Unpack the key by which libucp reaches it. */
 int ucch_target_key(ucch_target *t, const void *key) {
-    ucch_lock();
-    int status = ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
-    ucch_unlock();
-    return status;
+    UCCH_LOCKED;
+    return ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
 }
 
 int ucch_target_stale(ucch_target *t) { return t->is_stale; }
@@ -204,18 +183,14 @@ int ucch_target_users(ucch_target *t) { return t->users; }
 
 /* No transfer begins there any more. Its memory stays: a thread may be about to begin one. */
 void ucch_target_close(ucch_target *t) {
-    ucch_lock();
+    UCCH_LOCKED;
     if (t->peer) {
         if (t->rkey) ucp_rkey_destroy(t->rkey);
         ucch_target_return_locked(t);
-        ucch_target **p = &t->peer->targets;
-        while (*p != t)
-            p = &(*p)->next;
-        *p = t->next;
+        UCCH_UNLINK(t->peer->targets, t, next);
         t->rkey = NULL;
         t->peer = NULL;
     }
-    ucch_unlock();
 }
 
 void ucch_target_free(ucch_target *t) {

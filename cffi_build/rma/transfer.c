@@ -33,13 +33,19 @@ enum { WAITING, MOVING, FLUSHING, ASKED };
  * meanwhile; and data that it still has from such a sender cannot be taken back. */
 static int is_direct(const ucch_transfer *t) {
     int may = !t->peer->by_errors || t->peer->at->by_hardware;
-    return may && t->local && t->target && !t->local->on_device && !t->target->on_device && !t->rows.row;
+    return may && t->is.local && t->is.target && !t->is.local->on_device && !t->is.target->on_device && !t->rows.row;
 }
 
 static void end_locked(ucch_transfer *t, int status) {
     if (t->op.state != UCCH_ACTIVE) return;
+    if (t->is.what == UCCH_RMA_AWAIT) {
+        ucch_op_end_locked(&t->op, status, -1, -1);
+        ucch_gate_leave_locked(&t->held);
+        ucch_transfer_leave_locked(t);
+        return;
+    }
     if (!t->lists) { /* or it is the peer's get, and counts there */
-        t->peer->counts[status ? UCCH_RMA_FAILED : t->what]++;
+        t->peer->counts[status ? UCCH_RMA_FAILED : t->is.what]++;
         if (!status) t->peer->counts[UCCH_RMA_BYTES] += t->bytes;
     }
     if (t->lists)
@@ -49,7 +55,7 @@ static void end_locked(ucch_transfer *t, int status) {
     ucch_gate_leave_locked(&t->held);
     int passes = ucch_transfer_passes(t);
     if (status && t->phase == MOVING && !is_direct(t) && !passes) ucch_staged_leave_locked(t);
-    if (t->in_flight && passes) ucch_attend_locked(t->peer->at);
+    if (t->in_flight && passes) ucch_attend_locked(t->at);
     /* A process of this host that has died takes nothing more from our memory; our device may. */
     if (!t->in_flight || (t->peer->status && !t->peer->by_errors && !passes)) ucch_transfer_leave_locked(t);
     if (t->lists && !t->in_flight) ucch_transfer_free(t);
@@ -80,21 +86,21 @@ static void *post_locked(ucch_transfer *t, size_t i) {
     p.cb = finished;
     p.user_data = t;
     p.datatype = BYTES;
-    p.op_attr_mask |= t->local->memh ? ATTR_MEMH : 0;
-    p.memh = t->local->memh;
-    char *here = t->local->base + t->mine[i];
-    uint64_t there = t->target->base + t->theirs[i];
-    return t->what == UCCH_RMA_PUT ? ucp_put_nbx(t->peer->ep, here, t->lengths[i], there, t->target->rkey, &p)
-                                   : ucp_get_nbx(t->peer->ep, here, t->lengths[i], there, t->target->rkey, &p);
+    p.op_attr_mask |= t->is.local->memh ? ATTR_MEMH : 0;
+    p.memh = t->is.local->memh;
+    char *here = t->is.local->base + t->is.mine[i];
+    uint64_t there = t->is.target->base + t->is.theirs[i];
+    return t->is.what == UCCH_RMA_PUT ? ucp_put_nbx(t->peer->ep, here, t->is.lengths[i], there, t->is.target->rkey, &p)
+                                      : ucp_get_nbx(t->peer->ep, here, t->is.lengths[i], there, t->is.target->rkey, &p);
 }
 
 static int move_locked(ucch_transfer *t) {
     int moved = 0;
-    while (!t->status && t->next < t->n && t->in_flight < WINDOW && moved < TURN) {
+    while (!t->status && t->next < t->is.n && t->in_flight < WINDOW && moved < TURN) {
         size_t i = t->next++;
         moved++;
-        if (t->lengths[i]) t->status = begun(t, post_locked(t, i));
-        t->bytes += t->lengths[i];
+        if (t->is.lengths[i]) t->status = begun(t, post_locked(t, i));
+        t->bytes += t->is.lengths[i];
     }
     return moved;
 }
@@ -106,26 +112,26 @@ static int flush_locked(ucch_transfer *t) {
 }
 
 static int notify_locked(ucch_transfer *t) {
-    if (!t->tells) return 0;
-    ucch_header h = {.what = UCCH_NOTIFY, .other = (uint64_t)(t->counter + 1)};
+    if (!t->is.tells) return 0;
+    ucch_header h = {.what = UCCH_NOTIFY, .other = (uint64_t)t->is.counter};
     t->peer->counts[UCCH_RMA_NOTICES]++;
-    return ucch_tell_locked(t->peer, h, t->notice, t->notice_bytes);
+    return ucch_tell_locked(t->peer, h, t->is.notice, t->is.notice_bytes);
 }
 
 /* Ask the owner to send: the places there, those here, and how long each is. */
 static int pull_locked(ucch_transfer *t) {
-    size_t each = t->n * sizeof(uint64_t);
+    size_t each = t->is.n * sizeof(uint64_t);
     char *lists = malloc(3 * each);
     if (!lists) return UCCH_FAIL_MEMORY;
-    memcpy(lists, t->theirs, each);
-    memcpy(lists + each, t->mine, each);
-    memcpy(lists + 2 * each, t->lengths, each);
-    ucch_header h = {.what = UCCH_PULL, .serial = t->serial, .region = t->there, .other = t->local->id};
-    h.count = (uint32_t)t->n;
+    memcpy(lists, t->is.theirs, each);
+    memcpy(lists + each, t->is.mine, each);
+    memcpy(lists + 2 * each, t->is.lengths, each);
+    ucch_header h = {.what = UCCH_PULL, .serial = t->serial, .region = t->there, .other = t->is.local->id};
+    h.count = (uint32_t)t->is.n;
     int status = ucch_tell_locked(t->peer, h, lists, 3 * each);
     free(lists);
-    for (size_t i = 0; i < t->n; i++)
-        t->bytes += t->lengths[i];
+    for (size_t i = 0; i < t->is.n; i++)
+        t->bytes += t->is.lengths[i];
     return status;
 }
 
@@ -137,35 +143,46 @@ static int open_locked(ucch_transfer *t) {
 
 /* True if an earlier one to the same peer is still under way. */
 static int is_behind(const ucch_transfer *t) {
-    for (const ucch_transfer *o = t->peer->at->transfers; o; o = o->following)
-        if (o->peer == t->peer && o->serial < t->serial && o->op.state == UCCH_ACTIVE) return 1;
+    for (const ucch_transfer *o = t->at->transfers; o; o = o->following)
+        if (o->peer == t->peer && o->serial < t->serial && o->is.what != UCCH_RMA_AWAIT && o->op.state == UCCH_ACTIVE)
+            return 1;
     return 0;
+}
+
+/* Whether a counter of ours is as far as is wanted: 1, 0 when not yet, or a failure. */
+static int counted_locked(ucch_transfer *t) {
+    const uint64_t *counter = ucch_rma_counter_of(t->at, (uint64_t)t->is.counter);
+    if (!counter) return UCCH_FAIL_CANCELLED;
+    if (*counter < t->is.least) return 0;
+    t->phase = FLUSHING; /* that was all */
+    return 1;
 }
 
 /* Leave the wait for a stream, or for earlier transfers: 1, 0 when not yet, or a failure. */
 static int start_locked(ucch_transfer *t) {
+    if (t->is.what == UCCH_RMA_AWAIT) return counted_locked(t);
     int open = ucch_gate_open_locked(&t->gate);
     if (open != 1) return open;
-    if (t->what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
+    if (t->is.what == UCCH_RMA_FLUSH && is_behind(t)) return 0;
     t->phase = MOVING;
     ucch_op_started_locked(&t->op);
-    int asks = t->what == UCCH_RMA_OPEN || (t->what == UCCH_RMA_GET && !is_direct(t) && !ucch_transfer_passes(t));
+    int asks = t->is.what == UCCH_RMA_OPEN || (t->is.what == UCCH_RMA_GET && !is_direct(t) && !ucch_transfer_passes(t));
     if (!asks) return 1;
     t->phase = ASKED;
-    int status = t->what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
+    int status = t->is.what == UCCH_RMA_OPEN ? open_locked(t) : pull_locked(t);
     return status ? status : 1;
 }
 
 /* All data has been handed over: 1 when that was all, as far as it is known. */
-static int is_through(const ucch_transfer *t) { return (t->next == t->n || t->status) && !t->in_flight; }
+static int is_through(const ucch_transfer *t) { return (t->next == t->is.n || t->status) && !t->in_flight; }
 
 static int forward_locked(ucch_transfer *t) {
     int moved = 0;
     if (t->phase == WAITING && (moved = start_locked(t)) < 0) t->status = moved;
-    if (t->target && t->target->is_stale && !t->status) t->status = UCCH_FAIL_STALE;
-    if (t->phase == MOVING) moved += is_direct(t) || !t->n ? move_locked(t) : ucch_staged_move_locked(t);
+    if (t->is.target && t->is.target->is_stale && !t->status) t->status = UCCH_FAIL_STALE;
+    if (t->phase == MOVING) moved += is_direct(t) || !t->is.n ? move_locked(t) : ucch_staged_move_locked(t);
     if (t->phase == MOVING && is_through(t) && !t->status) {
-        int must = t->what == UCCH_RMA_FLUSH || (t->what == UCCH_RMA_PUT && is_direct(t));
+        int must = t->is.what == UCCH_RMA_FLUSH || (t->is.what == UCCH_RMA_PUT && is_direct(t));
         if (!must) t->phase = FLUSHING;
         if (must) t->status = flush_locked(t);
     }
@@ -185,8 +202,8 @@ static int advance_locked(ucch_op *op) {
 }
 
 static int check_locked(ucch_op *op, double now) {
-    (void)now;
-    return ucch_peer_status(((ucch_transfer *)op)->peer) ? UCCH_FAIL_PEER : 0;
+    ucch_peer *peer = ((ucch_transfer *)op)->peer;
+    return peer && ucch_peer_status(peer) ? UCCH_FAIL_PEER : 0;
 }
 
 static void abandon_locked(ucch_op *op, int status) { end_locked((ucch_transfer *)op, status); }
@@ -204,8 +221,8 @@ void ucch_transfer_answered_locked(ucch_transfer *t, int status) {
 }
 
 /* End all that are under way with a peer, or of them those alone that our device copies from place to place. */
-void ucch_transfers_end_locked(ucch_peer *peer, int status, int passing) {
-    for (ucch_transfer *t = peer->at->transfers, *next; t; t = next) {
+void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing) {
+    for (ucch_transfer *t = at->transfers, *next; t; t = next) {
         next = t->following;
         if (t->peer == peer && (!passing || ucch_transfer_passes(t))) end_locked(t, status);
     }
@@ -218,75 +235,49 @@ int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, co
     return -1;
 }
 
-ucch_transfer *ucch_transfer_new(ucch_peer *peer, int what) {
+/* What the order points to stays the caller's. */
+ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order) {
     ucch_transfer *t = calloc(1, sizeof(*t));
     if (!t) return NULL;
     t->op.kind = &kind;
+    t->at = at;
     t->peer = peer;
-    t->what = what;
-    t->counter = -1;
+    t->is = *order;
+    t->there = order->target ? order->target->id : order->region;
+    t->bytes = order->bytes;
+    if (order->rows) t->rows = *order->rows;
     return t;
 }
 
 ucch_op *ucch_transfer_op(ucch_transfer *t) { return &t->op; }
 
-/* Of a region of the peer's, in places that the caller keeps. */
-void ucch_transfer_lists(ucch_transfer *t, ucch_region *local, ucch_target *target, size_t n, const uint64_t *mine,
-                         const uint64_t *theirs, const uint64_t *lengths) {
-    t->local = local;
-    t->target = target;
-    t->there = target->id;
-    t->n = n;
-    t->mine = mine;
-    t->theirs = theirs;
-    t->lengths = lengths;
-}
-
-/* Gather each piece from rows, and convert it; lengths are those of the result. */
-void ucch_transfer_converts(ucch_transfer *t, const ucch_rows *rows) { t->rows = *rows; }
-
-/* Ask if a region exists. */
-void ucch_transfer_opens(ucch_transfer *t, uint64_t region, uint64_t bytes) {
-    t->there = region;
-    t->bytes = bytes;
-}
-
-/* Notify the peer afterwards: by a message, which the caller keeps, if it has any bytes, and a counter (or -1). */
-void ucch_transfer_notifies(ucch_transfer *t, void *data, size_t bytes, int counter) {
-    t->tells = 1;
-    t->notice = data;
-    t->notice_bytes = bytes;
-    t->counter = counter;
-}
-
 static void begin_locked(ucch_transfer *t, double timeout) {
-    ucch_rma *at = t->peer->at;
-    t->serial = ++at->serials;
-    t->following = at->transfers;
-    at->transfers = t;
-    if (t->local) t->local->users++;
-    if (t->target) t->target->users++;
+    t->serial = ++t->at->serials;
+    t->following = t->at->transfers;
+    t->at->transfers = t;
+    if (t->is.local) t->is.local->users++;
+    if (t->is.target) t->is.target->users++;
     ucch_op_begin_locked(&t->op, timeout);
 }
 
 /* See a short one to its end that goes to a process of this host, if nothing is in front of it, and no word of it is
  * left for the thread to send. */
 static void hurry_locked(ucch_transfer *t) {
-    int is_short = t->next == t->n && t->bytes <= HURRY_BYTES && !t->tells && !t->peer->by_errors && is_direct(t);
-    if (!is_short || t->phase == WAITING || t->phase == ASKED) return;
-    for (uint64_t i = HURRY + t->n + t->bytes / SEGMENT; i && t->op.state == UCCH_ACTIVE; i--) {
-        ucp_worker_progress(t->peer->at->worker);
+    if (t->op.state != UCCH_ACTIVE || t->phase == WAITING || t->phase == ASKED) return;
+    int is_short = t->next == t->is.n && t->bytes <= HURRY_BYTES && !t->is.tells && !t->peer->by_errors && is_direct(t);
+    for (uint64_t i = is_short ? HURRY + t->is.n + t->bytes / SEGMENT : 0; i && t->op.state == UCCH_ACTIVE; i--) {
+        ucp_worker_progress(t->at->worker);
         if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);
     }
 }
 
 /* Have the flight recorder know of it: not of those that are done when they begin, which are not waited for. */
 static void record_locked(ucch_transfer *t) {
-    ucch_record about = {.kind = (uint8_t)(UCCH_RECORD_TRANSFER + t->what), .own = !t->peer->by_errors};
+    ucch_record about = {.kind = (uint8_t)(UCCH_RECORD_TRANSFER + t->is.what), .own = !t->peer->by_errors};
     about.peer = (int32_t)(t->peer->uid >> 1 & UCCH_RMA_PROCESS);
-    about.tag = t->tells;
-    for (size_t i = 0; i < t->n; i++)
-        about.bytes += t->lengths[i];
+    about.tag = t->is.tells;
+    for (size_t i = 0; i < t->is.n; i++)
+        about.bytes += t->is.lengths[i];
     t->op.late = t->phase == WAITING;
     t->op.record = ucch_flight_begin(&about, 0, t->op.started, !t->op.late);
 }
@@ -296,24 +287,23 @@ static void record_locked(ucch_transfer *t) {
 int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *stream) {
     int status = 0;
     if (has_stream) {
-        int before = ucch_device_enter();
+        UCCH_ON_DEVICE;
         status = ucch_gate_enter(&t->gate, stream);
-        ucch_device_leave(before);
     }
     if (status) return status;
-    ucch_lock();
-    if (t->peer->status || !t->peer->ep) status = UCCH_FAIL_PEER;
-    if (t->target && t->target->is_stale) status = UCCH_FAIL_STALE;
-    if (t->target && !t->target->peer) status = UCCH_FAIL_PEER; /* closed since, with the connection */
+    UCCH_LOCKED;
+    int is_wait = t->is.what == UCCH_RMA_AWAIT;
+    if (!is_wait && (t->peer->status || !t->peer->ep)) status = UCCH_FAIL_PEER;
+    if (t->is.target && t->is.target->is_stale) status = UCCH_FAIL_STALE;
+    if (t->is.target && !t->is.target->peer) status = UCCH_FAIL_PEER; /* closed since, with the connection */
     if (!status) {
         begin_locked(t, timeout);
         advance_locked(&t->op);
         hurry_locked(t);
         status = t->op.state == UCCH_DONE && t->has_left;
-        if (t->op.state == UCCH_ACTIVE) record_locked(t);
+        if (t->op.state == UCCH_ACTIVE && !is_wait) record_locked(t);
         if (!status) ucch_wake_locked();
     }
-    ucch_unlock();
     return status;
 }
 
@@ -343,12 +333,15 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
     int done = copy_locked(peer, what, local, target, mine, theirs, bytes);
     ucch_unlock();
     if (done) return 1;
-    ucch_transfer *t = ucch_transfer_new(peer, what);
+    ucch_transfer *t =
+        ucch_transfer_new(peer->at, peer, &(ucch_order){.what = what, .local = local, .target = target, .n = 1});
     if (!t) return 0;
     t->piece[0] = mine;
     t->piece[1] = theirs;
     t->piece[2] = bytes;
-    ucch_transfer_lists(t, local, target, 1, &t->piece[0], &t->piece[1], &t->piece[2]);
+    t->is.mine = &t->piece[0];
+    t->is.theirs = &t->piece[1];
+    t->is.lengths = &t->piece[2];
     int status = ucch_transfer_begin(t, timeout, 0, NULL);
     if (!status) return (uintptr_t)t;
     ucch_transfer_free(t);
@@ -360,34 +353,26 @@ int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, ui
     return bytes <= DASH_BYTES && !local->on_device && !target->on_device;
 }
 
-/* Without the lock: let a stream wait for a gate's end: 1, or 0 where it cannot. */
-int ucch_rma_hold(ucch_gate *gate, void *stream) {
-    int before = ucch_device_enter(), status = ucch_gate_wait(gate, stream);
-    ucch_device_leave(before);
-    if (!status) return 1;
-    ucch_lock();
-    ucch_gate_leave_locked(gate);
-    ucch_unlock();
-    return 0;
-}
-
 /* Let a stream wait for its end: 1, or 0 where it has ended, or streams cannot. */
 int ucch_transfer_hold(ucch_transfer *t, void *stream) {
     ucch_lock();
     int may = ucch_may_hold() && t->op.state == UCCH_ACTIVE && !t->held.held;
     int held = may && ucch_gate_promise_locked(&t->held);
     ucch_unlock();
-    return held && ucch_rma_hold(&t->held, stream);
+    if (!held) return 0;
+    UCCH_ON_DEVICE;
+    if (!ucch_gate_wait(&t->held, stream)) return 1;
+    ucch_lock();
+    ucch_gate_leave_locked(&t->held);
+    ucch_unlock();
+    return 0;
 }
 
 /* True if libucp or a stream still uses it and its memory. */
 int ucch_transfer_held(ucch_transfer *t) {
-    ucch_lock();
-    int before = ucch_device_enter();
-    int held = t->op.state == UCCH_ACTIVE || t->in_flight || ucch_gate_due(&t->gate);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return held;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return t->op.state == UCCH_ACTIVE || t->in_flight || ucch_gate_due(&t->gate);
 }
 
 void ucch_transfer_free(ucch_transfer *t) {
@@ -401,24 +386,21 @@ void ucch_transfer_free(ucch_transfer *t) {
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *data, size_t bytes) {
     ucch_region *region = ucch_region_of(peer->at, h->region);
     size_t n = h->count, each = n * sizeof(uint64_t);
-    ucch_transfer *t = region && bytes == 3 * each && n ? ucch_transfer_new(peer, UCCH_RMA_PUT) : NULL;
-    uint64_t *lists = t ? malloc(bytes) : NULL;
+    uint64_t *lists = region && bytes == 3 * each && n ? malloc(bytes) : NULL;
     int status = !region ? UCCH_FAIL_STALE : lists ? 0 : UCCH_FAIL_MEMORY;
     if (lists) memcpy(lists, data, bytes);
     if (!status && ucch_pieces_outside(region->bytes, n, lists, lists + 2 * n) >= 0) status = UCCH_FAIL_RANGE;
-    if (status) {
+    ucch_order order = {.what = UCCH_RMA_PUT, .local = region, .region = h->other, .n = n, .mine = lists};
+    ucch_transfer *t = status ? NULL : ucch_transfer_new(peer->at, peer, &order);
+    if (!t) {
         free(lists);
-        free(t);
-        ucch_tell_locked(peer, (ucch_header){.what = UCCH_PULLED, .serial = h->serial, .status = status}, NULL, 0);
+        ucch_header no = {.what = UCCH_PULLED, .serial = h->serial, .status = status ? status : UCCH_FAIL_MEMORY};
+        ucch_tell_locked(peer, no, NULL, 0);
         return;
     }
     t->lists = lists;
-    t->mine = lists;
-    t->theirs = lists + n;
-    t->lengths = lists + 2 * n;
-    t->n = n;
-    t->local = region;
-    t->there = h->other;
+    t->is.theirs = lists + n;
+    t->is.lengths = lists + 2 * n;
     t->asked = h->serial;
     begin_locked(t, 0);
 }

@@ -101,13 +101,9 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
 
 /* True if a message may have so many bytes, and names an object that exists. */
 static int is_sound(const ucch_header *h, size_t bytes) {
-    static const size_t most[] = {[UCCH_CARRY] = UCCH_RMA_SLOT,
-                                  [UCCH_HERE] = sizeof(ucch_here),
-                                  [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
-                                  [UCCH_MEET] = UCCH_RMA_REACH,
-                                  [UCCH_MET] = UCCH_RMA_REACH,
-                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE,
-                                  [UCCH_PULLED] = 0};
+    static const size_t most[] = {[UCCH_HERE] = sizeof(ucch_here), [UCCH_PULL] = (size_t)24 * UCCH_RMA_ENTRIES,
+                                  [UCCH_MEET] = UCCH_RMA_REACH,    [UCCH_MET] = UCCH_RMA_REACH,
+                                  [UCCH_NOTIFY] = UCCH_RMA_NOTICE, [UCCH_PULLED] = 0};
     return h->version == UCCH_RMA_VERSION && h->what <= UCCH_PULLED && bytes <= most[h->what] &&
            (h->what != UCCH_NOTIFY || h->other <= (uint64_t)1 << 31);
 }
@@ -121,7 +117,6 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
     if (!is_sound(&h, bytes) || !ucch_peer_of(at, h.from)) return UCS_OK;
     int is_later = (param->recv_attr & IS_RNDV) != 0;
     ucch_attend_locked(at);
-    if (h.what == UCCH_CARRY) return is_later ? ucch_chunk_come_locked(at, &h, data, bytes) : UCS_OK;
     if (is_later) return receive_locked(at, &h, data, bytes);
     deliver_locked(at, &h, data, bytes);
     return UCS_OK;
@@ -183,10 +178,8 @@ static int start_thread(ucch_rma *at) {
 
 static int listen(ucch_rma *at, void *handler) {
     ucp_am_handler_param_t p = {.field_mask = 0xf, .id = UCCH_AM_ID, .flags = WHOLE, .cb = handler, .arg = at};
-    ucch_lock();
-    int status = ucp_worker_set_am_recv_handler(at->worker, &p);
-    ucch_unlock();
-    return status;
+    UCCH_LOCKED;
+    return ucp_worker_set_am_recv_handler(at->worker, &p);
 }
 
 /* Let a worker take part, under a number that no other one has; NULL with a status where it cannot. */
@@ -207,9 +200,8 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
         free(at);
         return NULL;
     }
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_attend_locked(at);
-    ucch_unlock();
     return at;
 }
 
@@ -217,6 +209,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
 void ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
+    ucch_transfers_end_locked(at, NULL, UCCH_FAIL_CANCELLED, 0); /* waits for counters */
     ucch_rma_call_locked(at);
     at->has_thread = 0;
     ucch_unlock();
@@ -228,14 +221,12 @@ void ucch_rma_stop(ucch_rma *at) {
 
 /* After its worker has been destroyed: libucp used its slots until then. */
 void ucch_rma_free(ucch_rma *at) {
-    ucch_lock();
-    ucch_staged_free_locked(at);
+    ucch_slots_free(at->out);
     while (at->notices) {
         ucch_notice *n = at->notices;
         at->notices = n->next;
         free(n);
     }
-    ucch_unlock();
     ucch_share_free(&at->own); /* which may wait for the device */
     pthread_cond_destroy(&at->calm);
     free(at->reach);
@@ -271,73 +262,4 @@ int ucch_rma_counter_next(ucch_rma *at, int number) {
     at->counters[which] = 0;
     ucch_unlock();
     return (int)(use * UCCH_RMA_COUNTERS + which);
-}
-
-/* Wait for a counter, by an operation of its own. */
-struct ucch_await {
-    ucch_op op;
-    ucch_rma *at;
-    ucch_peer *peer;
-    int counter;
-    uint64_t least;
-    ucch_gate gate;
-};
-
-static void reached_locked(ucch_await *w, int status) {
-    ucch_op_end_locked(&w->op, status, -1, -1);
-    ucch_gate_leave_locked(&w->gate);
-}
-
-static int look_locked(ucch_op *op) {
-    ucch_await *w = (ucch_await *)op;
-    const uint64_t *counter = ucch_rma_counter_of(w->at, (uint64_t)w->counter);
-    if (counter && *counter < w->least) return 0;
-    reached_locked(w, counter ? 0 : UCCH_FAIL_CANCELLED);
-    return 1;
-}
-
-static int alive_locked(ucch_op *op, double now) {
-    ucch_await *w = (ucch_await *)op;
-    return w->peer && w->peer->status ? UCCH_FAIL_PEER : 0;
-}
-
-static void give_up_locked(ucch_op *op, int status) { reached_locked((ucch_await *)op, status); }
-
-static const ucch_op_kind kind = {UCCH_BY_WORKERS, look_locked, alive_locked, give_up_locked};
-
-ucch_await *ucch_await_new(ucch_rma *at, ucch_peer *peer, int counter, uint64_t least) {
-    ucch_await *w = calloc(1, sizeof(*w));
-    if (!w) return NULL;
-    w->op.kind = &kind;
-    w->at = at;
-    w->peer = peer;
-    w->counter = counter;
-    w->least = least;
-    return w;
-}
-
-ucch_op *ucch_await_op(ucch_await *w) { return &w->op; }
-
-/* Begin to wait, and let a stream do so, too: 1, or 0 where streams cannot wait for memory, or
- * might hold up copies of ours that share their queue. */
-int ucch_await_begin(ucch_await *w, double timeout, int has_stream, void *stream) {
-    ucch_lock();
-    ucch_op_begin_locked(&w->op, timeout);
-    int held = has_stream && ucch_may_hold() && ucch_gate_promise_locked(&w->gate);
-    look_locked(&w->op);
-    ucch_wake_locked();
-    ucch_unlock();
-    return held && ucch_rma_hold(&w->gate, stream);
-}
-
-void ucch_await_cancel(ucch_await *w) {
-    ucch_lock();
-    if (w->op.state == UCCH_ACTIVE) reached_locked(w, UCCH_FAIL_CANCELLED);
-    ucch_unlock();
-}
-
-void ucch_await_free(ucch_await *w) {
-    ucch_await_cancel(w);
-    ucch_gate_free(&w->gate);
-    free(w);
 }

@@ -139,7 +139,6 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->rank = rank;
     c->size = size;
     c->slot = slot;
-    pthread_mutex_init(&c->called.lock, NULL);
     int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
@@ -217,7 +216,7 @@ static int wires_of(const ucch_channels *c, int ring) {
 }
 
 /* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
- * ring: 0, or a failure. The ranks tell each other by the shortest what they have called. */
+ * ring: 0, or a failure. The ranks tell each other of failures by the shortest. */
 static int carry(ucch_channels *c, int peer, int comes, int ring) {
     ucch_channel *way = &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
@@ -227,7 +226,7 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .consumed = way->consumed.at,
                         .tainted_here = c->tainted,
                         .tainted_there = way->tainted,
-                        .calls = ring == SHORT_RING ? &c->called : NULL,
+                        .tells = ring == SHORT_RING,
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
@@ -385,11 +384,9 @@ static int open_locked(ucch_channels *c) {
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */
 int ucch_channels_open(ucch_channels *c) {
-    ucch_lock();
-    int before = ucch_device_enter(), status = open_locked(c);
-    ucch_device_leave(before);
-    ucch_unlock();
-    return status;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return open_locked(c);
 }
 
 /* Give back what the device has. */
@@ -441,13 +438,12 @@ static int emptied(const ucch_channel *channel) {
 /* 1 if all that was queued has ended and all that was sent has been taken; -1 if that will never be known, because a
  * call has failed; or 0. */
 int ucch_channels_quiet(ucch_channels *c) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_channels_room(c);
     int quiet = c->failed ? -1 : c->landed == c->calls;
     for (int i = 0; i < c->size * UCCH_RINGS && quiet > 0; i++)
         quiet =
             i / UCCH_RINGS == c->rank || UCCH_OF_LANE(i % UCCH_RINGS) || (emptied(&c->out[i]) && emptied(&c->in[i]));
-    ucch_unlock();
     return quiet;
 }
 
@@ -567,7 +563,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
         if (c->out[i].flow) ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow) ucch_flow_abort(c->out[i].flow);
+        if (c->out[i].flow) ucch_flow_ring(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
     let_go(c);
     c->drain.kind = &draining;

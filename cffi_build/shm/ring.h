@@ -78,7 +78,6 @@ struct ucch_channels {
     size_t slot; /* bytes of the longest between hosts */
     int nwires;
     uint64_t serial;        /* alike on all ranks */
-    ucch_calls called;      /* for ranks of other hosts */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
     int *hosts;             /* by rank */
     uint64_t *keys;         /* by rank: processes of other hosts */

@@ -81,23 +81,21 @@ static ucch_mapping *make(uint64_t key, size_t bytes) {
 
 /* Memory of this process's, which is `key`, of parts that are to be pinned; NULL where there can be none. */
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_mapping *m = found(key, -1, bytes);
     if (!m) m = make(key, bytes);
-    ucch_unlock();
     return m;
 }
 
 /* A file of another process's; NULL where it cannot be opened. */
 ucch_mapping *ucch_mapping_open(uint64_t key, int pid, int file, size_t bytes) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_mapping *m = found(key, file, bytes);
     int here = m ? -1 : ucch_shared_open(pid, file);
     if (here >= 0) {
         m = keep(key, file, bytes, here);
         close(here);
     }
-    ucch_unlock();
     return m;
 }
 
@@ -108,10 +106,9 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     while (r && (r->at != at || r->bytes != bytes))
         r = r->next;
     if (!r) {
-        int before = ucch_device_enter();
+        UCCH_ON_DEVICE;
         int status = m->ours && posix_fallocate(m->file, (off_t)at, (off_t)bytes) ? UCCH_FAIL_MEMORY : 0;
         if (!status) status = ucch_shared_pin(m->memory + at, bytes, seen);
-        ucch_device_leave(before);
         r = status ? NULL : malloc(sizeof(*r));
         if (!r) return status ? status : UCCH_FAIL_MEMORY;
         *r = (ucch_range){at, bytes, *seen, m->ranges};
@@ -127,9 +124,8 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
 /* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator that wants as
  * much: to unpin it could wait for the device, and so for streams that wait for other ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
-    ucch_lock();
+    UCCH_LOCKED;
     m->used--;
-    ucch_unlock();
 }
 
 /* Bytes of our own that have been pinned for channels, in use or not. */

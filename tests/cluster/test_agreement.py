@@ -29,10 +29,8 @@ def test_unlike_calls(host_crew: Callable[..., Any], islands: str) -> None:
 
 
 @pytest.mark.parametrize(("script", "args", "said"), [
-    (CASES / "refusal_cases.py", [], "kinds of calls refused"),
-    (CASES / "mistake_cases.py", ["8"], "all mistakes told"),
-    (bad_input("given_up()"), [], ""),
-], ids=["all kinds", "random", "given up"])  # fmt: skip
+    (CASES / "refusal_cases.py", ["20"], "mistakes told"), (bad_input("given_up()"), [], ""),
+], ids=["random", "given up"])  # fmt: skip
 def test_refusals(host_crew: Callable[..., Any], script: str | Path, args: list[str], said: str) -> None:
     done = host_crew(script, (2, 2), args, UCCH_TIMEOUT="300")
     assert said in done.stdout, done.output

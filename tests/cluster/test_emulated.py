@@ -78,9 +78,6 @@ def test_hosts_are_apart(cluster: Cluster) -> None:
     assert read(cluster, 1, "ls", "/dev/shm") == ""
     assert not Path("/dev/shm/mark").exists()
     assert read(cluster, 0, "getent", "ahostsv4", "node1").split()[0] == cluster.hosts[1].address
-
-
-def test_nothing_routes_out(cluster: Cluster) -> None:
     assert read(cluster, 0, "ip", "-4", "route").split()[:3] == ["10.10.0.0/16", "dev", "eth0"]
     assert "default" not in read(cluster, 0, "ip", "route")
 
@@ -99,43 +96,30 @@ def rates(cluster: Cluster, host: int, link: int = 0) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("text", "each"), [("1gbit", (1e9, 1e9)), ("1gbit,200mbit", (1e9, 2e8))])
-def test_links_have_their_rate(emulate: Callable[..., Cluster], text: str, each: tuple[float, float]) -> None:
-    cluster = emulate(hosts=2, rate=text)
-    assert [rates(cluster, host) for host in (0, 1)] == [[rate] * 2 for rate in each]
-    assert all(goodput(cluster, *ends) > 0 for ends in ((0, 1), (1, 0)))
-
-
-def test_each_link_has_its_own(emulate: Callable[..., Cluster]) -> None:
-    cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit")
+def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
+    """Each of a host's, and of a host that is told another one; they change, and a cable comes out."""
+    cluster = emulate(hosts=2, links=2, rate="400mbit+200mbit,1gbit+300mbit")
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
-    for host in (0, 1):
-        assert [rates(cluster, host, link) for link in (0, 1)] == [[4e8] * 2, [2e8] * 2]
-    assert goodput(cluster, link=None, both=True) > 0
-
-
-def test_rate_can_change(cluster: Cluster) -> None:
-    cluster.set_rate(1, "100mbit")
-    assert (rates(cluster, 0), rates(cluster, 1)) == ([4e9] * 2, [1e8] * 2)
+    for host, each in enumerate(((4e8, 2e8), (1e9, 3e8))):
+        assert [rates(cluster, host, link) for link in (0, 1)] == [[rate] * 2 for rate in each]
+    assert all(goodput(cluster, *ends) > 0 for ends in ((0, 1), (1, 0))) and goodput(cluster, link=None, both=True) > 0
+    for text, rate in (("100mbit", 1e8), ("none", math.inf), ("1gbit", 1e9)):
+        cluster.set_rate(1, text)
+        assert (rates(cluster, 0), rates(cluster, 1)) == ([4e8] * 2, [rate] * 2)
     assert goodput(cluster) > 0
-    cluster.set_rate(1, "none")
-    assert rates(cluster, 1) == [math.inf] * 2
-    cluster.set_rate(1, "1gbit")
-    assert rates(cluster, 1) == [1e9] * 2
-
-
-def test_mpirun(cluster: Cluster) -> None:
-    program = [sys.executable, "-c", ALLREDUCE]
-    assert cluster.mpirun(program, check=True).stdout.split() == ["node0", "node0", "node1", "node1"]
-    interleaved = cluster.mpirun(program, options=["--map-by", "node"], check=True)
-    assert interleaved.stdout.split() == ["node0", "node1", "node0", "node1"]
+    reach = [sys.executable, "-c", "import socket; socket.create_connection(('node1', 9), 0.5)"]
+    for up in (True, False, True):
+        cluster.set_link(1, up)
+        assert ("ConnectionRefusedError" in cluster.run(reach).stderr) == up
 
 
 def test_uneven_hosts(emulate: Callable[..., Cluster], flavour: tuple[str, int]) -> None:
     """Each of which has a folder of its own for what mpirun's daemon keeps there."""
     cluster = emulate(hosts=3, slots=[2, 1, 1], links=2, rate="1gbit")
-    names = cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True).stdout.split()
-    assert names == ["node0", "node0", "node1", "node2"]
+    program = [sys.executable, "-c", ALLREDUCE]
+    assert cluster.mpirun(program, check=True).stdout.split() == ["node0", "node0", "node1", "node2"]
+    interleaved = cluster.mpirun(program, options=["--map-by", "node"], check=True)
+    assert interleaved.stdout.split() == ["node0", "node1", "node2", "node0"]
     if flavour[0] == "openmpi" and flavour[1] >= 5:
         kept = cluster.mpirun(["sh", "-c", "ls -d $TMPDIR/prted.* || true"], check=True).stdout.split()
         assert sorted(Path(each).parent.name for each in kept) == ["node1", "node2"], kept
@@ -150,7 +134,8 @@ def test_environment(emulate: Callable[..., Cluster], monkeypatch: pytest.Monkey
     assert sorted(lines) == ["a y x", "b y None"]
 
 
-def test_status_and_output(cluster: Cluster) -> None:
+def test_commands(cluster: Cluster) -> None:
+    """Their statuses and output; signals reach them, and they end with whoever has started them."""
     failed = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"], host=1)
     assert (failed.returncode, failed.stdout, failed.stderr) == (7, "out\n", "err\n")
     assert cluster.run(["sh", "-c", "kill -9 $$"]).returncode == 128 + 9
@@ -159,6 +144,20 @@ def test_status_and_output(cluster: Cluster) -> None:
     assert cluster.mpirun([sys.executable, "-c", script]).returncode == 5
     with pytest.raises(subprocess.CalledProcessError):
         cluster.run(["false"], check=True)
+    ready = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done"
+    with cluster.hosts[1].popen(["sh", "-c", ready], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(400) == 3
+        assert process.stdout.read() == "caught\n"
+    with cluster.hosts[1].popen(["sh", "-c", "echo ready; sleep 600"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    wait_until(lambda: running(cluster, 1) == 0, "the command has ended")
+    cluster.power_off(1)
+    result = cluster.mpirun([sys.executable, "-c", ALLREDUCE], timeout=20)
+    assert result.returncode != 0 and "node1" in result.stdout + result.stderr
+    assert [cluster.run(["true"], host=host).returncode for host in (0, 1)] == [0, 255]
 
 
 def test_timeout_ends_the_job(cluster: Cluster) -> None:
@@ -170,46 +169,12 @@ def test_timeout_ends_the_job(cluster: Cluster) -> None:
     assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
 
 
-def test_signals_reach_the_command(cluster: Cluster) -> None:
-    ready = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done"
-    with cluster.hosts[1].popen(["sh", "-c", ready], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(400) == 3
-        assert process.stdout.read() == "caught\n"
-
-
-def test_killed_client_takes_its_command_along(cluster: Cluster) -> None:
-    with cluster.hosts[1].popen(["sh", "-c", "echo ready; sleep 600"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
-    wait_until(lambda: running(cluster, 1) == 0, "the command has ended")
-
-
 def test_two_clusters_at_once(emulate: Callable[..., Cluster]) -> None:
     pair = [emulate(hosts=2), emulate(hosts=2)]
     assert not set(namespaces(pair[0], 0)) & set(namespaces(pair[1], 0))
     with ThreadPoolExecutor() as pool:
         results = list(pool.map(lambda one: one.mpirun([sys.executable, "-c", ALLREDUCE]), pair))
     assert [(result.returncode, len(result.stdout.split())) for result in results] == [(0, 4), (0, 4)]
-
-
-def test_a_host_that_is_down(cluster: Cluster) -> None:
-    cluster.power_off(1)
-    result = cluster.mpirun([sys.executable, "-c", ALLREDUCE], timeout=20)
-    assert result.returncode != 0
-    assert "node1" in result.stdout + result.stderr
-    assert cluster.run(["true"], host=1).returncode == 255
-    assert cluster.run(["true"], host=0).returncode == 0
-
-
-def test_a_cable_that_is_out(cluster: Cluster) -> None:
-    reach = [sys.executable, "-c", "import socket; socket.create_connection(('node1', 9), 0.5)"]
-    assert "ConnectionRefusedError" in cluster.run(reach).stderr
-    cluster.set_link(1, False)
-    assert "ConnectionRefusedError" not in cluster.run(reach).stderr
-    cluster.set_link(1, True)
-    assert "ConnectionRefusedError" in cluster.run(reach).stderr
 
 
 def test_mpirun_through_real_ssh(ssh_cluster: Cluster) -> None:

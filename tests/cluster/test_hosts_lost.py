@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
 
+pytestmark = pytest.mark.usefixtures("libraries")
 JOB = Path(__file__).with_name("fault_job.py")
 PARTING = Path(__file__).with_name("parting_job.py")
 REVOKED = Path(__file__).with_name("revoked_job.py")
@@ -56,7 +57,6 @@ def outputs(
     return run
 
 
-@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("fault", ["kill", "stop", "exit", "outside"])
 def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], fault: str) -> None:
     """To them a host that is off, cut or behind a hole is one that says nothing more: one of these, drawn."""
@@ -70,79 +70,55 @@ def test_survivors_know_and_go_on(outputs: Callable[..., list[str]], fault: str)
         assert f"rank {rank} goes on" in out[rank], (fault, slots, out)
 
 
-@pytest.mark.usefixtures("libraries")
 def test_a_rank_that_holds_the_interpreter_is_alive(outputs: Callable[..., list[str]]) -> None:
     out = outputs((1, 1), "hold", [1])
     assert "rank 0 right" in out[0], out
 
 
-@pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize(
-    ("hows", "where"), [("dead", (2,)), ("kill exit error", (1, 2))], ids=["one host", "two hosts"]
-)
-def test_a_rank_that_ends_while_teams_are_made(
-    outputs: Callable[..., list[str]], where: tuple[int, ...], hows: str
-) -> None:
-    """The others of the first communicator, which has no older one beside it whose board would show that."""
-    how = random.choice(hows.split())
-    out = outputs(where, how, [sum(where) - 1], PARTING)
-    for rank in range(sum(where) - 1):
-        assert f"rank {rank} knows: PeerError" in out[rank], (how, out)
+class End(NamedTuple):
+    """How the last rank ends, by one of some words for parting_job.py, and what the others say, if anything."""
+
+    slots: tuple[int, ...]
+    hows: str
+    others: str
+    lost: bool = True
+    last: str = "^$"
 
 
-@pytest.mark.usefixtures("libraries")
-def test_a_rank_that_dies_while_contexts_are_made(outputs: Callable[..., list[str]]) -> None:
-    """The others know at once, and end: whoever looks a little later sees that the first of them has, too."""
-    out = outputs((1, 2), "early", [2], PARTING)
-    for rank in range(2):
-        known = rf"rank {rank} knows: PeerError rank {rank}: rank\(s\) \[({1 - rank}, )?2\] of ucch/0"
-        assert re.search(known, out[rank]), out
+ENDS = {
+    # The first communicator has no older one beside it whose board would show that.
+    "while teams are made, on one host": End((2,), "dead", "rank {0} knows: PeerError"),
+    "while teams are made": End((1, 2), "kill exit error", "rank {0} knows: PeerError"),
+    # The others know at once, and end: a rank that looks a little later sees that the first of them has, too.
+    "while contexts are made": End(
+        (1, 2), "early", r"rank {0} knows: PeerError rank {0}: rank\(s\) \[({1}, )?2\] of ucch/0"
+    ),
+    # They give up after the seconds of the store's exchange, or as the first of them does, and end.
+    "stops while contexts are made": End((1, 2), "stop", "rank {0} knows: CollectiveTimeout|has given ucch/0"),
+    # They hear of it at once, and do not wait for it at their end.
+    "gives up what others have made": End((1, 2), "late", "rank {0} knows: PeerError.*has given ucch/0", lost=False,
+                                          last=""),
+    # They see that it has ended, though it had left, and do not wait for it at their end.
+    "once all is abandoned": End((1, 2), "after", "^$"),
+    # Ranks without communicators do not wait for it at their end.
+    "its host, once all is freed": End((2, 1), "cut", "^$"),
+    # Its rank ends, by a farewell, and they do not wait for a word of it that never comes.
+    "its store, once all is freed": End((2, 1), "storeless", "^$", lost=False),
+    "is interrupted at its end": End((1, 2), "interrupt", "^$", lost=False, last="KeyboardInterrupt"),
+}  # fmt: skip
 
 
-@pytest.mark.usefixtures("libraries")
-def test_a_rank_that_stops_while_contexts_are_made(outputs: Callable[..., list[str]]) -> None:
-    """The others give up after the seconds of the store's exchange, or as the first of them does, and end."""
-    out = outputs((1, 2), "stop", [2], PARTING)
-    for rank in range(2):
-        assert f"rank {rank} knows: CollectiveTimeout" in out[rank] or "has given ucch/0" in out[rank], out
+@pytest.mark.parametrize("name", ENDS)
+def test_a_rank_ends(outputs: Callable[..., list[str]], name: str) -> None:
+    end, last = ENDS[name], sum(ENDS[name].slots) - 1
+    how = random.choice(end.hows.split())
+    out = outputs(end.slots, how, [last] * end.lost, PARTING)
+    for rank in range(last):
+        assert re.search(end.others.format(rank, 1 - rank), out[rank]), (how, out)
+    assert re.search(end.last, out[last]), (how, out)
 
 
-@pytest.mark.usefixtures("libraries")
-def test_a_rank_that_gives_up_what_others_have_made(outputs: Callable[..., list[str]]) -> None:
-    """The others hear of it at once, and do not wait for it at their end."""
-    out = outputs((1, 2), "late", [], PARTING)
-    for rank in range(2):
-        assert f"rank {rank} knows: PeerError" in out[rank] and "has given ucch/0" in out[rank], out
-
-
-@pytest.mark.usefixtures("libraries")
-def test_a_rank_that_dies_once_all_is_abandoned(outputs: Callable[..., list[str]]) -> None:
-    """The others see that it has ended, though it had left, and do not wait for it at their end."""
-    out = outputs((1, 2), "after", [2], PARTING)
-    assert out == [""] * 3, out
-
-
-@pytest.mark.usefixtures("libraries")
-def test_a_host_is_lost_once_all_is_freed(outputs: Callable[..., list[str]]) -> None:
-    """Ranks without communicators do not wait for it at their end."""
-    assert outputs((2, 1), "cut", [2], PARTING) == [""] * 3
-
-
-@pytest.mark.usefixtures("libraries")
-def test_a_host_loses_its_store_once_all_is_freed(outputs: Callable[..., list[str]]) -> None:
-    """Its rank ends, by a farewell, and the others do not wait for a word of it that never comes."""
-    assert outputs((2, 1), "storeless", [], PARTING) == [""] * 3
-
-
-@pytest.mark.usefixtures("libraries")
 def test_another_communicator_is_revoked(outputs: Callable[..., list[str]]) -> None:
     """Calls of this one go on: whoever waits between hosts looks for what concerns any communicator."""
     out = outputs((1, 2), "", [], REVOKED)
     assert [f"rank {rank} right" in text for rank, text in enumerate(out)] == [True] * 3, out
-
-
-@pytest.mark.usefixtures("libraries")
-def test_a_rank_that_is_interrupted_at_its_end(outputs: Callable[..., list[str]]) -> None:
-    """The others do not wait for it."""
-    out = outputs((1, 2), "interrupt", [], PARTING)
-    assert "KeyboardInterrupt" in out[-1] and out[:2] == [""] * 2, out

@@ -1,6 +1,7 @@
 """Scripts of ranks for test_channels.py: who has channels and who has not, and what is left of them."""
 
 from channel_scripts import COMMON
+from device_scripts import HERE
 
 #: Several communicators, each with memory of its own; threads; made and freed over and over.
 SEVERAL = COMMON
@@ -52,7 +53,8 @@ with Communicator() as comm:
             assert (y.peek == np.sum([numbers(k, q, 70_000) for q in range(other.size)], axis=0)).all()
             for n in (10, 2000, 90_000):  # scratch grows
                 other.Allreduce(IN_PLACE, Array(n).set(1))
-        grown.append((lib.ucch_pool_bytes(0, 0), streams_of(), lib.ucch_channels_pinned()))
+        ours = 4 * (2 * 70_000 + 9 * (1 + comm.size) + 10 + 2000 + 90_000)  # of these arrays, which stay
+        grown.append((runtime().room() + (k + 1) * ours, streams_of(), lib.ucch_channels_pinned()))
     assert made["allreduce"] == made["allgather"] == {True}
     assert grown[-1] == grown[4], grown  # what was given back is used again
 print("right")
@@ -264,45 +266,43 @@ print("right")
 
 #: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the
 #: longest messages, slots of twice the length: with few calls of the driver.
-LONG = COMMON
+LONG = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{COMMON}"
 LONG += """
+import collective_call
+from collective_call import Call, Case
+collective_call.device_memory = Array
+
 def most(nbytes, slot=65536):
     "Calls of the driver for a message: three for a chunk that is sent, and two for one that is received."
     length = 2 * slot if nbytes > 16 * slot and p == 2 else slot  # more ranks exchange shares
     return 8 if nbytes <= 4 * slot else 2.5 * (-(-nbytes // length) // 4 + 5)
 
-NAMES = "Allreduce", "Allgather", "Alltoall", "Reduce_scatter_block"
+NAMES = "allreduce", "allgather", "alltoall", "reduce_scatter_block"
 with Communicator() as comm:
     p, r, dice = comm.size, comm.rank, np.random.default_rng(int(os.environ["DICE"]))  # the same on every rank
     streams, library = [runtime().stream() for _ in range(2)], ctypes.CDLL(runtime().path)
-    few, checks = runtime().holds and "shared" not in comm.plan_summary(), []
+    few, begun = runtime().holds and "shared" not in comm.plan_summary(), []
     for k in range(16):
-        name = NAMES[k % 4]
+        name, stream = NAMES[k % 4], streams[int(dice.integers(2))]
         full = 16384 * dice.integers(7, 25)  # of slots
         n = int(dice.choice([dice.integers(70_000, 130_000), dice.integers(300_000, 700_000), full, full + 1]))
-        whole, part = n // p * p, n // p
-        sends, gets = dict(zip(NAMES, ((n, n), (n, p * n), (whole, whole), (whole, part))))[name]
-        x, y = Array(sends), Array(gets).set(-4)
-        stream = streams[int(dice.integers(2))]
-        bring(x, numbers(k, r, sends), stream)
+        count, op = n // (1 if k % 4 < 2 else p), "SUM" if "reduce" in name else None
+        one = Call(Case(name, "float32", op, "queued", False, -1, (count,), False, "plain", k), comm)
         if k < 4:  # what it takes to be made
-            call("in stream", stream, comm, name, x, y)
+            getattr(comm, name.capitalize())(*one.args(), stream=stream)
+        one.refill()
+        [buffer.late(stream) for buffer in one.buffers()]
         before, movers = library.fakegpu_given(), library.fakegpu_movers()
-        request = call("queued", stream, comm, name, x, y)
+        request = getattr(comm, "I" + name)(*one.args(), stream=stream)
         given = library.fakegpu_given() - before
-        if few and name == "Allgather":  # its messages are longer than half a ring: copy engines move them
+        if few and name == "allgather":  # its messages are longer than half a ring: copy engines move them
             assert library.fakegpu_movers() == movers, n
         assert given < 30 + 2 * (p - 1) * most(4 * n) or not few, (name, n, given)
-        checks.append((k, name, sends, x, y, request))
-    [reached(stream) for stream in streams]
-    for k, name, n, x, y, request in checks:
+        begun.append((one, stream, request))
+    for one, stream, request in begun:
+        [buffer.seen(stream) for buffer in one.buffers()]
         request.Wait()
-        all_of = [numbers(k, q, n) for q in range(p)]
-        part = n // p
-        want = {"Allreduce": lambda: np.sum(all_of, axis=0), "Allgather": lambda: np.concatenate(all_of),
-                "Alltoall": lambda: np.concatenate([each[r * part : (r + 1) * part] for each in all_of]),
-                "Reduce_scatter_block": lambda: np.sum(all_of, axis=0)[r * part : (r + 1) * part]}[name]()
-        assert (y.peek == want).all(), (k, name, n)
+        assert not (wrong := one.verify()), (one.case, wrong)
     assert all(ways == {True} for ways in made.values()) and len(made) == 4, made
 print("right")
 """

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import numpy as np
-from arrays import Array, runtime, wait_until_held
+from arrays import Array, runtime
 from mpi4py import MPI
 from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
 from ucc_hetero.calls import preparation
@@ -135,35 +135,6 @@ with Communicator() as comm:
 print("right")
 """
 
-#: One rank's stream is held, its data comes late; nothing of the others' goes on, and none of them fails.
-LATE = COMMON
-LATE += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    for n in (100, 200_000):
-        stream = runtime().stream()
-        x, y, z = Array(n).set(-1), Array(n).set(-2), Array(n).set(-3)
-        gate = Gate(stream) if r == p - 1 else None
-        bring(x, numbers(n, r, n), stream)
-        requests = [comm.Iallreduce(x, y, stream=stream), comm.Iallreduce(y, z, stream=stream)]
-        comm.mpi.Barrier()
-        wait_until_held(stream)
-        assert not any(request.Test() for request in requests)
-        comm.mpi.Barrier()
-        if gate:
-            gate.open()
-        assert (z.copied(stream) == p * np.sum([numbers(n, q, n) for q in range(p)], axis=0)).all()
-        # Blocking here, in a held stream there.
-        gate = Gate(stream) if r == 0 else None
-        opening = lambda: (wait_until_held(stream), gate.open())
-        gate and threading.Thread(target=opening).start()
-        request = comm.Iallreduce(x, y.set(-1), stream=stream) if r == 0 else comm.Allreduce(x, y.set(-1))
-        request and request.Wait()
-        assert (y.peek == np.sum([numbers(n, q, n) for q in range(p)], axis=0)).all()
-    assert made["allreduce"] == {True}
-print("right")
-"""
-
 #: All ranks have the same bits, whichever of them holds zeros of which sign and what is no number.
 REPLICAS = """
 from itertools import product
@@ -183,32 +154,3 @@ with Communicator() as comm:
     assert "queued" in comm.plan_summary()
 print("right")
 """
-
-#: Counts that change between other ranks alone, in calls that one rank makes just as before.
-COUNTS = (
-    COMMON
-    + """
-from ucc_hetero.buffers import fast_path
-fast_path._readers[Array] = lambda array: ((array.dtype, array.size), array.block.handle)  # as torch's and CuPy's
-from arrays import Graph
-comm = Communicator()
-r, p, stream = comm.rank, comm.size, runtime().stream()
-for k in range(13):
-    dice = np.random.default_rng([k, 5])  # the same on every rank
-    counts = np.full((p, p), 500)
-    counts[1:, 1:] += dice.integers(0, 3, (p - 1, p - 1)) * dice.integers(0, 400)
-    send, recv = counts[r].tolist(), counts[:, r].tolist()
-    x, y = Array(sum(send)).set(numbers(k, r, sum(send))), Array(sum(recv)).set(-77)
-    if k < 12:
-        form = ("blocking", "in stream", "in stream", "queued")[k % 4]
-        end(form, stream, call(form, stream, comm, "Alltoallv", [x, send], [y, recv]), y)
-    else:  # some ranks know such a call, and others do not
-        with Graph(stream) as graph:
-            comm.Alltoallv([x, send], [y, recv], stream=stream)
-        graph.replay(stream)
-        y.copied(stream)
-    parts = [np.split(numbers(k, q, counts[q].sum()), np.cumsum(counts[q])[:-1])[r] for q in range(p)]
-    assert (y.peek == np.concatenate(parts)).all(), (r, k)
-print("right", flush=True)
-"""
-)

@@ -10,62 +10,24 @@ OWN_QUEUES = {"FAKEGPU_CONNECTIONS": "0"}
 LATE_KERNELS = {"FAKEGPU_LAZY": "1", "HIP_ENABLE_DEFERRED_LOADING": "1"}
 
 
-CASES = Path(__file__).parents[1] / "mpi" / "collective_cases.py"
-#: Random calls of all collectives, in every form, ranks in different ones.
-COLLECTIVES = f"""
+HERE = Path(__file__).parents[1] / "mpi"
+
+
+def program(name: str, *args: str) -> str:
+    """A script that is a program of tests/mpi, whose data is on devices then."""
+    return f"""
 import runpy, sys
 import arrays  # before a communicator is made
-sys.path.insert(0, {str(CASES.parent)!r})
-runpy.run_path({str(CASES)!r}, run_name="__main__")
+sys.path.insert(0, {str(HERE)!r})
+sys.argv[1:] = {args!r}
+runpy.run_path({str(HERE / name)!r}, run_name="__main__")
 """
 
-MISTAKE_CASES = CASES.with_name("mistake_cases.py")
-#: Random mistakes of one rank; scripts in a file have their own folder to import from.
-MISTAKES = f"""
-import runpy, sys
-import arrays
-sys.path.insert(0, {str(CASES.parent)!r})
-sys.argv[1:] = ["15"]
-runpy.run_path({str(MISTAKE_CASES)!r}, run_name="__main__")
-"""
 
-#: A rank that queues its calls when it is known that another one has refused a later call.
-BEHIND = """
-import time
-import numpy as np
-import pytest
-from arrays import Array, runtime
-from mpi4py import MPI
-from ucc_hetero import CollectiveError, Communicator, RefusedError
-
-comm, stream = Communicator(), runtime().stream()
-rank, last, board = comm.rank, comm.size - 1, comm._run.board
-counts = [1, 3000, 100_000] * 3
-sent = [np.random.default_rng().integers(-9, 9, count).astype(np.float32) for count in counts]
-calls = [(Array(count).set(data), Array(count)) for count, data in zip(counts, sent)]
-for call in calls:  # from now on they wait for nobody
-    comm.Allreduce(*call, stream=stream)
-    call[1].set(np.nan)
-requests = [comm.Iallreduce(*call, stream=stream) for call in calls if rank]
-if rank == last:
-    with pytest.raises(ValueError):
-        comm.Iallreduce(Array(4), Array(3), stream=stream)
-elif rank:
-    with pytest.raises(RefusedError, match=f"rank {last} refused"):
-        comm.Iallreduce(Array(4), Array(4), stream=stream).Wait()
-while board.refusal() is None:
-    time.sleep(0.001)
-requests += [comm.Iallreduce(*call, stream=stream) for call in calls if not rank]
-for request in requests:
-    request.Wait()
-for data, (_, found) in zip(sent, calls):
-    assert (found.copied(stream) == sum(MPI.COMM_WORLD.allgather(data))).all()
-with pytest.raises(CollectiveError, match=f"rank {last} refused"):
-    while True:
-        comm.Iallreduce(*calls[0], stream=stream).Wait()
-comm.Free()
-print("right")
-"""
+#: Random calls of all collectives, in every form, ranks in different ones.
+COLLECTIVES = program("collective_cases.py")
+#: Random mistakes of one rank, or of all.
+MISTAKES = program("refusal_cases.py", "15")
 
 #: Messages of three lengths, and the bytes of those that went by way of pinned memory.
 WAYS = """

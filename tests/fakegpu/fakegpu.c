@@ -77,7 +77,7 @@ typedef struct work {
 typedef struct queue {
     pthread_t thread;
     work *head, **tail;
-    int users, waits; /* its work does, for what is not there yet */
+    int users;
     unsigned seed;
     pthread_cond_t given; /* of its own thread alone: glibc before 2.41 loses wake-ups of waiters in a crowd (25847) */
 } queue;
@@ -161,7 +161,11 @@ static int live(const void *address) {
 }
 
 static int memory_left(size_t *room, size_t *all) {
-    *room = *all = (size_t)4096 << 20;
+    *room = *all = (size_t)80 << 30;
+    enter();
+    for (const region *r = regions; r; r = r->next)
+        *room -= r->kind == DEVICE_MEMORY && !r->freed && !r->owner ? r->bytes : 0;
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 
@@ -204,12 +208,8 @@ static int there(const void *word, uint32_t least) {
     return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
 }
 
-/* The queue of this thread. */
-static _Thread_local queue *at_work;
-
 /* Sleep until a queue's next look: waits become longer by a quarter at most. */
 static void look_later(unsigned *us) {
-    __atomic_store_n(&at_work->waits, 1, __ATOMIC_RELEASE);
     *us = *us ? *us + *us / 4 : LOOK_US;
     *us = *us < LONGEST_LOOK_US ? *us : LONGEST_LOOK_US;
     usleep(*us);
@@ -332,8 +332,7 @@ static const char *error_name(int code) {
 }
 
 /* ---- for tests: kernels, how often work touched freed memory, streams that were not given back, how many calls
- * gave them something to do, how often one was told to wait for memory, whether one is held, whether whoever pins
- * memory stands, and whether the driver is kept from all ---- */
+ * gave them something to do, whether whoever pins memory stands, and whether the driver is kept from all ---- */
 
 static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
@@ -364,15 +363,6 @@ int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
 
 /* Calls that give another process's memory back, and wait for the device. */
 int fakegpu_closing(void) { return __atomic_load_n(&closing, __ATOMIC_RELAXED); }
-
-/* By what is not there yet: its own work waits, or that before it in the queue that it shares. */
-int fakegpu_held(void *handle) {
-    stream *s = handle;
-    enter();
-    int held = s->unfinished && __atomic_load_n(&s->queue->waits, __ATOMIC_ACQUIRE);
-    pthread_mutex_unlock(&lock);
-    return held;
-}
 
 void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ_CST); }
 

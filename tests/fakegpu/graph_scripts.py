@@ -1,6 +1,7 @@
 """Scripts of ranks for calls that are captured in graphs, among devices of two vendors."""
 
 from channel_scripts import COMMON
+from device_scripts import HERE
 
 CAPTURE = COMMON
 CAPTURE += """
@@ -19,67 +20,63 @@ def there(stream, array, want, *about):
     assert (got == want).all(), (about, got[:8], want[:8])
 """
 
+#: Calls of tests/mpi/collective_call.py.
+CALLS = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{CAPTURE}"
+CALLS += """
+import collective_call
+from collective_call import Call, Case
+from dataclasses import replace
+collective_call.device_memory = Array
+
+def right(call):
+    [buffer.seen(stream) for buffer in call.buffers()]
+    assert not (wrong := call.verify()), (call.case, wrong)
+"""
+
 #: Every collective, short and long, replayed with other data each time, and beside calls that are not captured.
-REPLAYS = CAPTURE
+REPLAYS = CALLS
 REPLAYS += """
-def calls(n, counts, x, y):
-    "(name, its arguments, what a rank brings, what comes of it), by the number of elements of both."
-    whole = lambda k, m: np.sum([numbers(k, q, m) for q in range(p)], axis=0)
-    every = lambda k, m: np.concatenate([numbers(k, q, m) for q in range(p)])
-    part = slice(r * n, r * n + n)
-    own = lambda k, m: numbers(k, r, m)
-    starts, total = np.cumsum([0, *counts]), sum(counts)
-    ragged = lambda k, m: np.concatenate([numbers(k, q, c) for q, c in enumerate(counts)])
-    at_root = lambda value: value if r == root else None
-    return {
-        "allreduce": (n, n, lambda x, y: (x, y), own, lambda k: whole(k, n)),
-        "reduce": (n, n, lambda x, y: (x, at_root(y), SUM, root), own, lambda k: whole(k, n) if r == root else None),
-        "bcast": (n, n, lambda x, y: (x if r == root else y, root), own,
-                  lambda k: None if r == root else numbers(k, root, n)),
-        "allgather": (n, n * p, lambda x, y: (x, y), own, lambda k: every(k, n)),
-        "allgatherv": (counts[r], total, lambda x, y: (x, [y, counts]), own, lambda k: ragged(k, 0)),
-        "alltoall": (n * p, n * p, lambda x, y: (x, y), own,
-                     lambda k: np.concatenate([numbers(k, q, n * p)[part] for q in range(p)])),
-        "reduce_scatter_block": (n * p, n, lambda x, y: (x, y), own, lambda k: whole(k, n * p)[part]),
-        "scatter": (n * p, n, lambda x, y: (at_root(x), y, root), own, lambda k: numbers(k, root, n * p)[part]),
-        "gather": (n, n * p, lambda x, y: (x, at_root(y), root), own, lambda k: every(k, n) if r == root else None),
-    }
+NAMES = "allreduce reduce bcast allgather allgatherv alltoall reduce_scatter_block scatter gather".split()
+
+def case(name, n):
+    counts = [n, 2 * n, 1, n + 3][:p] if name == "allgatherv" else [n]
+    op = "SUM" if "reduce" in name else None
+    root = 1 if name in ("reduce", "bcast", "scatter", "gather") else -1
+    return Case(name, "float32", op, "graph", False, root, tuple(counts), False, "plain", n)
+
+def give(call):
+    return getattr(comm, "I" + call.case.name)(*call.args(), stream=stream)
 
 with Communicator() as comm:
-    p, r, root, k = comm.size, comm.rank, 1, 0
+    p, r = comm.size, comm.rank
     stream, begun = runtime().stream(), flown().now
+    x, y = Array(50).set(1), Array(50)
     for n in map(int, os.environ["LENGTHS"].split(",")):
-        counts = [n, 2 * n, 1, n + 3][:p]
-        rows = calls(n, counts, None, None)
-        arrays = {name: (Array(max(1, a)), Array(b)) for name, (a, b, *_) in rows.items()}
-        for name, (a, b, arguments, *_) in rows.items():
-            getattr(comm, "I" + name)(*arguments(*arrays[name]), stream=stream)  # its kernels are loaded
+        calls = [Call(case(name, n), comm) for name in NAMES]
+        for each in calls:
+            give(each)  # its kernels are loaded
         reached(stream)
         with Graph(stream) as graph:
-            for name, (a, b, arguments, *_) in rows.items():
-                getattr(comm, "I" + name)(*arguments(*arrays[name]), stream=stream).Wait()
-        with Graph(stream) as other:  # in place, and in the other order
-            for name in ("allgather", "allreduce"):
-                comm.Iallreduce(IN_PLACE, arrays[name][1], stream=stream)
+            for each in calls:
+                give(each).Wait()
+        comm.Allreduce(x, y)
+        with Graph(stream) as other:
+            comm.Iallreduce(IN_PLACE, y, stream=stream)
         for turn in range(4):
-            k += 1
-            for name, (a, b, arguments, brings, _) in rows.items():
-                x, y = arrays[name]
-                bring(x, brings(k, x.size), stream)
-                y.set(-55)
+            for each in calls:
+                each.refill()
+                [buffer.late(stream) for buffer in each.buffers()]
             graph.replay(stream)
-            if turn % 2:
-                comm.Allreduce(*map(lambda a: a.set(1), (Array(50), Array(50))))  # at once, in another stream
-                comm.Iallreduce(*arrays["allreduce"], stream=stream)
-            wants = {name: row[4](k) for name, row in rows.items()}
-            for name, want in wants.items():
-                if want is not None:
-                    there(stream, arrays[name][1], want, name, n, turn)
+            if turn % 2:  # at once, in another stream, and behind the graph
+                comm.Allreduce(x, y)
+                comm.Iallreduce(x, y, stream=stream)
+            for each in calls:
+                right(each)
             if turn > 1:
+                y.set(1)
                 other.replay(stream)
                 other.replay(stream)
-                for name in ("allreduce", "allgather"):
-                    there(stream, arrays[name][1], p * p * wants[name], name, "in place", n, turn)
+                there(stream, y, p * p, "in place", n, turn)
         graph.close()
     assert all(made.values())
     assert comm._run.launches == 0
@@ -87,6 +84,26 @@ with Communicator() as comm:
     kept = kept[kept["called"] > begun]  # not of scripts that ran here before
     assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()
     assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._run.topology.flat
+print("right")
+"""
+
+#: Counts that have changed between other ranks when a call is captured that the first one made just so before.
+COUNTS = CALLS
+COUNTS += """
+with Communicator() as comm:
+    p, stream = comm.size, runtime().stream()
+    same = Case("alltoallv", "float32", None, "in stream", False, -1, (500,) * (p * p), False, "plain", 1)
+    for turn in range(3):
+        one = Call(replace(same, seed=turn), comm)
+        one.refill()
+        comm.Alltoallv(*one.args(), stream=stream)
+        right(one)
+    one = Call(replace(same, counts=(*same.counts[:-1], 507)), comm)
+    with Graph(stream) as graph:
+        comm.Alltoallv(*one.args(), stream=stream)
+    one.refill()
+    graph.replay(stream)
+    right(one)
 print("right")
 """
 

@@ -1,5 +1,7 @@
 """Scripts of ranks for test_lane_messages.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
 
+from device_scripts import program
+
 COMMON = """
 import ctypes
 import os
@@ -24,12 +26,6 @@ def held(gpu):
     write(word, 0)
     gpu.wait_value(stream.handle, word, 1)
     return stream, word
-
-def random(n):
-    return rng.integers(-1000, 1000, n).astype(np.float32)
-
-seed = int(os.environ.get("DICE") or time.time_ns() % 2**31)
-rng = np.random.default_rng(seed + 1)
 """
 
 #: Beginning of jobs in which every rank sends to the next one.
@@ -44,62 +40,8 @@ with Communicator() as comm:
 """
 )
 
-#: Any lengths, both ways between all ranks, sent before anybody receives, in several streams; then the other way round.
-RANDOM = (
-    ROUND
-    + """
-    lengths = [1, 3, SHORT - 1, SHORT, SHORT + 1, 70_000, LONG, 3 * LONG] * 2 + [2_200_000]
-    same = np.random.default_rng(comm.mpi.bcast(seed))
-    print("seed", seed)
-    pool = same.integers(-99, 99, 3_200_000).astype(np.float32)
-    streams = [gpu.stream() for _ in range(4)]
-    for turn in range(4):
-        # What every rank sends to every other, in its order: (length, tag).
-        plan = {(s, d): [(int(same.choice(lengths)), int(same.integers(5))) for _ in range(int(same.integers(1, 12)))]
-                for s in range(p) for d in range(p) if s != d}
-        theirs = {pair: [int(same.integers(1_000_000)) for _ in messages] for pair, messages in plan.items()}
-        data = lambda pair, k: pool[theirs[pair][k] :][: plan[pair][k][0]]
-        sends, receives = [], []
-
-        def send():
-            for (s, d), messages in plan.items():
-                for k, (n, tag) in enumerate(messages if s == r else ()):
-                    stream, x = streams[int(rng.integers(4))], Array(n).set(data((s, d), k))
-                    form = comm.Issend if rng.integers(4) == 0 else comm.Isend
-                    sends.append((form(x, d, tag, stream=stream), x))
-
-        def receive():
-            for (s, d), messages in plan.items():
-                for k, (n, tag) in enumerate(messages if d == r else ()):
-                    stream, y = streams[int(rng.integers(4))], Array(n + int(rng.integers(2)) * 7).set(-1000)
-                    wanted = None if rng.integers(3) == 0 else tag
-                    receives.append((comm.Irecv(y, s, wanted, stream=stream), y, (s, d), k))
-
-        for step in (send, receive) if turn % 2 else (receive, send):
-            step()
-        for request, y, pair, k in receives:
-            request.Wait(status)
-            n, tag = plan[pair][k]
-            assert (y.peek[:n] == data(pair, k)).all() and (y.peek[n:] == -1000).all(), (turn, pair, k)
-            found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
-            assert found == (pair[0], tag, n), found
-        [request.Wait() for request, _ in sends]
-    # Blocking forms, and calls between messages.
-    for n in (7, LONG):
-        x, y = Array(n), Array(n).set(-1)
-        x.fill(streams[0], 3.0 + r)
-        comm.Sendrecv(x, right, 1, y, left, 1, stream=streams[0])
-        assert (y.peek == 3 + left).all()
-        comm.Allreduce(x, y)
-        assert (y.peek == 3 * p + p * (p - 1) / 2).all()
-        comm.Isendrecv(x, right, 2, y, left, 2, stream=streams[1].handle).Wait(status)
-        assert (y.peek == 3 + left).all() and status.Get_source() == left
-        z = Array(n)
-        comm.Sendrecv(x, right, 3, z, left, 3)  # by MPI's rules, without a stream
-        assert (z.peek == 3 + left).all()
-print("right")
-"""
-)
+#: Random ones.
+RANDOM = program("random_messages.py", "streams")
 
 #: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.
 HELD = (

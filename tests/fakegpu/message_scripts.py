@@ -1,5 +1,7 @@
 """Scripts of ranks for test_device_messages.py: messages by MPI's rules between devices of two vendors on one host."""
 
+from device_scripts import program
+
 COMMON = """
 import time
 import numpy as np
@@ -12,112 +14,7 @@ from ucc_hetero.errors import TruncationError
 LONG = 300_000  # float32: longer than what libucp sends unasked
 """
 
-MATCHING = COMMON
-MATCHING += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    other, status = (r + 1) % p, MPI.Status()
-    before = (r - 1) % p
-    # In any order of tags.
-    out = [Array(LONG).set(100 * r + k) for k in range(12)]
-    into = [Array(LONG) for _ in out]
-    sends = [comm.Isend(x, other, k) for k, x in enumerate(out)]
-    for k in reversed(range(12)):
-        comm.Recv(into[k], before, k)
-        assert (into[k].peek == 100 * before + k).all(), (k, into[k].peek[:5])
-    [s.Wait() for s in sends]
-    # In the order of one tag, long and short, on devices and on the host, mixed.
-    sizes = [LONG, 3, LONG, 5000, LONG + 1]
-    parts = [Array(n).set(r + i) if i != 3 else np.full(n, r + i, np.float32) for i, n in enumerate(sizes)]
-    sends = [comm.Isend(x, other, 7) for x in parts]
-    for i, n in enumerate(sizes):
-        got = np.full(n, -1, np.float32) if i in (2, 3) else Array(n)
-        comm.Recv(got, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-        data = got if i in (2, 3) else got.peek
-        assert (data == before + i).all(), (i, data[:5])
-        assert (status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)) == (before, 7, n)
-    [s.Wait() for s in sends]
-    # A probe tells the length of the data; what it finds is received next.
-    sends = [comm.Isend(Array(n).set(n), other, 9) for n in (LONG, LONG + 2)]
-    comm.Probe(before, 9, status)
-    assert status.Get_count(MPI.FLOAT) == LONG and status.Get_tag() == 9
-    while not comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-        time.sleep(1e-4)
-    assert status.Get_count(MPI.FLOAT) == LONG
-    first, second = Array(LONG), Array(LONG + 2)
-    comm.Recv(first, before, 9)
-    assert (first.peek == LONG).all()
-    message = comm.Mprobe(before, 9, status)
-    assert status.Get_count(MPI.FLOAT) == LONG + 2
-    message.Recv(second)
-    assert (second.peek == LONG + 2).all()
-    [s.Wait() for s in sends]
-    # Sends that take a copy at once.
-    data = np.random.default_rng(r).integers(-99, 99, LONG).astype("f4")
-    theirs = np.random.default_rng(before).integers(-99, 99, LONG).astype("f4")
-    for turn in range(3):
-        x, y = Array(LONG).set(data), Array(LONG).set(-1)
-        if turn == 0:
-            comm.Sendrecv_replace(x, other, 12, before, 12)
-        elif turn == 1:
-            comm.Isendrecv_replace(x, other, 12, before, 12).Wait()
-        else:
-            comm.Bsend(x, other, 12)
-            x.set(-5)
-            comm.Recv(y, before, 12)
-        assert ((x if turn < 2 else y).peek == theirs).all(), turn
-    # A look at a later message does not let it overtake an earlier one.
-    sends = [comm.Isend(np.full(3, k, np.float32) if k < 21 else Array(LONG).set(k), other, k) for k in (20, 21, 21)]
-    comm.Probe(before, 21, status)
-    assert status.Get_count(MPI.FLOAT) == LONG
-    comm.Recv(np.empty(3, np.float32), before, MPI.ANY_TAG, status)
-    assert status.Get_tag() == 20
-    one, two = comm.Mprobe(before, 21), comm.Mprobe(before, 21, status)
-    assert status.Get_count(MPI.FLOAT) == LONG and not comm.Iprobe(before, 21)
-    del two  # thrown away: its sender goes on
-    one.Recv(first)
-    assert (first.peek == 21).all()
-    [s.Wait() for s in sends]
-    # A receive that is too short says so, and its sender is done.
-    for short in (Array(3), Array(1000), np.empty(3, np.float32), np.empty(1000, np.float32)):
-        send = comm.Isend(Array(LONG).set(1), other, 11)
-        with pytest.raises(TruncationError, match=str(4 * LONG)):
-            comm.Recv(short, before, 11, status)
-        send.Wait()
-    # A synchronous send, and a receive that is taken back.
-    receive = comm.Irecv(Array(LONG), before, 13)
-    receive.Cancel()
-    receive.Wait(status)
-    assert status.Is_cancelled()
-    send = comm.Issend(out[0], other, 12)
-    assert not send.Test()
-    comm.Barrier()
-    comm.Recv(into[0], before, 12)
-    send.Wait()
-    assert (into[0].peek == 100 * before).all()
-print("right")
-"""
-
-CROWD = COMMON
-CROWD += """
-# Many messages and collectives at a time, both ways.
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    for round in range(3):
-        x = [[Array(LONG).set(1000 * r + 10 * k + d) for k in range(5)] for d in range(p)]
-        y = [[Array(LONG) for _ in range(5)] for _ in range(p)]
-        requests = [comm.Irecv(y[s][k], s, k) for s in range(p) for k in range(5) if s != r]
-        requests += [comm.Isend(x[d][k], d, k) for k in range(5) for d in range(p) if d != r]
-        a, b = Array(LONG).set(r), Array(LONG)
-        call = comm.Iallreduce(a, b)
-        [q.Wait() for q in requests]
-        call.Wait()
-        assert (b.peek == p * (p - 1) / 2).all()
-        for s in range(p):
-            for k in range(5):
-                assert s == r or (y[s][k].peek == 1000 * s + 10 * k + r).all()
-print("right")
-"""
+MATCHING = program("message_cases.py")
 
 #: How a rank ends whose peer has died: it says what each of its calls raises.
 TOLD = """
@@ -324,112 +221,7 @@ with Communicator() as comm:
 print("right")
 """
 
-#: Messages of random lengths and tags between all ranks, of devices and the host, received in any order of tags
-#: and by probes; beside them messages in streams between the same ranks, and collectives.
-RANDOM = COMMON
-RANDOM += """
-import os
-from arrays import runtime
-
-seed = int(os.environ.get("DICE") or time.time_ns() % 2**31)
-with Communicator() as comm:
-    p, r, status = comm.size, comm.rank, MPI.Status()
-    mine, same = np.random.default_rng(seed + r), np.random.default_rng(comm.mpi.bcast(seed))
-    print("seed", seed)
-    lengths = [0, 1, 16384, 16385, 70_000, LONG] * 3 + [6_000_000]
-    stream = runtime().stream()
-    pool = same.integers(-99, 99, 7_000_000).astype("f4")
-
-    def data(n, dice):
-        start = dice % 1_000_000
-        return pool[start : start + n]
-
-    def memory(n, fill):
-        data = np.full(n, fill, np.float32)
-        return data if mine.integers(4) == 0 else Array(n).set(data)
-
-    def found(memory):
-        return memory if isinstance(memory, np.ndarray) else memory.peek
-
-    for turn in range(4):
-        plan = {(s, d): [(int(same.choice(lengths)), int(same.integers(3)), int(same.integers(2**31)))
-                         for _ in range(int(same.integers(1, 9)))] for s in range(p) for d in range(p)}
-        sends, others = [], []
-        for (s, d), messages in plan.items():
-            for n, tag, dice in messages if s == r else ():
-                x = memory(n, 0)
-                found(x)[:] = data(n, dice)
-                form = comm.Issend if mine.integers(4) == 0 else comm.Isend
-                sends.append((form(x, d, tag), x))
-            if s == r != d:
-                others.append(comm.Isend(Array(LONG).set(100 * r + d), d, 9, stream=stream))
-        a, b = Array(LONG).set(r), Array(LONG)
-        call = comm.Iallreduce(a, b)
-        # In any order, but of one tag in the order of sending.
-        left = [(s, k) for (s, d), messages in plan.items() if d == r for k in range(len(messages))]
-        receives = []
-        while left:
-            s, k = left[int(mine.integers(len(left)))]
-            k = min(each for source, each in left if source == s and plan[s, r][each][1] == plan[s, r][k][1])
-            left.remove((s, k))
-            n, tag, dice = plan[s, r][k]
-            y = memory(n + int(mine.integers(2)) * 5, -1000)
-            how = int(mine.integers(3))
-            if how == 0 and not receives:
-                message = comm.Mprobe(s, tag, status)
-                assert status.Get_count(MPI.FLOAT) == n, (seed, turn, s, k)
-                receives.append((message.Irecv(y), y, s, k))
-            elif how == 1 and not receives:
-                comm.Recv(y, s, tag, status)
-                receives.append((None, y, s, k))
-            else:
-                receives.append((comm.Irecv(y, s, tag), y, s, k))
-            if mine.integers(3) == 0 or not left:
-                for request, y, s, k in receives:
-                    n, tag, dice = plan[s, r][k]
-                    request and request.Wait(status)
-                    there = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
-                    assert there == (s, tag, n), (seed, turn, there, s, tag, n)
-                    assert (found(y)[:n] == data(n, dice)).all() and (found(y)[n:] == -1000).all(), (seed, turn, s, k)
-                receives = []
-        for s in range(p):
-            if s != r:
-                y = Array(LONG)
-                comm.Irecv(y, s, 9, stream=stream).Wait()
-                assert (y.peek == 100 * s + r).all(), (seed, turn, s)
-        [request.Wait() for request in others + [call] + [request for request, _ in sends]]
-        assert (b.peek == p * (p - 1) / 2).all()
-    # From any rank, what each sends: with persistent requests, whose memory is filled anew.
-    x, y = Array(LONG), Array(LONG)
-    starts, receive = [comm.Send_init(x, d, 4) for d in range(p) if d != r], comm.Recv_init(y, MPI.ANY_SOURCE, 4)
-    for turn in range(3):
-        x.set(10 * turn + r)
-        for each in starts:
-            each.Start()
-        seen = set()
-        for _ in starts:
-            receive.Start()
-            receive.Wait(status)
-            seen.add(status.Get_source())
-            assert (y.peek == 10 * turn + status.Get_source()).all()
-        assert len(seen) == p - 1
-        [each.Wait() for each in starts]
-        comm.Barrier()
-    # What is too long, or taken back, or never received leaves the rest as it is.
-    other, before = (r + 1) % p, (r - 1) % p
-    for turn in range(2):
-        send = comm.Isend(x.set(r), other, 6)
-        with pytest.raises(TruncationError, match=str(4 * LONG)):
-            comm.Recv((Array(70_000), np.empty(70_000, np.float32))[turn], before, 6)
-        send.Wait()
-    comm.Isend(x, other, 7).Free()
-    dropped = comm.Mprobe(before, 7)
-    del dropped
-    comm.Sendrecv(x, other, 5, y.set(-1), before, 5)
-    assert (y.peek == before).all()
-    comm.Isend(x, other, 8).Free()  # nobody receives it
-print("right")
-"""
+RANDOM = program("random_messages.py")
 
 #: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
 #: its sender is done, and the next message comes.

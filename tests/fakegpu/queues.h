@@ -1,6 +1,6 @@
 /* Streams, the queues that they share, and copy engines. Included by fakegpu.c. */
 static void *worker(void *data) {
-    queue *q = at_work = data;
+    queue *q = data;
     enter();
     for (;;) {
         while (!q->head)
@@ -12,7 +12,6 @@ static void *worker(void *data) {
         run(q, w);
         enter();
         if (w->of) w->of->unfinished--;
-        q->waits = 0;
         free(w);
     }
     return NULL;

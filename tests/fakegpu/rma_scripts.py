@@ -5,7 +5,7 @@ import os, sys, time, traceback
 import numpy as np
 from arrays import Array, runtime
 from ucc_hetero import device, rma
-from ucc_hetero.errors import CollectiveTimeout, PeerError, RefusedError
+from ucc_hetero.errors import CollectiveTimeout, PeerError, RefusedError, UCCHError
 from mpi4py import MPI
 
 mpi = MPI.COMM_WORLD
@@ -119,18 +119,12 @@ OPENED = (
     COMMON
     + """
 import ctypes
+from arrays import ndarray
 from ucc_hetero.native.libraries import lib
-
-class Part:
-    "Bytes in the middle of an allocation, as a caching allocator hands them out."
-    def __init__(self, array, first, n):
-        self.array, self.peek = array, array.peek[first : first + n]
-        data = array.block.handle + first, False
-        self.__cuda_array_interface__ = array.__cuda_array_interface__ | {"shape": (n,), "data": data}
 
 N = 3_000_000
 whole = Array(2 * N + 1000, np.uint8)
-parts = [Part(whole, first, N) for first in (104, N + 777)]
+parts = [ndarray(whole, first, N, np.uint8) for first in (104, N + 777)]
 for part in parts:
     part.peek[:] = rng.integers(0, 256, N, dtype=np.uint8)
 regions = [worker.register(part) for part in parts]
@@ -320,22 +314,32 @@ FAR = far(EVERY).replace(
     """.endswith("wires")""",
 )
 
-#: The same where no process can open another's slots.
-APART = EVERY.replace(
-    "N = 5_000_000\n",
-    """N = 5_000_000
+#: Processes that cannot open each other's slots, which neither has foreseen: an error says so, and others go on.
+APART = (
+    COMMON
+    + """
 slots = [memory(10)[0] for _ in range(2)]
 peers[r].put(slots[0], peers[r].open(slots[1].descriptor)).Wait()  # now they are there
 for name in os.listdir("/proc/self/fd"):
     if os.path.islink(f"/proc/self/fd/{name}") and "memfd:ucc_hetero" in os.readlink(f"/proc/self/fd/{name}"):
         os.dup2(os.open(os.devnull, os.O_RDWR), int(name))
 mpi.Barrier()
-""",
-).replace(
-    "worker.close()\n",
-    """assert "both sides" in peers[right].info(mine, rooms[right])["put"]
+there = peers[right].open(mpi.allgather(slots[1].descriptor)[right])
+for move in (peers[right].put, peers[right].get):
+    try:
+        move(slots[0], there).Wait()
+    except UCCHError as error:
+        assert "no common memory" in str(error), error
+    else:
+        raise AssertionError("that cannot be there")
+host, room = memory(100, False), memory(100, False)
+told = mpi.allgather((room[0].descriptor, host[1].copy()))
+peers[right].put(host[0], peers[right].open(told[right][0])).Wait()
+mpi.Barrier()
+assert (room[1] == told[left][1]).all()
 worker.close()
-""",
+print("right", flush=True)
+"""
 )
 
 #: A put starts when its stream gets there, a stream waits for a put's end, and another for a counter.

@@ -106,6 +106,7 @@ for _name, _value in {
 }.items():  # fmt: skip
     setattr(torch.cuda, _name, _value)
 torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream  # type: ignore[attr-defined]
+torch._C._cuda_isCurrentStreamCapturing = lambda: state.capturing  # type: ignore[attr-defined]
 
 
 class Tensor(torch.Tensor):

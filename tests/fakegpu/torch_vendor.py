@@ -26,8 +26,10 @@ for _name in ("nvidia", "amd"):
 
 #: (sender, receiver, bytes) of messages that went this way, by places in their groups, as this rank has posted them.
 posted: list[tuple[int, int, int]] = []
-#: Makers fail where this is set.
-broken = threading.Event()
+#: Makers fail where this is set, and messages cannot be begun where that is.
+broken, refuses = threading.Event(), threading.Event()
+#: Places of the backends that have been ended.
+ended: list[tuple[int, ...]] = []
 
 
 class Moved:
@@ -64,6 +66,8 @@ class Backend:
 
     def _post(self, move: Any, tensor: Any, peer: int) -> Moved:
         assert tensor.dtype is not torch.int16, "NCCL has no such type"
+        if refuses.is_set():
+            raise RuntimeError("cannot be begun")
         posted.append((*self._places, tensor.numel() * tensor.element_size()))
         moved, before, memory = Moved(), Event(), tensor.as_subclass(torch.Tensor)
         before.record()
@@ -90,7 +94,7 @@ class Backend:
         raise AssertionError("NCCL waits here for the other rank, which may do so for another backend")
 
     def abort(self) -> None:
-        """Nothing is left to do."""
+        ended.append(self._places)
 
 
 fabric.MAKERS["gloo"] = Backend

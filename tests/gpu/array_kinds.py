@@ -1,10 +1,11 @@
-"""Arrays on a GPU by whoever makes them, behind one face for array_cases.py: CuPy, numba, JAX and raw pointers.
+"""Arrays on a GPU by whoever makes them, behind one face for array_cases.py: CuPy, numba, JAX, torch and raw pointers.
 
 ``put(values)`` makes an array and returns when it is there, ``get(array)`` reads it back. ``stream()``, ``fill(array,
 values, stream)``, ``read(array, stream)`` and ``work(stream)``, which keeps a stream busy for a while, are where the
 library has streams. ``into`` makes the arrays that are received into.
 """
 
+import importlib.util
 import os
 from typing import Any
 
@@ -32,14 +33,23 @@ class RawArray:
         return {"shape": self.shape, "typestr": self.dtype.str, "data": data, "version": 3, "strides": self.strides}
 
 
-class Raw:
-    """Blocks of the runtime in use; the only ones that the fake GPU has."""
+class Kind:
+    """What most kinds have."""
 
     streams = True
 
+    def into(self, values: Values) -> Any:
+        return self.put(values)
+
+    def strided(self, values: Values) -> Any:
+        return self.put(values)[::2]
+
+
+class Raw(Kind):
+    """Blocks of the runtime in use; the only ones that the fake GPU has."""
+
     def __init__(self) -> None:
         (self.gpu,) = device.available()
-        self.into: Any = self.put
         self.own: Any = None
         self.kept: list[Any] = []
         self.fake = "fake" in os.path.basename(self.gpu.path)
@@ -80,13 +90,11 @@ class Raw:
         return array
 
 
-class Cupy:
-    streams = True
-
+class Cupy(Kind):
     def __init__(self) -> None:
         import cupy
 
-        self.cupy, self.into = cupy, self.put
+        self.cupy = cupy
 
     def put(self, values: Values) -> Any:
         array = self.cupy.asarray(values)
@@ -115,17 +123,12 @@ class Cupy:
             for k in range(TIMES):
                 long.fill(k)
 
-    def strided(self, values: Values) -> Any:
-        return self.put(values)[::2]
 
-
-class Numba:
-    streams = True
-
+class Numba(Kind):
     def __init__(self) -> None:
         from numba import cuda
 
-        self.cuda, self.into = cuda, self.put
+        self.cuda = cuda
 
     def put(self, values: Values) -> Any:
         array = self.cuda.to_device(np.ascontiguousarray(values))
@@ -152,11 +155,38 @@ class Numba:
         for _ in range(TIMES):
             one.copy_to_device(two, stream=stream)
 
-    def strided(self, values: Values) -> Any:
-        return self.put(values)[::2]
+
+class Torch(Kind):
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+
+    def put(self, values: Values) -> Any:
+        tensor = self.torch.from_numpy(np.array(values)).cuda()
+        self.torch.cuda.synchronize()
+        return tensor
+
+    def get(self, array: Any) -> Values:
+        return np.asarray(array.cpu().numpy())
+
+    def stream(self) -> Any:
+        return self.torch.cuda.Stream()
+
+    def fill(self, array: Any, values: Values, stream: Any) -> None:
+        with self.torch.cuda.stream(stream):
+            array.copy_(self.torch.from_numpy(np.array(values)))
+
+    def read(self, array: Any, stream: Any) -> Values:
+        with self.torch.cuda.stream(stream):
+            return np.asarray((array * 2).cpu().numpy() / 2).astype(self.get(array[:0]).dtype)
+
+    def work(self, stream: Any) -> None:
+        with self.torch.cuda.stream(stream):
+            self.torch.cuda._sleep(200_000_000)
 
 
-class Jax:
+class Jax(Kind):
     """Its arrays are never written to, and it shows no streams.
 
     It leaves the calling thread with the device that it has used last, which need not be that of the arrays.
@@ -184,13 +214,10 @@ class Jax:
         return values
 
 
-class Host:
+class Host(Kind):
     """Of a rank without a device."""
 
     streams = False
-
-    def __init__(self) -> None:
-        self.into = self.put
 
     def put(self, values: Values) -> Any:
         return values.copy()
@@ -199,4 +226,10 @@ class Host:
         return array
 
 
-KINDS = {"raw": Raw, "cupy": Cupy, "numba": Numba, "jax": Jax, "host": Host}
+KINDS = {"raw": Raw, "cupy": Cupy, "numba": Numba, "jax": Jax, "torch": Torch, "host": Host}
+
+
+def gpus() -> int:
+    """NVIDIA GPUs that this process may use, and torch to make arrays on them."""
+    runtime = device.runtime_of("nvidia") if importlib.util.find_spec("torch") else None
+    return 0 if runtime is None else runtime.count()

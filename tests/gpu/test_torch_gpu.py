@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_machine import gpus
+from array_kinds import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 MPI = ROOT / "tests" / "mpi"

@@ -1,4 +1,4 @@
-"""A job for test_torch_gpu.py: what calls on CUDA tensors have to do with streams and memory, and NCCL beside them."""
+"""A job for test_torch_gpu.py: what calls on CUDA tensors have to do with streams and memory."""
 
 import os
 import sys
@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch_cases import DEVICE, case, close, main, same
+from torch_cases import case, main, same
 from torch_world import N, R
 
 ALL = N * (N - 1) // 2
@@ -155,55 +154,6 @@ def a_graph_replays_a_call() -> None:
         one = torch.full((5,), float(R * turn))
         dist.all_reduce(one)  # between the replays, not of the graph
         same(one, torch.full((5,), float(sum(r * turn for r in range(N)))))
-
-
-# --- beside NCCL ------------------------------------------------------------------------------------------------------
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(4)), nn.Linear(512, 10))
-
-
-def losses(model: nn.Module) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    out = []
-    for step in range(6):
-        generator = torch.Generator("cpu").manual_seed(step * N + R)
-        x = torch.randn(32, 512, generator=generator, device="cpu").to(DEVICE)
-        y = torch.randint(0, 10, (32,), generator=generator, device="cpu").to(DEVICE)
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-        out.append(mean.item())
-    return out
-
-
-@case
-def training_as_over_nccl() -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    if torch.cuda.device_count() < N:
-        return  # NCCL wants a device for each rank
-    nccl = dist.new_group(backend="nccl")
-    over = {}
-    for name, group in (("nccl", nccl), ("ucch", dist.group.WORLD)):
-        over[f"ddp {name}"] = losses(
-            nn.parallel.DistributedDataParallel(network(), process_group=group, bucket_cap_mb=1)
-        )
-        model = network()
-        mesh = DeviceMesh.from_group(group, DEVICE)
-        for layer in model:
-            fully_shard(layer, mesh=mesh)
-        over[f"fsdp2 {name}"] = losses(fully_shard(model, mesh=mesh))
-    for way in ("ddp", "fsdp2"):
-        for one, two in zip(over[f"{way} ucch"], over[f"{way} nccl"], strict=True):
-            close(one, two, 1e-5, way)
-    dist.destroy_process_group(nccl)
 
 
 if __name__ == "__main__":

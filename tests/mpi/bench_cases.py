@@ -2,15 +2,14 @@
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
-from ucc_hetero.bench import peers, world
+from ucc_hetero.bench import peers
 from ucc_hetero.bench.__main__ import main
-from ucc_hetero.bench.limits import _put_seconds
-from ucc_hetero.bench.memory import open_memory
+from ucc_hetero.bench.onesided import Window
 
 
 def status(words: str) -> int:
@@ -60,14 +59,23 @@ def broken(how: str, words: str) -> None:
         peers._OPEN["mpi4py"] = opened
 
 
-def quickest_put() -> None:
-    """Lower limit of the latency of devices' links, between any two ranks of a job."""
-    world.prepare(["ours"])
-    session: Any = SimpleNamespace(world=world.open_world(), memory=open_memory("host", 0))
-    for pair in ((0, 2), (2, 1)):
-        seconds = session.world.comm.allgather(_put_seconds(session, *pair))
-        assert len(set(seconds)) == 1 and seconds[0] > 0, seconds
-    session.world.close()
+def once(what: str) -> None:
+    """One transfer of a one-sided benchmark through an MPI window, and what it leaves there."""
+    comm, rng = MPI.COMM_WORLD, np.random.default_rng()
+    room, local = (rng.integers(0, 256, 64, np.uint8) for _ in range(2))
+    before, mine, at = comm.allgather(room.copy())[1 - comm.rank], local.copy(), slice(8, 16)
+    win = MPI.Win.Create(room, 1, MPI.INFO_NULL, comm)
+    win.Fence()
+    Window(win, local, 1 - comm.rank, comm.Barrier).transfer(what, at.start, 8)
+    win.Fence()
+    after, wanted = comm.allgather(room.copy())[1 - comm.rank], before.copy()
+    if what == "put":
+        wanted[at] = mine[at]
+    else:
+        mine[at] = before[at]
+    assert (after == wanted).all(), (after, wanted)
+    assert (local == mine).all(), (local, mine)
+    win.Free()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,82 +11,62 @@ from mpi4py import MPI
 from ucc_hetero import ucc, ucx
 from ucc_hetero.bindings.oob import MPIExchange
 from ucc_hetero.errors import CollectiveTimeout, LibraryError, TruncationError
-from ucc_hetero.types import DTYPES, OPS
+from ucc_hetero.types import DTYPES
 
 
 def calls() -> None:
+    """What the page's example does not: displacements, a dropped request, teams of some ranks, errors."""
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
-    rng = np.random.default_rng()
-    f32, add = DTYPES["float32"], OPS["SUM"]
-    with ucc.Lib("UCC") as library:
+    f32 = DTYPES["float32"]
+    with ucc.Lib("UCC") as library, library.context(MPIExchange(world.Dup())) as context:
         assert "ALLREDUCE" in library.attributes()["collectives"]
-        with library.context(MPIExchange(world.Dup())) as context:
-            assert (context.rank, context.size) == (rank, size) and context.address_length() > 0
-            with context.team(range(size)) as team:
-                mine = rng.random(100, np.float32)
-                everyone = np.array(world.allgather(mine))
-                out = np.full(100, np.nan, np.float32)
-                with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add) as request:
-                    request.post()
-                    request.wait(300)
-                np.testing.assert_allclose(out, everyone.sum(0), rtol=1e-5)
-                # Persistent: the same request again and again, with what the buffer holds then.
-                flags = ucc.CollFlag.PERSISTENT
-                with team.collective(ucc.Coll.ALLREDUCE, src=mine, dst=out, dtype=f32, op=add, flags=flags) as request:
-                    for turn in range(5):
-                        mine[:] = rank + turn
-                        request.post()
-                        request.wait(300)
-                        assert (out == sum(r + turn for r in range(size))).all()
-                # The v-form: counts and displacements in elements, 64-bit, with a gap between the blocks.
-                counts = [r + 1 for r in range(size)]
-                displs = [sum(counts[:r]) + r for r in range(size)]
-                gathered = np.full(displs[-1] + counts[-1], -1, np.float32)
-                block = np.full(counts[rank], rank, np.float32)
-                with team.collective(
-                    ucc.Coll.ALLGATHERV, src=block, dst=gathered, dtype=f32, dst_counts=counts, dst_displs=displs
-                ) as request:
-                    request.post()
-                    request.wait(300)
-                for r in range(size):
-                    assert (gathered[displs[r] : displs[r] + counts[r]] == r).all()
-                assert (gathered[[d - 1 for d in displs[1:]]] == -1).all(), "the gaps were written"
-                # What is dropped before its end goes on, and its memory stays.
-                data = np.ones(4, np.float32)
-                alive = weakref.ref(data)
-                if rank == 0:
-                    request = team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1)
-                    request.post()
-                    assert request.status == ucc.Status.INPROGRESS
-                    del request, data
-                    gc.collect()
-                    assert alive() is not None
-                world.Barrier()
-                if rank:
-                    with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1) as request:
-                        request.post()
-                        request.wait(300)
-                done = world.Ibarrier()
-                while not done.Test():
-                    context.progress()
-            # Teams in any order of ranks, from any subset.
-            if rank != 1:
-                others = [r for r in reversed(range(size)) if r != 1]
-                with context.team(others) as team:
-                    assert team.rank == others.index(rank)
-                    data = np.full(4, rank, np.float32)
-                    with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=0) as request:
-                        request.post()
-                        request.wait(300)
-                    assert (data == others[0]).all()
+        assert (context.rank, context.size) == (rank, size) and context.address_length() > 0
+        with context.team(range(size)) as team:
+
+            def ended(request: Any) -> None:
+                request.post()
+                request.wait(300)
+
+            # Counts and displacements in elements, with a gap between the blocks.
+            counts = [r + 1 for r in range(size)]
+            displs = [sum(counts[:r]) + r for r in range(size)]
+            gathered = np.full(displs[-1] + counts[-1], -1, np.float32)
+            block = np.full(counts[rank], rank, np.float32)
+            where = {"dst_counts": counts, "dst_displs": displs}
+            with team.collective(ucc.Coll.ALLGATHERV, src=block, dst=gathered, dtype=f32, **where) as request:
+                ended(request)
+            due = np.concatenate([[*[r] * n, -1] for r, n in enumerate(counts)])[:-1]
+            assert (gathered == due).all(), "also between the blocks"
+            # What is dropped before its end goes on, and its memory stays.
+            data = np.ones(4, np.float32)
+            alive = weakref.ref(data)
+            if rank == 0:
+                request = team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1)
+                request.post()
+                assert request.status == ucc.Status.INPROGRESS
+                del request, data
+                gc.collect()
+                assert alive() is not None
             world.Barrier()
-            try:
-                ucc.check("ucc_something", -3)
-            except Exception as error:
-                assert "UCC_ERR_INVALID_PARAM" in str(error) and error.status == -3
-            else:
-                raise AssertionError("an error status passed")
+            if rank:
+                with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=1) as request:
+                    ended(request)
+            done = world.Ibarrier()
+            while not done.Test():
+                context.progress()
+        if rank != 1:  # in any order of ranks, from any subset
+            others = [r for r in reversed(range(size)) if r != 1]
+            with context.team(others) as team:
+                assert team.rank == others.index(rank)
+                data = np.full(4, rank, np.float32)
+                with team.collective(ucc.Coll.BCAST, src=data, dtype=f32, root=0) as request:
+                    ended(request)
+                assert (data == others[0]).all()
+        world.Barrier()
+    with pytest.raises(LibraryError, match="UCC_ERR_INVALID_PARAM") as caught:
+        ucc.check("ucc_something", -3)
+    assert caught.value.status == -3
 
 
 def number_of_teams() -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from ucc_hetero import Communicator
 from ucc_hetero.planner.collectives import ROWS
 
 GUARD = 64
+#: Cases whose seeds differ by a multiple of it have the same gaps between blocks.
+GAPS = 1000
 #: Memory of a device, of so many elements of a type, where ranks have one.
 device_memory: Any = None
 VECTOR = tuple(name for name, row in ROWS.items() if row.layout == "vector")
@@ -44,7 +45,6 @@ class Guarded:
     def __init__(self, rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> None:
         nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
         self.memory = device_memory(nbytes, np.uint8) if device_memory else np.empty(nbytes, np.uint8)
-        self.whole = getattr(self.memory, "peek", self.memory)
         self.poison()
         self.before = self.whole.copy()
 
@@ -58,12 +58,13 @@ class Guarded:
         """The elements as calls get them."""
         if not hasattr(self.memory, "block"):
             return self.view
-        facts = self.memory.__cuda_array_interface__
-        place = {"data": (facts["data"][0] + GUARD, False), "typestr": self.dtype.str, "shape": (self.view.size,)}
-        return SimpleNamespace(__cuda_array_interface__={**facts, **place}, memory=self.memory)
+        from arrays import ndarray
+
+        return ndarray(self.memory, GUARD, self.view.size, self.dtype)
 
     def poison(self) -> None:
         """New random bytes everywhere, to be filled and then remembered by ``remember``."""
+        self.whole = getattr(self.memory, "peek", self.memory)
         self.whole[:] = np.frombuffer(self.rng.bytes(self.whole.size), np.uint8)
 
     def remember(self) -> None:
@@ -98,8 +99,9 @@ class Call:
         self.case, self.comm, self.rank, self.size = case, comm, comm.rank, comm.size
         self.dtype = NUMPY_TYPES[case.dtype]
         self.rng = np.random.default_rng([case.seed, self.rank])
+        self.turn = 0
         self.at_root = case.root in (-1, self.rank)
-        sends, receives = self._lengths()
+        sends, receives = self._lengths(self.rank)
         #: Where the blocks lie in the buffers: the same on both sides of a call in place.
         self.send_at, self.recv_at = self._places(sends), self._places(receives)
         self.send = self.recv = None
@@ -118,11 +120,10 @@ class Call:
         else:
             self.send = None if p else self._buffer(self.send_at)
             self.recv = self._buffer(self.recv_at)
-        self.input = np.empty(0, self.dtype)
 
-    def _lengths(self) -> tuple[list[int], list[int]]:
-        """Elements of each block that this rank sends and receives (one block: a whole vector)."""
-        case, me, p = self.case, self.rank, self.size
+    def _lengths(self, me: int) -> tuple[list[int], list[int]]:
+        """Elements of each block that a rank sends and receives (one block: a whole vector)."""
+        case, p = self.case, self.size
         counts = case.counts
         if case.name in VECTOR:
             return [counts[0]], [counts[0]]
@@ -139,7 +140,7 @@ class Call:
         """Blocks one after the other, or with gaps and out of order."""
         if not self.case.gaps or len(lengths) == 1:
             return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
-        rng = np.random.default_rng([self.case.seed, 77])  # in place all ranks see the same displacements
+        rng = np.random.default_rng([self.case.seed % GAPS, 77])  # in place all ranks see the same displacements
         at, places = 0, dict[int, tuple[int, int]]()
         for block in rng.permutation(len(lengths)):
             at += int(rng.integers(0, 9))
@@ -156,8 +157,8 @@ class Call:
         case = self.case
         for buffer in self.buffers():
             buffer.poison()
-        count = sum(n for _, n in self.send_at)
-        self.input = operands(self.rng, case.dtype, count, case.op)
+        self.turn += 1
+        mine = self._input(self.rank)
         target, places = self.send, self.send_at
         if case.name == "bcast":
             target = self.recv if self.at_root else None
@@ -170,16 +171,22 @@ class Call:
         if case.name in ("scatter", "scatterv") and not self.at_root:
             target = None
         if target is not None:
-            scatter_into(target.view, places, self.input)
+            scatter_into(target.view, places, mine)
         for buffer in self.buffers():
             buffer.remember()
+
+    def _input(self, rank: int) -> Array:
+        """What a rank brings into the call this time."""
+        rng = np.random.default_rng([self.case.seed, rank, self.turn])
+        return operands(rng, self.case.dtype, sum(self._lengths(rank)[0]), self.case.op)
 
     def buffers(self) -> list[Guarded]:
         return [buffer for buffer in (self.send, self.recv) if buffer is not None]
 
     def args(self) -> list[Any]:
-        """The arguments in mpi4py's order."""
+        """The arguments in mpi4py's order; roots are what Python takes for an index."""
         case = self.case
+        root = {"count": np.int16, "both": np.array}.get(case.spec, int)(case.root)
         in_place = MPI.IN_PLACE
         send: Any = in_place if self.send is None and case.in_place and self.at_root else None
         if self.send is not None:
@@ -188,7 +195,7 @@ class Call:
         if self.recv is not None:
             recv = self._spec(self.recv, self.recv_at, many=case.name in RECEIVES_BLOCKS)
         if case.name == "bcast":
-            return [recv, case.root]
+            return [recv, root]
         out = [send, recv]
         if case.name == "reduce_scatter" and (case.in_place or len(set(case.counts)) > 1):
             out.append(list(case.counts))
@@ -196,7 +203,7 @@ class Call:
             out.append(None)  # equal blocks need no list
         if case.op:
             out.append(getattr(MPI, case.op, case.op))
-        return [*out, case.root] if case.root >= 0 else out
+        return [*out, root] if case.root >= 0 else out
 
     def _spec(self, buffer: Guarded, places: Places, *, many: bool) -> Any:
         """One of mpi4py's ways to say the same."""
@@ -212,8 +219,8 @@ class Call:
         forms = {"plain": view, "count": [view, count], "dtype": [view, dtype], "both": [view, count, dtype]}
         return forms[case.spec]
 
-    def verify(self, inputs: list[Array]) -> str:
-        """Faults of the buffers now, or nothing. ``inputs``: every rank's dense input."""
+    def verify(self) -> str:
+        """Faults of the buffers now, or nothing. Every rank knows what the others have brought."""
         for name, buffer in (("sendbuf", self.send), ("recvbuf", self.recv)):
             if buffer is not None and not buffer.bands_intact():
                 return f"{name}: wrote outside the buffer"
@@ -221,7 +228,7 @@ class Call:
             return "sendbuf was changed"
         if self.recv is None:
             return ""
-        want, bound = self._due(inputs)
+        want, bound = self._due([self._input(rank) for rank in range(self.size)])
         return self._compare(want, bound)
 
     def _compare(self, want: Array | None, bound: Array | None) -> str:

@@ -1,11 +1,12 @@
 """Random cases of every collective under a real mpirun, checked against numpy on inputs gathered by mpi4py.
 
-    mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose]
+    mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose] [NAME ...]
     mpirun -np 4 python collective_cases.py SEED --table 3/8 [--verbose]
     FAKEGPU_LAYOUT=nvidia:2,amd:2 … mpirun -np 4 python collective_cases.py (tests/fakegpu)
 
 Every output is poisoned and has guard bands; what a call must not write must keep its bits. All ranks draw the same
-cases from the same seed, and data of their own. ``--table`` goes through every collective, datatype, operation, calling
+cases from the same seed, and know each other's data. Each case is made again in other memory, with other lengths on a
+rank among them. ``--table`` goes through every collective, datatype, operation, calling
 form and algorithm, whole and in fragments, in place and not: the third of eight parts of that table here. On devices
 calls are made in streams, too, in which inputs come late, and the ranks make theirs in different forms. Ends with
 status 1 at the first wrong case, which it describes.
@@ -34,6 +35,10 @@ from ucc_hetero.planner.collectives import ROWS
 
 #: Elements (of a vector, or of a rank's block).
 COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)
+#: Bytes that the arrival board carries at most.
+PARCEL = 496
+#: How far apart the seeds of cases are that look alike: they have one form on each rank, and the same gaps.
+AGAIN = collective_call.GAPS
 METHODS = {name: name.capitalize() for name in ROWS if name != "barrier"}
 FORMS = ("blocking", "request", "persistent")
 #: Of calls on devices: by each rank another. Where a rank does not know all counts, all ask for them, or none does.
@@ -67,9 +72,10 @@ def table(names: tuple[str, ...]) -> Iterator[Kind]:
 def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
     """A case of a kind: counts, root, displacements and the way to spell them are random."""
     name, dtype, op, in_place, form = kind
-    n = int(rng.choice(COUNTS))
+    most = PARCEL // NUMPY_TYPES[dtype].itemsize
+    n = int(rng.choice([*COUNTS, most // size, most, most + 1]))
     if name in VECTOR:
-        counts: tuple[int, ...] = (n * 5,)
+        counts: tuple[int, ...] = (n * int(rng.choice([1, 5])),)
     elif name not in UNEVEN:
         counts = (n,)
     else:
@@ -99,6 +105,13 @@ def start(comm: Communicator, call: Call, stream: Any = None) -> Request | None:
         request: Request = getattr(comm, f"I{method.lower()}")(*call.args(), **more)
         return request
     return getattr(comm, f"{method}_init")(*call.args())
+
+
+def repeated(case: Case) -> Iterator[Case]:
+    """A case, and calls that look like it: in other memory, with another length on the last rank, and as before."""
+    longer = (*case.counts[:-1], case.counts[-1] + 1)
+    for turn, counts in enumerate((case.counts, case.counts, case.counts, longer, case.counts)):
+        yield replace(case, seed=case.seed + AGAIN * turn, counts=counts)
 
 
 class Tester:
@@ -174,9 +187,7 @@ class Tester:
                 print(f"rank {self.comm.rank}: {case}", file=sys.stderr, flush=True)
 
     def judge(self, call: Call) -> None:
-        inputs = [np.frombuffer(raw, call.dtype) for raw in self.mpi.allgather(call.input.tobytes())]
-        problem = call.verify(inputs)
-        if problem:
+        if problem := call.verify():
             self.fail(call.case, problem)
         if call.case.name == "allreduce" and call.recv is not None:
             sums = self.mpi.allgather(zlib.crc32(call.recv.view.tobytes()))
@@ -200,9 +211,11 @@ def tunes() -> list[tuple[int, str]]:
     return [(0, ""), *texts]
 
 
-def some(seed: int, count: int, every_algorithm: bool) -> Iterator[tuple[str, list[Case]]]:
+def some(
+    seed: int, count: int, every_algorithm: bool, names: tuple[str, ...] = tuple(METHODS)
+) -> Iterator[tuple[str, list[Case]]]:
     """Random cases under random rules, or under all: (UCCH_TUNE, cases that are run together)."""
-    size, names = MPI.COMM_WORLD.size, tuple(METHODS)
+    size = MPI.COMM_WORLD.size
     rng = np.random.default_rng(seed)
     texts = [text for _, text in tunes()]
     for text in texts if every_algorithm else ["", *(str(t) for t in rng.choice(texts[1:], 2, replace=False))]:
@@ -236,10 +249,11 @@ def on_devices() -> None:
             gpu.use(comm._run.members.place.device)
         tester = Tester(comm, f"seed {seed}", gpu.stream() if gpu and everywhere else None)
         rng = np.random.default_rng(seed)
-        for index in range(int(os.environ.get("CASES", "60"))):
+        for index in range(int(os.environ.get("CASES", "20"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
             if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
-                tester.one(case)
+                for each in repeated(case):
+                    tester.one(each)
         comm.Barrier()
         queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._run.used.items()}
         sure = re.compile(rf"(?!{'|'.join(UNCOUNTED)}|scan|exscan)\w+ float32\[[\d,]*\]( SUM)?( root=\d+)?$")
@@ -249,12 +263,13 @@ def on_devices() -> None:
 
 
 def main(seed: int, *words: str) -> None:
-    """Cases drawn from a seed: CASES [--all-algorithms] [--verbose], or --table PART [--verbose]."""
+    """Cases drawn from a seed: CASES [--all-algorithms] [--verbose] [NAME ...], or --table PART [--verbose]."""
     world = MPI.COMM_WORLD
     if words[0] == "--table":
         cases = part(seed, words[1])
     else:
-        cases = some(seed, int(words[0]), "--all-algorithms" in words)
+        names = tuple(word for word in words[1:] if word in METHODS) or tuple(METHODS)
+        cases = some(seed, int(words[0]), "--all-algorithms" in words, names)
     total = 0
     for text, group in groupby(cases, key=lambda pair: pair[0]):
         os.environ["UCCH_TUNE"] = text
@@ -264,8 +279,8 @@ def main(seed: int, *words: str) -> None:
             for _, together in group:
                 if len(together) > 1:
                     tester.together(together)
-                else:
-                    tester.one(together[0])
+                for case in repeated(together[0]) if len(together) == 1 else ():
+                    tester.one(case)
             comm.Barrier()
             total += tester.done
     if world.rank == 0:

@@ -1,9 +1,12 @@
 """Messages under a real mpirun: ``mpirun -np N python message_cases.py`` with N of 2 or more runs every case below.
 
+On host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs: each vector then lies on the device or on the host, drawn.
 Each case is collective and leaves no message behind. The first wrong one ends the job with its traceback.
 """
 
 import gc
+import os
+import random
 import threading
 import time
 import weakref
@@ -17,8 +20,13 @@ from mpi4py import MPI
 
 from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
 
+if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
+    from arrays import Array
+
 #: Elements (float64) around the borders of UCX's protocols: nothing, inline, eager, rendezvous.
 SIZES = (0, 1, 12, 13, 100, 1023, 1024, 1025, 5000, 8192, 8193, 70_001, 1 << 20)
+#: More than libucp sends unasked.
+LONG = 150_000
 
 
 def neighbours(comm: Communicator) -> tuple[int, int]:
@@ -27,6 +35,22 @@ def neighbours(comm: Communicator) -> tuple[int, int]:
 
 def pattern(size: int, rank: int, turn: int = 0) -> np.ndarray[Any, Any]:
     return np.arange(size, dtype=np.float64) * (turn + 1) + 1000 * rank
+
+
+def vector(values: np.ndarray[Any, Any]) -> Any:
+    """Memory with these contents, wherever it is."""
+    return Array(values.size, values.dtype).set(values) if ON_DEVICES and random.random() < 0.7 else values
+
+
+def blank(size: int) -> Any:
+    """Memory to receive into."""
+    return vector(np.full(size, -1.0))
+
+
+def seen(memory: Any) -> np.ndarray[Any, Any]:
+    """Its contents."""
+    found: np.ndarray[Any, Any] = getattr(memory, "peek", memory)
+    return found
 
 
 def raises(kind: type[BaseException], *words: str) -> Any:
@@ -53,20 +77,20 @@ def case_every_form_at_every_size(comm: Communicator) -> None:
         *(lambda *a, f=f: f(*a) for f in (comm.Bsend,)),
     ]  # fmt: skip
     for size in SIZES:
-        data, into, status = pattern(size, comm.rank), np.full(size + 2, -1.0), MPI.Status()
+        data, status = vector(pattern(size, comm.rank)), MPI.Status()
         for tag, form in enumerate(forms):
-            into[:] = -1
-            incoming = comm.Irecv(into, left, tag)
+            incoming = comm.Irecv(into := blank(size + 2), left, tag)
             outgoing = form(data, right, tag)
             incoming.Wait(status)
             if outgoing is not None:
                 outgoing.Wait()
-            assert (into[:size] == pattern(size, left)).all() and (into[size:] == -1).all(), (size, tag)
+            got = seen(into)
+            assert (got[:size] == pattern(size, left)).all() and (got[size:] == -1).all(), (size, tag)
             assert (status.source, status.tag) == (left, tag)
             assert status.Get_count(MPI.DOUBLE) == size and status.Get_elements(MPI.BYTE) == 8 * size
             assert not status.Is_cancelled()
         for blocking in (comm.Send, comm.Ssend, comm.Rsend):
-            into[:] = -1
+            into = blank(size + 2)
             if comm.rank % 2:
                 comm.Recv(into, left, 9)
                 blocking(data, right, 9)
@@ -74,41 +98,45 @@ def case_every_form_at_every_size(comm: Communicator) -> None:
                 incoming = comm.Irecv(into, left, 9)
                 blocking(data, right, 9)
                 incoming.Wait()
-            assert (into[:size] == pattern(size, left)).all()
+            assert (seen(into)[:size] == pattern(size, left)).all()
 
 
 def case_sendrecv(comm: Communicator) -> None:
     """With neighbours and with oneself; in place; the two messages of different length."""
     right, left = neighbours(comm)
     for size in SIZES:
-        into, status = np.full(size + 3, -1.0), MPI.Status()
-        comm.Sendrecv(pattern(size, comm.rank), right, 3, into, left, 3, status)
-        assert (into[:size] == pattern(size, left)).all() and status.Get_count(MPI.DOUBLE) == size
-        comm.Sendrecv(sendbuf=pattern(size, 7), dest=comm.rank, recvbuf=into, source=comm.rank)
-        assert (into[:size] == pattern(size, 7)).all()
-        both = pattern(size, comm.rank)
+        into, status = blank(size + 3), MPI.Status()
+        comm.Sendrecv(vector(pattern(size, comm.rank)), right, 3, into, left, 3, status)
+        assert (seen(into)[:size] == pattern(size, left)).all() and status.Get_count(MPI.DOUBLE) == size
+        comm.Sendrecv(sendbuf=vector(pattern(size, 7)), dest=comm.rank, recvbuf=into, source=comm.rank)
+        assert (seen(into)[:size] == pattern(size, 7)).all()
+        both = vector(pattern(size, comm.rank))
         comm.Sendrecv_replace(both, right, 1, left, 1)
-        assert (both == pattern(size, left)).all()
+        assert (seen(both) == pattern(size, left)).all()
+        comm.Bsend(both, right, 2)  # which has taken a copy
+        seen(both)[:] = -5
+        comm.Recv(into, left, 2)
+        assert (seen(into)[:size] == pattern(size, (left - 1) % comm.size)).all()
 
 
 def case_isendrecv(comm: Communicator) -> None:
     """One request for both messages, alone and among others; the status is the receive's."""
     right, left = neighbours(comm)
     for size in SIZES:
-        into, status, statuses = np.full(size + 3, -1.0), MPI.Status(), list[MPI.Status]()
-        request = comm.Isendrecv(pattern(size, comm.rank), right, 3, into, left, 3)
+        into, status, statuses = blank(size + 3), MPI.Status(), list[MPI.Status]()
+        request = comm.Isendrecv(vector(pattern(size, comm.rank)), right, 3, into, left, 3)
         while not request.Test(status):
             time.sleep(1e-4)  # others need the core
-        assert (into[:size] == pattern(size, left)).all() and request.finished and request.Test()
+        assert (seen(into)[:size] == pattern(size, left)).all() and request.finished and request.Test()
         assert status.Get_count(MPI.DOUBLE) == size and status.Get_source() == left
-        both, other = pattern(size, comm.rank), pattern(size, comm.rank + 1)
+        both, other = (vector(pattern(size, comm.rank + more)) for more in (0, 1))
         requests = [comm.Isendrecv_replace(both, right, 1, left, 1), comm.Irecv(into, left, 2), comm.Ibarrier()]
-        requests.append(comm.Isendrecv(other, right, 2, other.copy(), MPI.PROC_NULL))
+        requests.append(comm.Isendrecv(other, right, 2, blank(size), MPI.PROC_NULL))
         if size % 2:
             assert Request.Waitall(requests, statuses) and statuses[0].Get_source() == left
         while Request.Waitsome(requests) is not None:
             pass
-        assert (both == pattern(size, left)).all() and (into[:size] == pattern(size, left + 1)).all()
+        assert (seen(both) == pattern(size, left)).all() and (seen(into)[:size] == pattern(size, left + 1)).all()
     if comm.size > 1:  # what the receive finds wrong comes out of Wait, and the send is not lost
         small = np.zeros(1)
         with raises(TruncationError, "more than the buffer holds"):
@@ -138,27 +166,27 @@ def case_wild_receives(comm: Communicator) -> None:
     count = 20
     others = [r for r in range(comm.size) if r]
     if comm.rank == 0:
-        seen: dict[int, list[int]] = {r: [] for r in others}
+        tags: dict[int, list[int]] = {r: [] for r in others}
         status = MPI.Status()
         for _ in range(count * len(others)):
-            value = np.zeros(1, int)
+            value = blank(LONG)
             comm.Recv(value, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            assert value[0] == 100 * status.source + status.tag
-            seen[status.source].append(status.tag)
-        assert all(tags == list(range(count)) for tags in seen.values()), seen
+            assert seen(value)[0] == 100 * status.source + status.tag
+            tags[status.source].append(status.tag)
+        assert all(each == list(range(count)) for each in tags.values()), tags
         comm.Barrier()
         for r in others:
             comm.Recv(value, source=r, status=status)
             assert status.tag == 8
         for _ in others:
             comm.Recv(value, tag=7, status=status)
-            assert value[0] == status.source
+            assert seen(value)[0] == status.source
     else:
         for tag in range(count):
-            comm.Send(np.array([100 * comm.rank + tag]), 0, tag)
+            comm.Send(vector(np.full((1, LONG)[tag % 2], 100.0 * comm.rank + tag)), 0, tag)
         comm.Barrier()
-        comm.Send(np.array([comm.rank]), 0, 8)
-        comm.Send(np.array([comm.rank]), 0, 7)
+        for tag in (8, 7):
+            comm.Send(vector(np.full(1, float(comm.rank))), 0, tag)
 
 
 def case_order_of_many(comm: Communicator) -> None:
@@ -166,8 +194,8 @@ def case_order_of_many(comm: Communicator) -> None:
     right, left = neighbours(comm)
     rng = np.random.default_rng(7)
     sizes = [int(s) for s in rng.choice((0, 1, 10, 500, 3000, 9000, 40_000), 300)]
-    wanted = [np.full(size, turn, np.float64) for turn, size in enumerate(sizes)]
-    into = [np.full(40_000, -1.0) for _ in sizes]
+    wanted = [vector(np.full(size, turn, np.float64)) for turn, size in enumerate(sizes)]
+    into = [blank(40_000) for _ in sizes]
     status = [MPI.Status() for _ in sizes]
     incoming = [comm.Irecv(array, left, 5) for array in into[::2]]
     outgoing = [comm.Isend(array, right, 5) for array in wanted]
@@ -178,26 +206,58 @@ def case_order_of_many(comm: Communicator) -> None:
     order = into[::2] + into[1::2]
     for turn, (array, found) in enumerate(zip(order, status, strict=True)):
         assert found.Get_count(MPI.DOUBLE) == sizes[turn], turn
-        assert (array[: sizes[turn]] == turn).all(), turn
+        assert (seen(array)[: sizes[turn]] == turn).all(), turn
+
+
+def case_any_order_of_tags(comm: Communicator) -> None:
+    right, left = neighbours(comm)
+    outgoing = [comm.Isend(vector(np.full(LONG, 100.0 * comm.rank + tag)), right, tag) for tag in range(12)]
+    for tag in reversed(range(12)):
+        comm.Recv(into := blank(LONG), left, tag)
+        assert (seen(into) == 100 * left + tag).all(), tag
+    Request.Waitall(outgoing)
+    send = comm.Issend(vector(np.full(LONG, 5.0)), right, 12)
+    assert not send.Test()
+    comm.Barrier()
+    comm.Recv(into, left, 12)
+    send.Wait()
+    assert (seen(into) == 5).all()
+
+
+def case_a_look_at_a_later_message(comm: Communicator) -> None:
+    """It does not overtake an earlier one; two that were taken out are apart."""
+    right, left = neighbours(comm)
+    status, sizes = MPI.Status(), {20: 3, 21: LONG, 22: LONG}
+    outgoing = [comm.Isend(vector(np.full(size, float(tag))), right, min(tag, 21)) for tag, size in sizes.items()]
+    comm.Probe(left, 21, status)
+    assert status.Get_count(MPI.DOUBLE) == LONG
+    comm.Recv(blank(3), left, MPI.ANY_TAG, status)
+    assert status.tag == 20
+    one, two = comm.Mprobe(left, 21), comm.Mprobe(left, 21, status)
+    assert status.Get_count(MPI.DOUBLE) == LONG and not comm.Iprobe(left, 21)
+    del two  # thrown away: its sender goes on
+    one.Recv(into := blank(LONG))
+    assert (seen(into) == 21).all()
+    Request.Waitall(outgoing)
 
 
 def case_truncation(comm: Communicator) -> None:
     """The receiver is told how long the message was; sender and communicator go on."""
     for size, there in product((4, 2000, 100_000, 1 << 20), (False, True)):
         if comm.rank == 0:
-            send = comm.Isend(np.arange(float(size)), 1, 9)
+            send = comm.Isend(vector(np.arange(float(size))), 1, 9)
             comm.Ssend(np.array([5.0]), 1, 10)
             send.Wait()
         elif comm.rank == 1:
-            into, status = np.full(5, -1.0), MPI.Status()
+            into, status, one = blank(min(size - 1, 1000)), MPI.Status(), np.empty(1)
             if there:  # libucp then knows at once
                 comm.Probe(0, 9)
             with raises(TruncationError, "rank 1", "rank 0 sent", f"{8 * size} bytes", "tag 9"):
-                comm.Recv(into[:3], 0, 9, status)
-            assert (into[3:] == -1).all()
+                comm.Recv([into, 3, MPI.DOUBLE], 0, 9, status)
+            assert (seen(into)[3:] == -1).all()
             assert (status.source, status.tag, status.error) == (0, 9, MPI.ERR_TRUNCATE)
-            comm.Recv(into, 0, 10)
-            assert into[0] == 5
+            comm.Recv(one, 0, 10)
+            assert one[0] == 5
     if comm.rank == 0:
         Request.Waitall([comm.Isend(np.zeros(9), 1, 1), comm.Isend(np.ones(1), 1, 2)])
     elif comm.rank == 1:
@@ -212,7 +272,7 @@ def case_probes(comm: Communicator) -> None:
     """A probed message stays, a matched one belongs to its probe; sizes are known before the receive."""
     right, left = neighbours(comm)
     for size in (0, 3, 100_000):
-        outgoing = [comm.Isend(pattern(size, comm.rank), right, tag) for tag in (71, 72, 73)]
+        outgoing = [comm.Isend(vector(pattern(size, comm.rank)), right, tag) for tag in (71, 72, 73)]
         status = MPI.Status()
         assert comm.Probe(left, 72, status)
         assert status.Get_count(MPI.DOUBLE) == size and (status.source, status.tag) == (left, 72)
@@ -221,24 +281,23 @@ def case_probes(comm: Communicator) -> None:
         assert not comm.Iprobe(left, 99)
         found = comm.Mprobe(left, status=status)
         assert status.tag == 71 and isinstance(found, Message)
-        into = np.zeros(size)
+        into = blank(size)
         comm.Recv(into, left, MPI.ANY_TAG, status)
         assert status.tag == 72
-        into[:] = -1
+        seen(into)[:] = -1
         found.Recv(into, status)
-        assert status.tag == 71 and (into == pattern(size, left)).all()
+        assert status.tag == 71 and (seen(into) == pattern(size, left)).all()
         with raises(ValueError, "received already"):
             found.Recv(into)
         while (last := comm.Improbe(left)) is None:
             time.sleep(1e-4)  # others need the core
-        into[:] = -1
-        last.Irecv(into).Wait(status)
-        assert status.tag == 73 and (into == pattern(size, left)).all()
+        last.Irecv(into := blank(size)).Wait(status)
+        assert status.tag == 73 and (seen(into) == pattern(size, left)).all()
         assert comm.Improbe(left) is None
         Request.Waitall(outgoing)
         comm.Barrier()
     # A message taken out and dropped is gone, and its sender goes on.
-    outgoing = [comm.Issend(pattern(100_000, 0), right, 74)]
+    outgoing = [comm.Issend(vector(pattern(100_000, 0)), right, 74)]
     found = comm.Mprobe(left, 74)
     del found
     gc.collect()
@@ -312,17 +371,17 @@ def case_persistent(comm: Communicator) -> None:
     data, into = np.zeros((4, 6)), np.zeros((4, 6))
     sends = (comm.Send_init, comm.Ssend_init, comm.Bsend_init, comm.Rsend_init)
     for send in sends:
-        for a, b in ((data, into), (data[:, ::3], into[:, ::3])):
+        for a, b in ((vector(np.zeros(LONG)), blank(LONG)), (data[:, ::3], into[:, ::3])):
             requests = [comm.Recv_init(b, left, 4), send(a, right, 4)]
             for turn in range(4):
-                data[:] = turn + 10 * comm.rank
+                seen(a)[:] = turn + 10 * comm.rank
                 PersistentRequest.Startall(requests)
                 if turn == 1:
                     with raises(ValueError, "still active"):
                         requests[0].Start()
                 status = [MPI.Status(), MPI.Status()]
                 Request.Waitall(requests, status)
-                assert (b == turn + 10 * left).all() and status[0].source == left
+                assert (seen(b) == turn + 10 * left).all() and status[0].source == left
                 assert requests[0].Wait(status[0]) and status[0].source == MPI.ANY_SOURCE
             for request in requests:
                 request.Free()
@@ -333,14 +392,14 @@ def case_persistent(comm: Communicator) -> None:
 def case_cancel(comm: Communicator) -> None:
     """A receive that nothing has matched is taken back; the message goes to the next one."""
     right, left = neighbours(comm)
-    first, second, status = np.full(2, -1.0), np.full(2, -1.0), MPI.Status()
+    first, second, status = blank(2), blank(2), MPI.Status()
     request = comm.Irecv(first, left, 6)
     request.Cancel()
     request.Wait(status)
     assert status.Is_cancelled()
     comm.Barrier()
-    comm.Sendrecv(pattern(2, comm.rank), right, 6, second, left, 6, status)
-    assert not status.Is_cancelled() and (first == -1).all() and (second == pattern(2, left)).all()
+    comm.Sendrecv(vector(pattern(2, comm.rank)), right, 6, second, left, 6, status)
+    assert not status.Is_cancelled() and (seen(first) == -1).all() and (seen(second) == pattern(2, left)).all()
     again = comm.Recv_init(first, left, 6)
     again.Start()
     again.cancel()
@@ -348,9 +407,9 @@ def case_cancel(comm: Communicator) -> None:
     assert status.Is_cancelled()
     comm.Barrier()
     again.Start()
-    comm.Send(pattern(2, comm.rank), right, 6)
+    comm.Send(vector(pattern(2, comm.rank)), right, 6)
     again.Wait(status)
-    assert not status.Is_cancelled() and (first == pattern(2, left)).all()
+    assert not status.Is_cancelled() and (seen(first) == pattern(2, left)).all()
     again.Cancel()  # it has ended: nothing to do
     sent = comm.Isend(first, comm.rank, 6)
     sent.Cancel()  # MPI lets a send go on

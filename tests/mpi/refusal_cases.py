@@ -1,23 +1,38 @@
-"""Ranks that refuse a collective: ``mpirun -np N python refusal_cases.py``, N of 2 or more, runs every case.
+"""Ranks that refuse collectives: ``mpirun -np N python refusal_cases.py TRIALS``, with N of 2 or more.
 
-Where all refuse it they go on. Else the communicator has ended on all ranks, each of which says who has refused what.
+Of random calls one rank makes some wrongly, or all ranks do; on host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs.
+Where all refuse a call they go on. Else the rank whose mistake it is raises that, and the communicator has ended on all
+others, wherever they are: that call and every later one say who has refused what. What is made anew is right.
 """
 
-import random
+import os
+import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import collective_call
 import numpy as np
 import pytest
-from bad_input_cases import drawn
+from collective_call import UNEVEN, Call, Case
+from collective_cases import METHODS, Tester, draw, start
+from collective_reference import FOREIGN
 from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, NotSupported, PersistentRequest, RefusedError, ucc
 from ucc_hetero.native.libraries import lib
 
 WORLD = MPI.COMM_WORLD
+STREAM: Any = None
+if "FAKEGPU_LAYOUT" in os.environ:
+    import arrays  # before a communicator is made
+
+    collective_call.device_memory = arrays.Array
+#: Calls in which a rank may have done its part, rightly, before another one refuses its own.
+LOOSE = {"bcast", "reduce", "gather", "gatherv", "scatter", "scatterv", "scan", "exscan"}
 
 
 def add(a: Any, b: Any, datatype: Any) -> None:
@@ -29,89 +44,98 @@ def add(a: Any, b: Any, datatype: Any) -> None:
 OWN = MPI.Op.Create(add, commute=True)
 
 
-def run(request: Any) -> None:
-    """A call to its end, whatever its form."""
-    if isinstance(request, PersistentRequest):
+class Trial(NamedTuple):
+    """A call, what some ranks do wrong in it, and how many right calls come before it."""
+
+    case: Case
+    mistake: str
+    culprits: tuple[int, ...]
+    own_op: bool
+    before: int
+
+
+def draw_trial(rng: np.random.Generator) -> Trial:
+    """Any trial."""
+    on_device, size = collective_call.device_memory is not None, WORLD.size
+    case = replace(draw(rng, size, int(rng.integers(1 << 30)), tuple(METHODS)), spec="plain", gaps=False)
+    if case.dtype in FOREIGN:
+        case = replace(case, dtype="float64", op=case.op and "SUM")
+    if on_device and case.form != "persistent" and rng.random() < 0.5:
+        case = replace(case, form={"request": "queued", "blocking": "in stream"}[case.form])
+    mistakes = (
+        ["object"] + ["op"] * bool(case.op) + ["root"] * (case.root >= 0) + ["freed"] * (case.form == "persistent")
+    )
+    if case.root < 0 and not case.in_place and min(case.counts):  # a rank that has one side alone sees none of these
+        mistakes += ["short"] + ["type"] * (case.name not in UNEVEN)
+    culprits = tuple(range(size)) if rng.random() < 0.3 else (int(rng.integers(size)),)
+    own_op = case.op == "SUM" and case.dtype == "float64" and case.form in ("blocking", "request") and not on_device
+    return Trial(case, str(rng.choice(mistakes)), culprits, own_op, int(rng.integers(4)))
+
+
+def spoiled(call: Call, mistake: str) -> list[Any]:
+    """The call's arguments with a mistake."""
+    args, case = call.args(), call.case
+    side = 0 if case.name == "bcast" or call.recv is None else 1
+    memory = collective_call.device_memory or np.empty
+    if mistake == "object":
+        args[side] = 5
+    elif mistake in ("short", "type"):
+        assert call.recv is not None
+        whole, dtype = call.recv.view.size, call.dtype
+        wrong = memory(whole - 1, dtype) if mistake == "short" else memory(whole, "f4" if dtype.itemsize == 8 else "f8")
+        args[side] = [wrong, *args[side][1:]] if isinstance(args[side], list) else wrong
+    elif mistake in ("op", "root"):
+        args[-1 if mistake == "root" or case.root < 0 else -2] = WORLD.size if mistake == "root" else "AVERAGE"
+    return args
+
+
+def make(comm: Communicator, trial: Trial) -> Call:
+    """Make the trial's call, wrongly or not."""
+    call, wrong = Call(trial.case, comm), comm.rank in trial.culprits
+    call.refill()
+    args = spoiled(call, trial.mistake if wrong else "")
+    if trial.own_op and trial.mistake != "op":
+        args[-1 if trial.case.root < 0 else -2] = OWN
+    call.args = lambda: args  # type: ignore[method-assign]
+    request = start(comm, call, STREAM)
+    if isinstance(request, PersistentRequest) and trial.case.form == "persistent":
+        if wrong and trial.mistake == "freed":
+            request.Free()
         request.Start()
     if request is not None:
         request.Wait()
+    if trial.case.form == "queued":
+        for buffer in call.buffers():
+            buffer.seen(STREAM)
+    return call
 
 
-def waited(request: Any) -> None:
-    """A call that has begun, to its end: MPI's are persistent requests that have been started."""
-    request.Wait()
+def computes(comm: Communicator, seed: int) -> None:
+    """Calls of all kinds are right."""
+    tester, rng = Tester(comm, f"after a mistake, {seed}", STREAM), np.random.default_rng(seed)
+    for _ in range(2):
+        case = draw(rng, comm.size, int(rng.integers(1 << 30)), tuple(METHODS))
+        tester.one(case if case.dtype not in FOREIGN else replace(case, dtype="float32", op=case.op and "SUM"))
 
 
-class Cases:
-    """Calls as they should be, and as one rank makes them wrongly, by name."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self.comm, p, me = comm, comm.size, comm.rank
-        a, b = np.ones(4), np.zeros(4)
-        blocks = [np.zeros(4 * p), [4] * p]
-        root = blocks if me == 0 else None
-        big = np.ones(1 << 17)
-        bigs, others = ([np.ones(p << 15), [1 << 15] * p] for _ in range(2))
-        more = [np.zeros(4 * p), [4] * p]
-        self.sums = np.zeros(4)
-        self.kept = comm.Allreduce_init(np.ones(4), self.sums)
-        freed, well = (comm.Allreduce_init(big, big.copy()) for _ in range(2))
-        freed.Free()
-        self.calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-            "Allreduce": (lambda: comm.Allreduce(a, b), lambda: comm.Allreduce(a, b[:3])),
-            "long": (lambda: comm.Allreduce(MPI.IN_PLACE, big), lambda: comm.Allreduce(big, b)),
-            "Iallreduce": (lambda: comm.Iallreduce(a, b), lambda: comm.Iallreduce(a, b[:3])),
-            "Allreduce_init": (lambda: comm.Allreduce_init(a, b), lambda: comm.Allreduce_init(a, b[:3])),
-            "Start": (lambda: well, lambda: freed),
-            "Bcast": (lambda: comm.Bcast(b, 1), lambda: comm.Bcast(b, root=p)),
-            "Barrier": (comm.Barrier, lambda: comm.Allreduce(a, b, "AVERAGE")),
-            "Gatherv": (lambda: comm.Gatherv(a, root), lambda: comm.Gatherv(None, None)),
-            "Igatherv": (lambda: comm.Igatherv(a, root), lambda: comm.Igatherv(None, None)),
-            "Gatherv_init": (lambda: comm.Gatherv_init(a, root), lambda: comm.Gatherv_init(None, None)),
-            "Scatterv": (lambda: comm.Scatterv(root, b), lambda: comm.Scatterv(None, None)),
-            "Iscatterv": (lambda: comm.Iscatterv(root, b), lambda: comm.Iscatterv(None, None)),
-            "Alltoallv": (lambda: comm.Alltoallv(blocks, more), lambda: comm.Alltoallv(None, None)),
-            "Ialltoallv": (lambda: comm.Ialltoallv(bigs, others), lambda: comm.Ialltoallv(None, None)),
-            "by MPI": (lambda: comm.Allreduce(a, b, OWN), lambda: comm.Allreduce(a, None, OWN)),
-            "I by MPI": (lambda: waited(comm.Iallreduce(a, b, OWN)), lambda: comm.Iallreduce(b, None, OWN)),
-        }  # fmt: skip
-        #: Those in which a rank may have done its part, rightly, before another one refuses its own.
-        self.loose = {"Bcast", "Igatherv", "Iscatterv"}
-
-    def good(self) -> None:
-        """Calls of all forms, with what ranks know of earlier ones and without."""
-        comm = self.comm
-        p, me = comm.size, comm.rank
-        for turn in range(2):
-            out, data = np.zeros(3), np.full(2, float(me))
-            comm.Allreduce(np.full(3, me + 1.0 + turn), out)
-            assert (out == p * (p + 1) / 2 + p * turn).all()
-            comm.Bcast(data, root=p - 1)
-            assert (data == p - 1).all()
-            gathered = np.full(p, -1.0)
-            comm.Gatherv(np.full(1, float(me)), [gathered, [1] * p] if me == 0 else None)
-            later = np.full(p, -1.0)
-            comm.Igatherv(np.full(1, float(me)), [later, [1] * p] if me == 0 else None).Wait()
-            assert me or ((gathered == np.arange(p)).all() and (later == np.arange(p)).all())
-            self.sums[:] = -1
-            run(self.kept)
-            assert (self.sums == p).all()
-
-    def refused(self, name: str, culprits: Sequence[int]) -> None:
-        """Some ranks make a call wrongly, the others rightly."""
-        comm, (right, wrong) = self.comm, self.calls[name]
-        try:
-            run(wrong() if comm.rank in culprits else right())
-        except RefusedError as error:
-            assert comm.rank not in culprits and named(error, culprits), (name, culprits, error)
-        except (TypeError, ValueError, NotSupported):
-            assert comm.rank in culprits
-        else:
-            assert comm.rank not in culprits and name in self.loose, f"{name} of {culprits} passed on rank {comm.rank}"
-        if len(culprits) == comm.size:
-            self.good()
-        else:
-            ended(comm, culprits)
+def attempt(trial: Trial, comm: Communicator) -> None:
+    """One trial."""
+    case, culprits = trial.case, trial.culprits
+    for number in range(trial.before):
+        computes(comm, case.seed + number)
+    try:
+        call = make(comm, trial)
+    except RefusedError as error:
+        assert comm.rank not in culprits and named(error, culprits), error
+    except (TypeError, ValueError, BufferError, NotSupported) as error:
+        assert comm.rank in culprits, error
+    else:
+        assert comm.rank not in culprits and (case.name in LOOSE or not min(case.counts)), "it passed"
+        assert not call.verify()
+    if len(culprits) == comm.size:
+        computes(comm, case.seed)
+    else:
+        ended(comm, culprits)
 
 
 def named(error: Exception, culprits: Sequence[int]) -> bool:
@@ -180,26 +204,39 @@ def before_others_come(comm: Communicator) -> None:
 
 def behind(comm: Communicator) -> None:
     """Rank 0 makes calls late, when it is known that a rank has refused a later one: they end well on all ranks."""
-    p, last, board = comm.size, comm.size - 1, comm._run.board
-    counts = [1, 5000, 1 << 17] * 5
+    p, last, board, how = comm.size, comm.size - 1, comm._run.board, {"stream": STREAM} if STREAM else {}
+    memory = collective_call.device_memory or np.empty
+    counts = [1, 3000, 1 << 17] * 5
     sent = [np.random.default_rng().integers(-9, 9, count).astype(np.float32) for count in counts]
-    out = [np.full(count, np.nan, np.float32) for count in counts]
-    requests = [comm.Iallreduce(*both) for both in zip(sent, out, strict=True)] if comm.rank else []
+    calls = [(memory(count, np.float32), memory(count, np.float32)) for count in counts]
+    for (x, y), data in zip(calls, sent, strict=True):
+        seen(x)[:] = data
+        if STREAM:  # from now on such calls wait for no other rank
+            comm.Allreduce(x, y, stream=STREAM)
+        seen(y)[:] = np.nan
+    requests = [comm.Iallreduce(*both, **how) for both in calls] if comm.rank else []
+    x, y = memory(4, np.float32), memory(3 + (comm.rank != last), np.float32)
     if comm.rank == last:
         with pytest.raises(ValueError):
-            comm.Iallreduce(np.ones(4), np.ones(3))
+            comm.Iallreduce(x, y, **how)
     elif comm.rank:
         with pytest.raises(RefusedError, match=f"rank {last} refused its part"):
-            comm.Iallreduce(np.ones(4), np.ones(4)).Wait()
+            comm.Iallreduce(x, y, **how).Wait()
     while p > 2 and board.refusal() is None:  # with two ranks nobody but rank 0 makes it
         time.sleep(0.001)
-    for both in zip(sent, out, strict=True) if comm.rank == 0 else ():
-        comm.Iallreduce(*both).Wait()
+    requests += [comm.Iallreduce(*both, **how) for both in calls] if comm.rank == 0 else []
     for request in requests:
         request.Wait()
-    for mine, found in zip(sent, out, strict=True):
-        assert (found == sum(WORLD.allgather(mine))).all()
+    for mine, (_, found) in zip(sent, calls, strict=True):
+        got = found.copied(STREAM) if STREAM else found
+        assert (got == sum(WORLD.allgather(mine))).all()
     ended(comm, [last])
+
+
+def seen(memory: Any) -> np.ndarray:
+    """Memory where the test can look at it."""
+    found: np.ndarray = getattr(memory, "peek", memory)
+    return found
 
 
 def many_by_all(comm: Communicator) -> None:
@@ -211,7 +248,7 @@ def many_by_all(comm: Communicator) -> None:
             freed.Start()
         if turn % 50 == 0:
             comm.Barrier()
-    Cases(comm).good()
+    computes(comm, 1)
 
 
 def while_a_team_is_made(comm: Communicator) -> None:
@@ -219,27 +256,26 @@ def while_a_team_is_made(comm: Communicator) -> None:
 
     What libucc sends for it goes by one tag: a team that ranks leave one by one leaves messages to the next one.
     """
-    other, last, out = comm.Dup(), comm.size - 1, np.zeros(1 << 15)
-    make = ucc.Context.team
+    last, out = comm.size - 1, np.zeros(1 << 15)
+    make_team = ucc.Context.team
 
     def slow(self: ucc.Context, places: Any, timeout: float, look: Callable[[], None]) -> ucc.Team:
-        while not lib.ucch_board_broken(other._run.board.native):
+        while not lib.ucch_board_broken(comm._run.board.native):
             with suppress(RefusedError):
                 look()
             time.sleep(0.001)
-        return make(self, places, timeout, look)
+        return make_team(self, places, timeout, look)
 
     ucc.Context.team = slow  # type: ignore[method-assign]
     # Of a scan the ranks before the last one may do their parts without it.
     with pytest.raises(ValueError) if comm.rank == last else suppress(RefusedError):
-        other.Iscan(np.ones(1 << 15), out[: -1 if comm.rank == last else None]).Wait()
-    ucc.Context.team = make  # type: ignore[method-assign]
-    ended(other, [last])
+        comm.Iscan(np.ones(1 << 15), out[: -1 if comm.rank == last else None]).Wait()
+    ucc.Context.team = make_team  # type: ignore[method-assign]
+    ended(comm, [last])
     WORLD.Barrier()
-    other.Free()
-    for _ in range(3):
-        with comm.Dup() as another:
-            Cases(another).good()
+    for number in range(3):
+        with Communicator(WORLD) as another:
+            computes(another, number)
 
 
 def refused_by_others(comm: Communicator) -> None:
@@ -264,24 +300,32 @@ def on_its_own(check: Callable[[Communicator], None]) -> None:
     comm.Free()
 
 
-def main() -> None:
-    with Communicator(WORLD) as comm:
-        kept = Cases(comm)
-        kept.good()
-        for name in kept.calls:
-            kept.refused(name, range(comm.size))
-        for name in (list(kept.calls)[index] for index in drawn(len(kept.calls))):
-            culprit = WORLD.bcast(random.choice([0, comm.size - 1]))
-            on_its_own(lambda comm, name=name, culprit=culprit: Cases(comm).refused(name, [culprit]))
-        kept.good()  # others are not concerned
-        for check in (several_under_way, before_others_come, behind, refused_by_others):
+def main(trials: int) -> None:
+    global STREAM
+    seed = WORLD.bcast(int(os.environ.get("UCCH_TEST_SEED") or secrets.randbelow(1 << 30)))
+    rng = np.random.default_rng(seed)
+    with Communicator(WORLD) as kept:
+        if collective_call.device_memory and all(WORLD.allgather(bool(arrays.device.available()))):
+            arrays.runtime().use(kept._run.members.place.device)
+            STREAM = arrays.runtime().stream()
+        for number in range(trials):
+            trial = draw_trial(rng)
+            try:
+                if len(trial.culprits) == WORLD.size:
+                    attempt(trial, kept)
+                else:
+                    on_its_own(lambda comm, trial=trial: attempt(trial, comm))
+                computes(kept, trial.case.seed)
+            except BaseException:
+                print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
+                raise
+        checks = several_under_way, before_others_come, behind, refused_by_others, while_a_team_is_made
+        for check in checks if STREAM is None else [behind]:
             on_its_own(check)
-        kept.good()
-        many_by_all(comm)
-        while_a_team_is_made(comm)
+        many_by_all(kept)
     if WORLD.rank == 0:
-        print(f"{len(kept.calls)} kinds of calls refused")
+        print(f"{trials} mistakes told", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

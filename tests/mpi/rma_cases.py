@@ -142,9 +142,9 @@ def bad_input(worker: rma.Worker, peers: list[rma.Endpoint]) -> None:
     outside = tuple(np.array([number], np.uint64) for number in (0, 4000, 97))
     places = [ffi.cast("uint64_t *", each.ctypes.data) for each in outside]
     for what in (lib.UCCH_RMA_PUT, lib.UCCH_RMA_GET):
-        native = lib.ucch_transfer_new(right.native, what)
-        lib.ucch_transfer_lists(native, mine.native, forged, 1, *places)
-        refused(RefusedError, "outside of the region", right._start, native, "transfer", outside, None, 30.0)
+        sides = {"what": what, "local": mine.native, "target": forged, "n": 1}
+        order = sides | dict(zip(("mine", "theirs", "lengths"), places, strict=True))
+        refused(RefusedError, "outside of the region", right._start, order, "transfer", outside, None, 30.0)
     mpi.Barrier()
     assert (room == 7).all()
     gone = worker.register(np.zeros(8, np.uint8))

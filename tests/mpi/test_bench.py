@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,6 @@ COLLECTIVES = (
     *("allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "bcast", "gather", "gatherv", "reduce"),
     *("reduce_scatter", "reduce_scatter_block", "scatter", "scatterv"),
 )
-
-
-def split(words: str) -> list[str]:
-    return words.split()
 
 
 def rows(text: str) -> list[list[str]]:
@@ -48,56 +44,45 @@ def test_every_column_at_once(bench: Run, tmp_path: Path) -> None:
     assert data["topology"] == "host[0-1]@0"
 
 
-@pytest.mark.parametrize("backend", ["mpi4py", "ucc"])
-def test_blocking_collectives_are_checked(bench: Run, backend: str) -> None:
-    commands = [f"osu_{name} --backend {backend} -m 4:16 -i 3 -x 1 -c -u 1 -T mpi_int" for name in COLLECTIVES]
-    result = bench(*commands, f"osu_barrier --backend {backend} -i 3 -x 1", n=3)
-    table = rows(result.stdout)
-    assert [row[-1] for row in table[:-1]] == ["Pass"] * (3 * len(COLLECTIVES))
-    assert len(table[-1]) == 1
+def of_each(words: str, names: Sequence[str] = COLLECTIVES) -> list[str]:
+    return [words.format(name) for name in names]
 
 
-def test_in_place_and_rotating_roots(bench: Run) -> None:
-    commands = [
-        f"osu_{name} --backend mpi4py -m 16:16 -i 6 -x 1 -c -u 0 -T mpi_float -l"
-        for name in COLLECTIVES
-        if name != "bcast"
-    ]
-    commands += [f"osu_{name} --backend mpi4py -m 16:16 -i 6 -x 1 -c -u 0 -k rotate" for name in ("reduce", "gatherv")]
-    result = bench(*commands, n=3)
-    assert [row[-1] for row in rows(result.stdout)] == ["Pass"] * len(commands)
+_FEW, _PAIRS = "-m 8:8 -i 3 -x 1", ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
+#: Ranks, and command lines with the numbers of columns that their rows have; those with -c compare what they receive.
+FAMILIES: dict[str, tuple[int, dict[int, list[str]]]] = {
+    "blocking": (3, {
+        3: [each for peer in ("mpi4py", "ucc") for each in of_each(f"osu_{{}} --backend {peer} {_FEW} -c -u 1")],
+        1: [f"osu_barrier --backend {peer} -i 3 -x 1" for peer in ("mpi4py", "ucc")],
+    }),
+    "in place, and rotating roots": (3, {
+        3: of_each(f"osu_{{}} {_FEW} -c -u 0 -T mpi_float -l", [name for name in COLLECTIVES if name != "bcast"])
+        + of_each(f"osu_{{}} {_FEW} -c -u 0 -k rotate", ["reduce", "gatherv"]),
+    }),
+    "non-blocking": (2, {11: of_each(f"osu_i{{}} {_FEW} -c -u 1 -t 2 -f"), 4: ["osu_ibarrier -i 3 -x 1"]}),
+    "persistent": (2, {3: of_each(f"osu_{{}}_persistent {_FEW} -c -u 1"), 1: ["osu_barrier_persistent -i 3 -x 1"]}),
+    "messages": (2, {
+        columns: [f"{name} --backend {peer} {_FEW} -c -u 1 {'-W 4' * ('bw' in name)}" for peer in ("ours", "mpi4py")
+                  for name in _PAIRS if ("mr" in name) == (columns == 4)] for columns in (3, 4)
+    }),
+    "pairs of an odd job": (3, {3: [f"osu_mbw_mr {_FEW}"]}),
+    "one-sided": (2, {
+        2: [f"osu_{what} --backend {peer} {_FEW}" for peer in ("ours", "mpi4py")
+            for what in ("put_latency", "get_latency", "put_bw", "get_bw", "put_bibw")],
+    }),
+}  # fmt: skip
 
 
-def test_nonblocking_and_persistent(bench: Run) -> None:
-    rest = "--backend mpi4py -m 8:8 -i 3 -x 1"
-    commands = [f"osu_i{name} {rest} -c -u 1 -t 2 -f" for name in COLLECTIVES]
-    commands += [f"osu_{name}_persistent {rest} -c -u 1" for name in COLLECTIVES]
-    commands += ["osu_ibarrier --backend mpi4py -i 3 -x 1", "osu_barrier_persistent --backend mpi4py -i 3 -x 1"]
-    result = bench(*commands)
-    table = rows(result.stdout)
-    count = len(COLLECTIVES)
-    assert {(len(row), row[-1]) for row in table[:count]} == {(11, "Pass")}
-    assert {(len(row), row[-1]) for row in table[count : 2 * count]} == {(3, "Pass")}
-    assert [len(row) for row in table[2 * count :]] == [4, 1]
-    for row in table[:count]:
-        assert 0 <= float(row[9]) <= 100
-
-
-@pytest.mark.parametrize("backend", ["ours", "mpi4py"])
-def test_point_to_point(bench: Run, backend: str) -> None:
-    rest = f"--backend {backend} -m 1:8 -i 3 -x 1 -c -u 1"
-    names = ("osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_multi_lat")
-    commands = [f"{name} {rest} {'-W 4' if 'bw' in name else ''}" for name in names]
-    result = bench(*commands)
-    table = rows(result.stdout)
-    assert [row[-1] for row in table] == ["Pass"] * (4 * len(names))
-    assert {len(row) for row in table[12:16]} == {4}  # osu_mbw_mr also has the message rate
-
-
-def test_pairs_of_an_odd_job(bench: Run) -> None:
-    result = bench("osu_mbw_mr --backend mpi4py -m 1:2 -i 2 -x 1", n=3)
-    assert "# [ pairs: 1 ] [ window size: 64 ]" in result.stdout
-    assert [(row[0], len(row)) for row in rows(result.stdout)] == [("1", 3), ("2", 3)]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_benchmark(bench: Run, family: str) -> None:
+    ranks, lines = FAMILIES[family]
+    commands = [each for some in lines.values() for each in some]
+    table = rows(
+        bench(*(each if "backend" in each else f"{each} --backend mpi4py" for each in commands), n=ranks).stdout
+    )
+    assert [len(row) for row in table] == [columns for columns, some in lines.items() for _ in some]
+    assert [row[-1] == "Pass" for row in table] == [" -c" in each for each in commands], table
+    assert all(float(row[1]) >= 0 for row in table if len(row) > 1)  # a rate of few bytes, beside other work, is 0.00
 
 
 def test_peers_are_interleaved_and_compared(bench: Run) -> None:
@@ -132,22 +117,10 @@ def test_limits_and_peers_of_every_family(bench: Run, tmp_path: Path) -> None:
             assert bool(row["plan"]) == (data["family"] in ("blocking", "persistent", "nonblocking"))
 
 
-def test_one_sided(bench: Run) -> None:
-    commands = [
-        f"osu_{name} --backend {backend} -m 256:1K -i 4 -x 1"
-        for name in ("put_latency", "get_latency", "put_bw", "get_bw", "put_bibw")
-        for backend in ("ours", "mpi4py")
-    ]
-    result = bench(*commands)
-    table = rows(result.stdout)
-    assert [row[0] for row in table] == ["256", "512", "1024"] * len(commands), result.stdout
-    assert all(float(row[1]) > 0 for row in table)
-
-
 def test_what_one_sided_benchmarks_do(crew: Run) -> None:
     """Once, with the other rank's memory as MPI says that it is then."""
     for what in ("put", "get"):
-        crew("window_cases:once", args=[what])
+        crew("bench_cases:once", args=[what])
 
 
 def test_kv_transfer(bench: Run, tmp_path: Path) -> None:
@@ -178,10 +151,6 @@ def test_compare(mpirun: Run, tmp_path: Path) -> None:
     assert all(len(series["rounds"]) == 3 for series in data["rows"][0]["series"])
 
 
-def test_the_quickest_put(bench: Run) -> None:
-    bench(n=3, case="quickest_put")
-
-
 def test_wrong_data_on_one_rank_fails_the_job(bench: Run) -> None:
     words = "osu_allreduce --backend mpi4py -m 4:64 -i 2 -x 0 -u 0 -T mpi_int -c"
     result = bench("wrong", words, case="broken")
@@ -195,8 +164,7 @@ def test_wrong_data_is_not_compared(bench: Run) -> None:
 
 
 def test_an_error_on_one_rank_ends_the_job(mpirun: Run) -> None:
-    words = split("osu_allreduce --backend mpi4py")
-    result = mpirun("tests/mpi/bench_cases.py", n=2, args=words, check=False, timeout=30)
+    result = mpirun("tests/mpi/bench_cases.py", args=["osu_allreduce", "--backend", "mpi4py"], check=False, timeout=30)
     assert result.returncode != 0
     assert "OSError: this rank fails" in result.stderr
 

@@ -1,4 +1,4 @@
-"""Communicators, neighbourhoods and requests under a real mpirun, and many communicators."""
+"""Communicators, neighbourhoods and requests under a real mpirun."""
 
 import random
 
@@ -16,8 +16,3 @@ def test_cases(crew, what: str) -> None:
     env = {"UCCH_TIMEOUT": "1000"}  # what waits for that is killed before
     job = crew("cases:run_module", ranks, args=[f"{what}_cases"], layout=vendors, env=env, timeout=150)
     assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
-
-
-def test_many_are_created_and_freed(crew) -> None:
-    """Of one vendor, test_safety.py."""
-    crew("communicator_cases:many", args=[100], layout="nvidia:1,amd:1", timeout=150)

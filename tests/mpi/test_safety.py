@@ -1,5 +1,6 @@
 """Resources that calls leave behind, processes that fork, jobs that are killed, threads, signals, and early ends."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def test_nothing_grows(mpirun: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     args += ["--transfers", "20", "--groups", "0"]
-    job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env={"UCCH_TIMEOUT": "100"}, timeout=120)
+    env = {"UCCH_TIMEOUT": "100", "UCCH_EMULATE": random.choice(["", "nvidia:1,amd:1"])}
+    job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env=env, timeout=120)
     assert job.stdout.count("more rounds") == 5 and "grown" not in job.stdout, job.output
 
 

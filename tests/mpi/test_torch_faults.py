@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,35 +166,37 @@ def test_the_store_is_gone(store: Server, without_mpi: Callable[..., tuple[list[
     assert all("rank 2 has left the job or died" in text for text in texts[:2]), said
 
 
+#: torchft's groups are made anew by this backend.
+TORCHFT = """
+from datetime import timedelta
+from torchft.process_group import ProcessGroupWrapper
+import ucc_hetero.torch
+
+class Group(ProcessGroupWrapper):
+    def _create_pg(self, store, rank, world_size):
+        return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
+
+    def getBackendName(self):
+        return "torchft-ucch"
+"""
+
 COMING = """
 import os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 import ucc_hetero.torch
 
-rank, port, first = map(int, sys.argv[2:])
+rank, first, port = map(int, sys.argv[1:])
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
 limit = timedelta(seconds=200)
 
-if sys.argv[1] == "torchft":
-    from torchft.process_group import ProcessGroupWrapper
-
-    class Group(ProcessGroupWrapper):
-        def _create_pg(self, store, rank, world_size):
-            return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
-
-        def getBackendName(self):
-            return "torchft-ucch"
-
-        def together(self, generation):
-            self.configure(f"127.0.0.1:{port}/{generation}", f"replica {rank}", rank, 3, generation)
-            return self
-
-    together = Group(limit).together
-else:
-    def together(generation):
-        prefix = dist.PrefixStore(f"generation {generation}", store)
-        return ucc_hetero.torch.process_group(prefix, rank, 3, limit)
+def together(generation):
+    if "Group" in globals():
+        made = globals().setdefault("made", Group(limit))
+        made.configure(f"127.0.0.1:{port}/{generation}", f"replica {rank}", rank, 3, generation)
+        return made
+    prefix = dist.PrefixStore(f"generation {generation}", store)
+    return ucc_hetero.torch.process_group(prefix, rank, 3, limit)
 
 for generation in range(first, 3):
     group = together(generation)
@@ -212,56 +213,14 @@ for generation in range(first, 3):
 print(f"right: {rank}", flush=True)
 """
 
-
-@pytest.mark.parametrize("how", ["process_group", "torchft"])
-def test_ranks_that_are_started_again_join(
-    port: int, tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest, how: str
-) -> None:
-    """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
-    if how == "torchft":
-        pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
-    script = tmp_path / "job.py"
-    script.write_text(COMING)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
-    env |= {"UCCH_EMULATE": "nvidia:1,amd:2", "OMP_NUM_THREADS": "1"}
-
-    said = tmp_path / "said"
-
-    def start(rank: int, generation: int) -> subprocess.Popen[bytes]:
-        words = [*pythons.of(request.path, env), str(script), how, str(rank), str(port), str(generation)]
-        with said.open("ab") as out:
-            return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
-
-    ranks = [start(rank, 0) for rank in range(3)]
-    try:
-        for rank in (0, 1):
-            assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
-            ranks[rank] = start(rank, rank + 1)
-        ends = [rank.wait(60 * room) for rank in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-    assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
-
-
+#: A script of torchft's: a replica dies in a step and comes back; the others go on without it, and it gets their state.
 MANAGED = """
 import os, signal, sys
-from datetime import timedelta
 import torch, torch.distributed as dist
 from torchft import Manager
-from torchft.process_group import ProcessGroupWrapper
-import ucc_hetero.torch
 
-replica, lighthouse, again = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+replica, again, lighthouse = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 limit, steps = timedelta(seconds=200), 60
-
-class Group(ProcessGroupWrapper):
-    def _create_pg(self, store, rank, world_size):
-        return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
-
-    def getBackendName(self):
-        return "torchft-ucch"
-
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
 state = {"w": torch.zeros(1000)}
 manager = Manager(
@@ -288,28 +247,50 @@ os._exit(0)
 """
 
 
-def test_torchfts_manager(tmp_path: Path, room: int) -> None:
-    """A replica dies in a step and comes back: the others go on without it, and it gets their state."""
+@pytest.fixture
+def come_back(
+    tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest
+) -> Callable[[str, str, dict[int, int]], None]:
+    """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. Those
+    that are killed, in this order, are started again with another number in the place of 0, and then all end well."""
+
+    def run(script: str, word: str, killed: dict[int, int]) -> None:
+        path, said = tmp_path / "job.py", tmp_path / "said"
+        path.write_text(script)
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+        env |= {"UCCH_EMULATE": "nvidia:1,amd:2", "OMP_NUM_THREADS": "1"}
+
+        def start(rank: int, again: int) -> subprocess.Popen[bytes]:
+            words = [*pythons.of(request.path, env), str(path), str(rank), str(again), word]
+            with said.open("ab") as out:
+                return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
+
+        ranks = [start(rank, 0) for rank in range(3)]
+        try:
+            for rank, again in killed.items():
+                assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
+                ranks[rank] = start(rank, again)
+            ends = [rank.wait(60 * room) for rank in ranks]
+        finally:
+            for each in ranks:
+                each.kill()
+        assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["process_group", "torchft"])
+def test_ranks_that_are_started_again_join(port: int, come_back: Any, how: str) -> None:
+    """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
+    if how == "torchft":
+        pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
+    come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})
+
+
+def test_torchfts_manager(come_back: Any) -> None:
     pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     from torchft.coordination import LighthouseServer
 
-    script, said = tmp_path / "job.py", tmp_path / "said"
-    script.write_text(MANAGED)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
     light = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
-
-    def start(replica: int, again: int) -> subprocess.Popen[bytes]:
-        words = [sys.executable, str(script), str(replica), light.address(), str(again)]
-        with said.open("ab") as out:
-            return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
-
-    replicas = [start(replica, 0) for replica in range(3)]
-    try:
-        assert replicas[1].wait(60 * room) == -signal.SIGKILL, said.read_text()
-        replicas[1] = start(1, 1)
-        ends = [replica.wait(60 * room) for replica in replicas]
-    finally:
-        for each in replicas:
-            each.kill()
-        light.shutdown()
-    assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+    come_back(TORCHFT + MANAGED, light.address(), {1: 1})
+    light.shutdown()

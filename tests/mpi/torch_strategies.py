@@ -14,11 +14,13 @@ from torch_world import N, R
 
 @case
 def ddp() -> None:
+    from torch.distributed._composable.replicate import replicate
+
     for more in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}):
         model = DDP(fresh(), **more)
         train(model, sgd(model.parameters()))
-    model = DDP(fresh(), find_unused_parameters=True)
-    train(model, sgd(model.parameters()))
+    for model in (DDP(fresh(), find_unused_parameters=True), replicate(fresh())):
+        train(model, sgd(model.parameters()))
 
 
 @case
@@ -82,14 +84,6 @@ def zero() -> None:
 
 
 @case
-def replicated() -> None:
-    from torch.distributed._composable.replicate import replicate
-
-    model = replicate(fresh())
-    train(model, sgd(model.parameters()))
-
-
-@case
 def fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -128,13 +122,6 @@ def fsdp2() -> None:
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = fully_sharded(mesh, mp_policy=half)
     train(model, sgd(model.parameters()), tolerance=5e-2)
-
-
-@case
-def hsdp() -> None:
-    mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("replicate", "shard"))
-    model = fully_sharded(mesh)
-    train(model, sgd(model.parameters()))
 
 
 @case

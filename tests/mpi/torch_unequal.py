@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch_cases import case, close, main
 from torch_model import SHARE, batch, fresh, loss_of, reference, sgd
@@ -39,34 +38,6 @@ def measured() -> Share:
         clock.now += 0.5 + SLOW * n
 
     return profile(step, (1, 2, 6), clock=clock).split(SHARE * N)
-
-
-@case
-def shares_follow_the_speed() -> None:
-    share = measured()
-    assert share.total == SHARE * N and share.rank == R
-    fast, slow = share.counts[0], share.counts[-1]
-    assert all(abs(n - fast) <= 1 for n in share.counts[:-1]) and abs(fast - 3 * slow) <= 3, share
-    every: list[Any] = [None] * N
-    dist.all_gather_object(every, share.counts)
-    assert every == [share.counts] * N
-
-
-@case
-def balanced_data_parallel() -> None:
-    """Unequal batches, gradients of the whole batch: the losses of a single process."""
-    share = measured()
-    model = DDP(fresh())
-    optimizer = sgd(model.parameters())
-    for step, want in enumerate(reference()):
-        x, y = map(share.take, batch(step))
-        loss = loss_of(model(x), y) * share.weight
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-        close(mean.item(), want, 1e-5, f"step {step}")
 
 
 @case

@@ -94,26 +94,6 @@ def hybrid_sharding() -> None:
 
 
 @case
-def data_parallel_in_a_pair() -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    group, draw = pairs[R // 2], torch.Generator().manual_seed(R)
-    model = DistributedDataParallel(fresh(), process_group=group)
-    x = torch.randn(8, 16, generator=draw)
-    model(x).sum().backward()
-    flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-    everyone = [torch.empty_like(flat) for _ in range(2)]
-    dist.all_gather(everyone, flat, group=group)
-    same(everyone[0], everyone[1], "averaged gradients")
-    alone = fresh()
-    alone(x).sum().backward()
-    mine = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
-    dist.all_gather(everyone, mine, group=group)
-    assert torch.allclose(flat, (everyone[0] + everyone[1]) / 2, rtol=1e-5, atol=1e-6)
-
-
-@case
 def helpers() -> None:
     from ucc_hetero.torch.experts import Experts
     from ucc_hetero.torch.replicas import Replicas

@@ -16,19 +16,31 @@ sys.path.insert(0, str(Path(__file__).parent))
 LIBRARIES = {"nvidia": "UCCH_CUDA_LIB", "amd": "UCCH_HIP_LIB"}
 
 
-@pytest.fixture(params=["nvidia", "amd"])
-def runtime(
-    request: pytest.FixtureRequest, fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[DeviceRuntime]:
-    """The runtime of one vendor over its fake library, with device 1 in use; the other vendor has none."""
-    for vendor, variable in LIBRARIES.items():
-        monkeypatch.setenv(variable, str(fakegpu[vendor]) if vendor == request.param else "none")
+@pytest.fixture
+def load(fakegpu: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DeviceRuntime]]:
+    """Start the runtime of one vendor over its fake library, in this environment; the other vendor has none."""
+
+    def start(vendor: str = "amd", **environ: str) -> DeviceRuntime:
+        for name, variable in LIBRARIES.items():
+            monkeypatch.setenv(variable, str(fakegpu[name]) if name == vendor else "none")
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        registry.forget()
+        found = runtime_of(vendor)
+        assert found is not None, registry.report(vendor)
+        return found
+
+    yield start
     registry.forget()
-    found = runtime_of(request.param)
-    assert found is not None, registry.report(request.param)
+
+
+@pytest.fixture(params=["nvidia", "amd", "HIP 5", "HIP 7"])
+def runtime(request: pytest.FixtureRequest, load: Callable[..., DeviceRuntime]) -> DeviceRuntime:
+    """The runtime of one vendor, with device 1 in use."""
+    vendor, _, version = request.param.partition(" ")
+    found = load("amd", FAKEGPU_HIP=version) if version else load(vendor)
     found.use(1)
-    yield found
-    registry.forget()
+    return found
 
 
 @pytest.fixture

@@ -2,35 +2,34 @@
 #include <pthread.h>
 #include <stdint.h>
 
-typedef int (*use_function)(int runtime, int device);
-typedef int (*flag_function)(int runtime, void **word);
+typedef int (*use_function)(int device);
+typedef int (*flag_function)(void **word);
 
 #define MOST 16
 
 static struct {
     use_function use;
     flag_function flag;
-    int runtime, each;
+    int each;
     void **out;
 } job;
 static pthread_barrier_t start;
 
 static void *run(void *place) {
     void **out = job.out + (intptr_t)place * job.each;
-    intptr_t failed = job.use(job.runtime, 1);
+    intptr_t failed = job.use(1);
     pthread_barrier_wait(&start);
     for (int i = 0; i < job.each && !failed; i++)
-        failed = job.flag(job.runtime, &out[i]);
+        failed = job.flag(&out[i]);
     return (void *)failed;
 }
 
 /* `each` words for each of the threads, one thread's behind another's: 0, or a failure. */
-int race(use_function use, flag_function flag, int runtime, int threads, int each, void **out) {
+int race(use_function use, flag_function flag, int threads, int each, void **out) {
     pthread_t made[MOST];
     void *failed, *any = NULL;
     job.use = use;
     job.flag = flag;
-    job.runtime = runtime;
     job.each = each;
     job.out = out;
     if (threads > MOST || pthread_barrier_init(&start, NULL, (unsigned)threads)) return -1;

@@ -1,5 +1,7 @@
 """The kernels' AMD branch, compiled by clang without a GPU or ROCm; registers and waits in the assembly."""
 
+from __future__ import annotations
+
 import os
 import random
 import re
@@ -21,11 +23,11 @@ TARGETS = {"gfx90a": (64, 64), "gfx942": (64, 64), "gfx1100": (32, 96), "gfx1201
 CLANGS = (*(f"clang-{major}" for major in range(22, 15, -1)), "clang", "amdclang", "/opt/rocm/llvm/bin/clang")
 STUBS = Path(__file__).parent / "amd_stubs.h"
 
-TYPES = [t.code for t in DTYPES.values()]
+CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 
 
 def fused(op: str, dtype: str) -> tuple[int, int, int, int]:
-    return lib.UCCH_FUSED, OPS[op].code, DTYPES[dtype].code, 0
+    return lib.UCCH_FUSED, OPS[op].code, CODES[dtype], 0
 
 
 #: Kernels that wait for another rank. Of the fused ones those whose arithmetic is longest.
@@ -34,22 +36,16 @@ WAITING = {
     "fused_float": fused("SUM", "float32"), "fused_half": fused("PROD", "float16"),
     "fused_complex": fused("PROD", "complex128"), "fused_int8": fused("MAX", "int8"),
 }  # fmt: skip
-OTHERS = {"post": (lib.UCCH_POST, 0, 0, 0)}
-OTHERS |= {f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in TYPES}
-OTHERS |= {f"scale_{t}": (lib.UCCH_SCALE, 0, t, 0) for t in TYPES}
-OTHERS |= {
-    f"cast_{one}_{other}": (lib.UCCH_CAST, 0, DTYPES[one].code, DTYPES[other].code)
-    for half in ("float16", "bfloat16")
-    for one, other in ((half, "float32"), ("float32", half))
-}
-
-
-OTHERS |= {
-    f"pieces_{one}_{other}": (lib.UCCH_PIECES, 0, one, other)
-    for types in ([DTYPES[name].code for name in ("float16", "bfloat16", "float32", "uint64")], [256, 264])
-    for one in types
-    for other in types
-}
+#: Types between which pages are converted, and those of bytes.
+PAGES = [CODES[name] for name in ("float16", "bfloat16", "float32", "uint64")], [256, 264]
+OTHERS = {
+    "post": (lib.UCCH_POST, 0, 0, 0),
+    **{f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in CODES.values()},
+    **{f"scale_{t}": (lib.UCCH_SCALE, 0, t, 0) for t in CODES.values()},
+    **{f"pieces_{a}_{b}": (lib.UCCH_PIECES, 0, a, b) for types in PAGES for a in types for b in types},
+    **{f"cast_{a}_{b}": (lib.UCCH_CAST, 0, CODES[a], CODES[b]) for half in ("float16", "bfloat16")
+       for a, b in ((half, "float32"), ("float32", half))},
+}  # fmt: skip
 
 
 class Kernel(NamedTuple):
@@ -61,6 +57,13 @@ class Kernel(NamedTuple):
     scratch: int
     shared: int
     wave: int
+
+    @classmethod
+    def of(cls, text: str) -> Kernel:
+        found = {what: int(n) for what, n in re.findall(r"^; (\w+): (\d+)", text, re.M)}
+        registers = max(found["NumVgprs"], found.get("TotalNumVgprs", 0))
+        wave = 32 if re.search(r"amdhsa_wavefront_size32 1", text) else 64
+        return cls(text, registers, found["NumSgprs"], found["ScratchSize"], found["LDSByteSize"], wave)
 
 
 #: Compiles for one target, without ROCm.
@@ -85,46 +88,27 @@ def clang() -> str:
     return best
 
 
-def text_of(cases: dict[str, tuple[int, int, int, int]]) -> tuple[str, int]:
-    """All kernels in one text, each in a namespace of its own as they define the same helpers; and how many."""
-    parts, n = [], 0
-    for name, case in cases.items():
-        source = sources.source(*case)
-        if source is not None:
-            n += 1
-            parts.append(f"namespace n{n} {{\n{source.replace('void ucch(', f'void ucch_{name}(')}\n}}")
-    return "\n".join(parts), n
+def compiled(
+    clang: str, target: str, cases: dict[str, tuple[int, int, int, int]], folder: Path
+) -> tuple[dict[str, Kernel], int]:
+    """Assembly as hipRTC would have it made, by kernel; and how many there have to be.
 
-
-def compiled(clang: str, target: str, text: str, folder: Path) -> dict[str, Kernel]:
-    """Assembly as hipRTC would have it made, by kernel."""
+    All are in one text, each in a namespace of its own as they define the same helpers.
+    """
     if target not in known(clang):
         pytest.skip(f"{clang} does not know {target}: it needs a newer one, such as Debian's clang-19")
-    (folder / "kernels.hip").write_text(text)
+    texts = {name: text for name, case in cases.items() if (text := sources.source(*case)) is not None}
+    named = {name: text.replace("void ucch(", f"void ucch_{name}(") for name, text in texts.items()}
+    parts = [f"namespace n_{name} {{\n{text}\n}}" for name, text in named.items()]
+    (folder / "kernels.hip").write_text("\n".join(parts))
     words = [clang, *OPTIONS, f"--offload-arch={target}"]
     words += ["-Wall", "-Werror", "-Wno-tautological-compare", "-Wno-unused-function", "-include", str(STUBS)]
-    done = subprocess.run(
-        [*words, str(folder / "kernels.hip"), "-o", str(folder / "out.s")], capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    words += [str(folder / "kernels.hip"), "-o", str(folder / "out.s")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return {
-        found[1]: kernel(found[0])
-        for found in re.finditer(
-            r"^ucch_(\w+):\s+; @ucch_\1$.*?^; Occupancy: \d+$", (folder / "out.s").read_text(), re.M | re.S
-        )
-    }
-
-
-def kernel(text: str) -> Kernel:
-    def number(what: str) -> int:
-        found = re.search(rf"^; {what}: (\d+)", text, re.M)
-        assert found, what
-        return int(found[1])
-
-    registers = max(number("NumVgprs"), number("TotalNumVgprs") if "TotalNumVgprs" in text else 0)
-    wave = 32 if re.search(r"amdhsa_wavefront_size32 1", text) else 64
-    return Kernel(text, registers, number("NumSgprs"), number("ScratchSize"), number("LDSByteSize"), wave)
+    each = r"^ucch_(\w+):\s+; @ucch_\1$.*?^; Occupancy: \d+$"
+    found = re.finditer(each, (folder / "out.s").read_text(), re.M | re.S)
+    return {kernel[1]: Kernel.of(kernel[0]) for kernel in found}, len(texts)
 
 
 def barriers_wait_for_stores(name: str, text: str) -> None:
@@ -149,8 +133,7 @@ def looks_empty_no_caches(name: str, text: str) -> None:
 def test_waiting_kernels(clang: str, targets: tuple[str, str], tmp_path: Path) -> None:
     """They let as many waves run at a time as there is room for, and use no memory of the device."""
     target = random.choice(targets)
-    text, n = text_of(WAITING)
-    kernels = compiled(clang, target, text, tmp_path)
+    kernels, n = compiled(clang, target, WAITING, tmp_path)
     wave, most = TARGETS[target]
     assert len(kernels) == n == len(WAITING)
     for name, each in kernels.items():
@@ -167,7 +150,6 @@ def test_waiting_kernels(clang: str, targets: tuple[str, str], tmp_path: Path) -
 
 def test_arithmetic(clang: str, tmp_path: Path) -> None:
     """Everything that the engine may ask for compiles, and no element goes by way of memory."""
-    text, n = text_of(OTHERS)
-    kernels = compiled(clang, "gfx942", text, tmp_path)
+    kernels, n = compiled(clang, "gfx942", OTHERS, tmp_path)
     assert len(kernels) == n > 100
     assert all(each.scratch == 0 and each.registers <= 64 for each in kernels.values())

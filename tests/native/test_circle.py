@@ -149,7 +149,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) 
     until(lambda: not known())
     lib.ucch_board_free(beside)
     waits(3, float("nan"))
-    until(lambda: not lib.ucch_link_up(here.link))
+    until(lambda: lib.ucch_link_ask(here.link) != lib.UCCH_THERE)
 
 
 def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> None:

@@ -1,4 +1,4 @@
-"""The native ring of the last operations: order, wrapping, what failures and signals write."""
+"""The native rings of operations and of events: order, wrapping, what failures and signals write, what kills leave."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ucc_hetero.trace.chrome import EVENT, used
 from ucc_hetero.trace.dumps import Dump, parse
 
 #: Records programs of one copy each; argv: capacity, folder, number of runs.
@@ -27,7 +28,8 @@ board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
 lib.ucch_board_name(board, 5)
 def program(label, signature):
     made = lib.ucch_program_new(1, board, signature, label)
-    assert lib.ucch_program_local(made, 0, lib.UCCH_COPY, 0, 4 << 3, 0, (0, 0, 1), (1, 0, 1), 0.0) == 0
+    part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": 4 << 3, "src": (0, 0, 1), "dst": (1, 0, 1)}
+    assert lib.ucch_program_step(made, 0, [part]) == 0
     lib.ucch_program_bytes(made, signature)
     return made
 send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)
@@ -59,6 +61,27 @@ def written(script: str, folder: Path, capacity: int = 16, runs: int = 3) -> Dum
     assert done.returncode == 0, done.stderr
     assert [path.name for path in folder.iterdir()] == ["x.flight"]
     return parse((folder / "x.flight").read_bytes())
+
+
+@pytest.mark.parametrize("runs", [2, 50])
+def test_events_outlive_a_killed_process(tmp_path: Path, runs: int) -> None:
+    """The last ones of a call and its step, in order."""
+    script = f"""
+assert lib.ucch_trace_open(sys.argv[2].encode() + b"/no/folder", 8) == -1
+assert lib.ucch_trace_open(sys.argv[2].encode() + b"/ring", 8) == 0
+each = program(b"copy", 7)
+lib.ucch_program_trace(each, 7)
+for _ in range({runs}):
+    assert lib.ucch_program_run(each, *both, 0.0, 1.0) == 1
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run(script, 16, tmp_path, 0).returncode == -9
+    events = np.frombuffer(used((tmp_path / "ring").read_bytes()), EVENT)
+    assert events["step"].tolist() == ([-1, 0] * runs)[-8:]
+    assert (events["program"] == 7).all() and (events["status"] == 0).all()
+    assert (np.diff(events["begin"].astype(np.int64)) >= 0).all() and (events["end"] >= events["begin"]).all()
+    calls, steps = (events[-4:][events[-4:]["step"] == step] for step in (-1, 0))
+    assert (steps["begin"] >= calls["begin"]).all() and (steps["end"] <= calls["end"]).all()
 
 
 @pytest.mark.parametrize("runs", [1, 16, 100])

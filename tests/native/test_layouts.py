@@ -24,7 +24,6 @@ LAYOUTS = {
         "flags:8 ordering:16 outstanding_colls:24 ep:32 ep_list:40 ep_range:48 team_size:56 sync_type:64 oob:72 "
         "p2p_conn:112 mem_params:152 ep_map:168 id:200",
     ),
-    "ucc_team_attr_t": (72, "size:56 eps:64"),
     "ucc_coll_buffer_info_t": (32, "buffer:0 count:8 datatype:16 mem_type:24"),
     "ucc_coll_buffer_info_v_t": (40, "buffer:0 counts:8 displacements:16 datatype:24 mem_type:32"),
     "ucc_coll_args_t": (

@@ -25,8 +25,7 @@ def script(text: str) -> None:
 
 def test_a_child_can_take_a_lock_that_was_held() -> None:
     """A worker of a data loader collects requests that it has inherited, while the parent's thread makes progress."""
-    script(
-        f"""
+    script(f"""
 import os, signal, threading
 from ucc_hetero.native.libraries import lib
 lib.ucch_progress_thread(1)
@@ -50,14 +49,12 @@ done.set()
 holder.join()
 lib.ucch_progress_thread(0)
 assert status == 0, status
-"""
-    )
+""")
 
 
 def test_what_is_collected_under_the_lock_may_take_it() -> None:
     """Python holds the engine's lock around calls of libucc, and collects garbage where it likes."""
-    script(
-        f"""
+    script(f"""
 import signal
 from ucc_hetero.native.libraries import lib
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -70,8 +67,7 @@ lib.ucch_lock()
 del held
 lib.ucch_unlock()
 lib.ucch_message_free(message)
-"""
-    )
+""")
 
 
 def context_of_ucx() -> ucx.Context:

@@ -69,13 +69,22 @@ def caches(form: str, heads: int, dtype: Any, blocks: int) -> tuple[list[Any], l
     return arrays, seen
 
 
-def table(worker: rma.Worker, form: str, blocks: int, dtype: Any = np.uint16, heads: tuple[int, int, int] = (0, 4, 4)):
-    """(a table, its layers to look at): ``heads`` are the first, how many are here, and all."""
-    first, here, total = heads
-    arrays, seen = caches(form, here, dtype, blocks)
-    axes = "KBNHD" if "turned" in form else form
-    more = {"block_size": SIZE} if "T" in form else {}
-    return rma.PageTable(worker, arrays, axes, heads=(first, total), **more), seen
+@pytest.fixture
+def table() -> Iterator[Callable[..., tuple[rma.PageTable, Any]]]:
+    """Make a table, and its layers to look at: ``heads`` are the first, how many are here, and all."""
+    made: list[rma.PageTable] = []
+
+    def make(
+        worker: rma.Worker, form: str, blocks: int, dtype: Any = np.uint16, heads: tuple[int, int, int] = (0, 4, 4)
+    ) -> tuple[rma.PageTable, Any]:
+        first, here, total = heads
+        arrays, seen = caches(form, here, dtype, blocks)
+        axes = "KBNHD" if "turned" in form else form
+        more = {"block_size": SIZE} if "T" in form else {}
+        made.append(rma.PageTable(worker, arrays, axes, heads=(first, total), **more))
+        return made[-1], seen
+
+    yield make
 
 
 def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -84,27 +93,26 @@ def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
 
 @pytest.mark.parametrize("there", FORMS)
 @pytest.mark.parametrize("here", FORMS)
-def test_layouts(two: Two, here: str, there: str) -> None:
+def test_layouts(two: Two, table: Any, here: str, there: str) -> None:
     """Every page is where it belongs, and nothing else has changed."""
     rng = np.random.default_rng()
     mine, source = table(two.here, here, 9)
     theirs, target = table(two.there, there, 12)
-    with mine, theirs:
-        send, receive = two.ways(mine, theirs)
-        pages, places = rng.permutation(9)[:6], rng.permutation(12)[:6]
-        wanted = bits(target)
-        for one, other in zip(bits(source), wanted, strict=True):
-            for k in range(2):
-                other[k][places] = one[k][pages]
-        receipt = theirs.recv_pages(places, receive)
-        assert not receipt.Test()
-        send.send_pages(pages, receipt.ticket, layers=[1]).Wait()
-        assert not receipt.Test()
-        send.send_pages(pages.tolist(), receipt.ticket, layers=[2, 0]).Wait()
-        receipt.Wait()
-        assert receipt.Test()
-        for one, other in zip(bits(target), wanted, strict=True):
-            assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    send, receive = two.ways(mine, theirs)
+    pages, places = rng.permutation(9)[:6], rng.permutation(12)[:6]
+    wanted = bits(target)
+    for one, other in zip(bits(source), wanted, strict=True):
+        for k in range(2):
+            other[k][places] = one[k][pages]
+    receipt = theirs.recv_pages(places, receive)
+    assert not receipt.Test()
+    send.send_pages(pages, receipt.ticket, layers=[1]).Wait()
+    assert not receipt.Test()
+    send.send_pages(pages.tolist(), receipt.ticket, layers=[2, 0]).Wait()
+    receipt.Wait()
+    assert receipt.Test()
+    for one, other in zip(bits(target), wanted, strict=True):
+        assert all((a == b).all() for a, b in zip(one, other, strict=True))
 
 
 CASES = [*itertools.permutations(("float16", "bfloat16", "float32"), 2), ("float8_e4m3fn", "float8_e4m3fnuz")]
@@ -116,26 +124,25 @@ def numpy_of(name: str) -> np.dtype[Any]:
 
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBNHD", "BKHND"), ("THD", "KBHND")])
 @pytest.mark.parametrize("types", [*CASES, ("float8_e4m3fnuz", "float8_e4m3fn")])
-def test_types(two: Two, types: tuple[str, str], forms: tuple[str, str]) -> None:
+def test_types(two: Two, table: Any, types: tuple[str, str], forms: tuple[str, str]) -> None:
     """Numbers are what ml_dtypes makes of them, to the bit but for which NaN it is; float8 with its scale."""
     mine, source = table(two.here, forms[0], 40, numpy_of(types[0]))
     theirs, target = table(two.there, forms[1], 40, numpy_of(types[1]))
-    with mine, theirs:
-        send, receive = two.ways(mine, theirs)
-        receipt = theirs.recv_pages(range(40), receive)
-        send.send_pages(range(40), receipt.ticket).Wait()
-        receipt.Wait()
-        assert send.scale == {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(types[0], 1.0)
-        for one, other in zip(source, target, strict=True):
-            for a, b in zip(one, other, strict=True):
-                with np.errstate(all="ignore"):
-                    values = a.astype(np.float32)
-                    if "float8" in types[0]:
-                        most = 448 if types[1] == "float8_e4m3fn" else 240
-                        values = np.clip(values / np.float32(send.scale), -most, most)
-                    wanted = values.astype(b.dtype)
-                same = (wanted.astype(np.float32) == b.astype(np.float32)) | (np.isnan(wanted) & np.isnan(b))
-                assert same.all()
+    send, receive = two.ways(mine, theirs)
+    receipt = theirs.recv_pages(range(40), receive)
+    send.send_pages(range(40), receipt.ticket).Wait()
+    receipt.Wait()
+    assert send.scale == {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}.get(types[0], 1.0)
+    for one, other in zip(source, target, strict=True):
+        for a, b in zip(one, other, strict=True):
+            with np.errstate(all="ignore"):
+                values = a.astype(np.float32)
+                if "float8" in types[0]:
+                    most = 448 if types[1] == "float8_e4m3fn" else 240
+                    values = np.clip(values / np.float32(send.scale), -most, most)
+                wanted = values.astype(b.dtype)
+            same = (wanted.astype(np.float32) == b.astype(np.float32)) | (np.isnan(wanted) & np.isnan(b))
+            assert same.all()
 
 
 def test_float8_by_its_rules() -> None:
@@ -153,7 +160,7 @@ def test_float8_by_its_rules() -> None:
 
 @pytest.mark.parametrize("forms", [("KBNHD", "KBNHD"), ("KBHND", "KBHND"), ("KBNHD", "KBHND"), ("KBHND", "BNHD")])
 @pytest.mark.parametrize("degrees", [(1, 2), (2, 1), (4, 2), (2, 4), (4, 4)])
-def test_degrees_of_tensor_parallelism(two: Two, degrees: tuple[int, int], forms: tuple[str, str]) -> None:
+def test_degrees_of_tensor_parallelism(two: Two, table: Any, degrees: tuple[int, int], forms: tuple[str, str]) -> None:
     """Each receiver has its heads of all senders that have some."""
     senders, receivers = ([(r * 4 // n, 4 // n, 4) for r in range(n)] for n in degrees)
     mine = [table(two.here, forms[0], 5, heads=each) for each in senders]
@@ -169,8 +176,6 @@ def test_degrees_of_tensor_parallelism(two: Two, degrees: tuple[int, int], forms
         for layer, wanted in zip(bits(seen), whole, strict=True):
             for k in range(2):
                 assert (layer[k][[1, 0, 4]] == wanted[k][[2, 3, 0]][:, :, first : first + here]).all()
-    for each, _ in mine + theirs:
-        each.close()
 
 
 def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
@@ -201,7 +206,7 @@ def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
     theirs.close()
 
 
-def test_many_receipts_give_their_counters_back(two: Two) -> None:
+def test_many_receipts_give_their_counters_back(two: Two, table: Any) -> None:
     mine, source = table(two.here, "KBNHD", 4)
     theirs, target = table(two.there, "KBNHD", 4)
     send, receive = two.ways(mine, theirs)
@@ -216,11 +221,9 @@ def test_many_receipts_give_their_counters_back(two: Two) -> None:
     after = theirs.recv_pages([1], receive)
     send.send_pages([1], late.ticket).Wait()
     assert not after.Test(), "a ticket that is over counts for the next one"
-    mine.close()
-    theirs.close()
 
 
-def test_a_receipt_that_is_closed_lets_nothing_in(two: Two) -> None:
+def test_a_receipt_that_is_closed_lets_nothing_in(two: Two, table: Any) -> None:
     """All that passes slots, as converted pages do, is refused at the door: the pages may be others' by then."""
     mine, _ = table(two.here, "KBNHD", 4, np.float16)
     theirs, target = table(two.there, "KBNHD", 4, np.float32)
@@ -231,8 +234,6 @@ def test_a_receipt_that_is_closed_lets_nothing_in(two: Two) -> None:
         send.send_pages([2], receipt.ticket).Wait()
     assert receipt.idle
     assert all((a == b).all() for x, y in zip(before, bits(target), strict=True) for a, b in zip(x, y, strict=True))
-    mine.close()
-    theirs.close()
 
 
 BAD = [
@@ -261,7 +262,7 @@ def test_caches_that_are_none(two: Two, case: tuple[type[Exception], str, Callab
     assert len(two.here.regions) == known
 
 
-def test_unlike_tables(two: Two) -> None:
+def test_unlike_tables(two: Two, table: Any) -> None:
     mine, _ = table(two.here, "KBNHD", 4)
     for what, arrays, more in (
         ("layers: 3 here and 2 there", [np.zeros((2, 4, SIZE, 4, DIM), np.uint16)] * 2, {}),
@@ -276,10 +277,9 @@ def test_unlike_tables(two: Two) -> None:
         mine.open(two.to, mine.regions[0].descriptor)
     with pytest.raises(ValueError, match="of another process"):
         mine.open(two.to, mine.descriptor)
-    mine.close()
 
 
-def test_pages_that_are_none(two: Two) -> None:
+def test_pages_that_are_none(two: Two, table: Any) -> None:
     """The side that is wrong is told, and the other one is as it was."""
     mine, _ = table(two.here, "KBNHD", 4)
     theirs, target = table(two.there, "KBHND", 3)
@@ -316,10 +316,9 @@ def test_pages_that_are_none(two: Two) -> None:
         each.close()
     with pytest.raises(UCCHError, match="no such region"):
         send.send_pages([0, 1], good.ticket).Wait()
-    mine.close()
 
 
-def test_heads_that_nobody_has(two: Two) -> None:
+def test_heads_that_nobody_has(two: Two, table: Any) -> None:
     mine, _ = table(two.here, "KBNHD", 4, heads=(0, 2, 4))
     theirs, _ = table(two.there, "KBNHD", 4, heads=(2, 2, 4))
     send, receive = two.ways(mine, theirs)
@@ -330,11 +329,9 @@ def test_heads_that_nobody_has(two: Two) -> None:
     whole, _ = table(two.there, "KBNHD", 4)
     with pytest.raises(ValueError, match="2 of the 2 sources have head 0"):
         whole.recv_pages([0], [whole.open(two.back, mine.descriptor)] * 2)
-    for each in (mine, theirs, whole):
-        each.close()
 
 
-def test_a_sender_that_dies_ends_the_wait() -> None:
+def test_a_sender_that_dies_ends_the_wait(table: Any) -> None:
     two = Two()
     mine, _ = table(two.here, "KBNHD", 4)
     theirs, _ = table(two.there, "KBNHD", 4)
@@ -346,7 +343,7 @@ def test_a_sender_that_dies_ends_the_wait() -> None:
     mine.worker.close()
 
 
-def test_damage_is_noticed(two: Two) -> None:
+def test_damage_is_noticed(two: Two, table: Any) -> None:
     """Every byte of a table and of a ticket is under the checksum; what contradicts itself is refused behind it."""
     mine, _ = table(two.here, "KBNHD", 4)
     found = Table.unpack(mine.descriptor)
@@ -368,7 +365,6 @@ def test_damage_is_noticed(two: Two) -> None:
     ):
         with pytest.raises(rma.FormatError, match="contradicts itself"):
             Table.unpack(found._replace(form=found.form._replace(**{name: value})).pack())
-    mine.close()
 
 
 @pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2"])

@@ -1,5 +1,6 @@
 """Messages of a torch group on device memory, over the fake GPU library: batches that repeat, change and fail."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,18 @@ import torch_scripts
 from device_scripts import FEW_QUEUES, OWN_QUEUES
 
 pytestmark = pytest.mark.usefixtures("with_torch")
-LAYOUTS = [("nvidia:1,amd:1", OWN_QUEUES), ("nvidia:2", {}), ("amd:2", FEW_QUEUES)]
+LAYOUTS = {
+    "lanes": ("nvidia:1,amd:1", OWN_QUEUES),
+    "few queues": ("nvidia:1,amd:1", FEW_QUEUES),
+    "by way of the host": ("nvidia:1,amd:1", {"UCCH_CHANNELS": "n"}),
+    "one vendor": ("nvidia:2", {}),
+}
 
 
-@pytest.mark.parametrize(("layout", "env"), LAYOUTS, ids=[layout for layout, _ in LAYOUTS])
-def test_messages_repeat_and_change(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    result = fakes(torch_scripts.REPEATED, layout, DICE="5", **env)
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_messages_repeat_and_change(fakes: Callable[..., Any], how: str) -> None:
+    layout, env = LAYOUTS[how]
+    result = fakes(torch_scripts.REPEATED, layout, DICE=str(random.randrange(1000)), **env)
     assert result.said("right") == result.ranks, result.output
 
 
@@ -22,10 +29,9 @@ def test_mistakes_between_messages_that_repeat(fakes: Callable[..., Any]) -> Non
     assert result.said("right") == result.ranks, result.output
 
 
-@pytest.mark.parametrize(("layout", "env"), [*LAYOUTS[:1], ("nvidia:1,amd:1", FEW_QUEUES)], ids=["own", "few"])
-def test_a_tensor_may_be_filled_once_its_send_was_waited_for(
-    fakes: Callable[..., Any], layout: str, env: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("how", ["lanes", "few queues"])
+def test_a_tensor_may_be_filled_once_its_send_was_waited_for(fakes: Callable[..., Any], how: str) -> None:
+    layout, env = LAYOUTS[how]
     job = fakes(torch_scripts.REFILLED, layout, **env)
     assert job.said("right") == job.ranks, job.output
 

@@ -172,19 +172,13 @@ def contract(**other: Any) -> Contract:
     return Contract(**{**usual, "elements": "float16", "scales": [], "vllm": "1", **other})
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({}, ""),
-        ({"elements": "bfloat16", "vllm": "2"}, ""),
-        ({"model": "n"}, "models: m here and n there"),
-        ({"layers": ["a", "c", "d"]}, r"layers with a cache: 2 \(a \.\.\.\) here and 3 \(a"),
-        ({"block": 32}, "tokens a block: 16 here and 32 there; give both one --block-size"),
-        ({"heads": 4}, "heads of keys and values"),
-        ({"backend": "FLASH_ATTN"}, "attention backends"),
-        ({"elements": "float8_e4m3fn", "scales": [1.0] * 4}, "--kv-cache-dtype: float16 here and float8_e4m3fn"),
-    ],
-)
+@pytest.mark.parametrize(("other", "words"), [
+    ({}, ""), ({"elements": "bfloat16", "vllm": "2"}, ""), ({"model": "n"}, "models: m here and n there"),
+    ({"layers": ["a", "c", "d"]}, r"layers with a cache: 2 \(a \.\.\.\) here and 3 \(a"),
+    ({"block": 32}, "tokens a block: 16 here and 32 there; give both one --block-size"),
+    ({"heads": 4}, "heads of keys and values"), ({"backend": "FLASH_ATTN"}, "attention backends"),
+    ({"elements": "float8_e4m3fn", "scales": [1.0] * 4}, "--kv-cache-dtype: float16 here and float8_e4m3fn"),
+])  # fmt: skip
 def test_differences_have_words(other: dict[str, Any], words: str) -> None:
     found = "; ".join(contract().differences(contract(**other)))
     assert bool(found) == bool(words)
@@ -246,9 +240,9 @@ class Workers:
 
     def until(self, which: int, name: str) -> set[int]:
         """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
-        said, failed, until = [0] * len(self.each), set(), time.monotonic() + PATIENCE
+        said, failed, ends = [0] * len(self.each), set(), time.monotonic() + PATIENCE
         while min(said) < 1:
-            assert time.monotonic() < until
+            assert time.monotonic() < ends
             for i, found in enumerate(self.step(Step())):
                 said[i] += name in found[which]
                 failed |= found[2]
@@ -256,14 +250,44 @@ class Workers:
         return failed
 
 
+@pytest.fixture
+def workers(secret: str) -> Iterator[Callable[..., Workers]]:
+    """Make workers: ``workers(role, port, ranks, heads, layout)``."""
+    made: list[Workers] = []
+
+    def make(role: str, port: int = 0, ranks: int = 1, heads: int = 2, layout: str = "NH") -> Workers:
+        made.append(Workers(role, port, ranks, heads, layout, secret))
+        return made[-1]
+
+    yield make
+    for worker in (worker for each in reversed(made) for worker in each.each):
+        worker.shutdown()
+
+
+@pytest.fixture
+def two(workers: Callable[..., Workers]) -> tuple[Workers, Workers, int]:
+    """A worker each that sends and receives, and the first one's port."""
+    port = free_port()
+    return workers("kv_producer", port), workers("kv_consumer"), port
+
+
+def until(over: Callable[[], Any], what: object = "") -> None:
+    ends = time.monotonic() + PATIENCE
+    while not over():
+        assert time.monotonic() < ends, what
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("sends", "receives", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 2), (2, 4, 2)])
-def test_degrees_of_tensor_parallelism_may_differ(sends: int, receives: int, heads: int, secret: str) -> None:
+def test_degrees_of_tensor_parallelism_may_differ(
+    workers: Callable[..., Workers], sends: int, receives: int, heads: int
+) -> None:
     while True:  # ports that follow each other
         port = free_port()
         with contextlib.suppress(ValueError):
-            prefill = Workers("kv_producer", port, sends, heads, "HN", secret)
+            prefill = workers("kv_producer", port, sends, heads, "HN")
             break
-    decode = Workers("kv_consumer", 0, receives, heads, "NH", secret)
+    decode = workers("kv_consumer", 0, receives, heads)
     remote = Remote("p", "kv_producer", "127.0.0.1", port, sends, 40)
     prefill.step(Step(offers={"p": [3, 1, 4]}))
     decode.step(Step(loads=[Load("d", remote, [9, 2], 1)]))
@@ -282,65 +306,45 @@ def test_degrees_of_tensor_parallelism_may_differ(sends: int, receives: int, hea
     decode.step(Step(loads=[Load("f", remote, [7], 2)]))
     assert decode.until(1, "f") == {7}, "its blocks are no longer kept"
     assert all(map(torch.equal, before, [layer for cache in decode.caches for layer in cache]))
-    for workers in (decode, prefill):
-        for worker in workers.each:
-            worker.shutdown()
 
 
-def test_garbage_of_a_peer_ends_its_link_alone(secret: str) -> None:
-    port = free_port()
-    prefill, decode = (
-        Workers(role, at, 1, 2, "NH", secret) for role, at in (("kv_producer", port), ("kv_consumer", 0))
-    )
+def test_garbage_of_a_peer_ends_its_link_alone(two: tuple[Workers, Workers, int]) -> None:
+    prefill, decode, port = two
     agent = decode.each[0].worker.links.agent
     good = {"request": "p", "engine": "kv_producer", "first": 0, "ticket": "", "ranks": 1}
     place = f"tcp://127.0.0.1:{port}"
     for said in (5, [], {}, {"op": "fly"}, {"op": "want"}, {"op": "hello"}, {"op": "want", **good, "ticket": "xy"}):
         link = decode.each[0].worker.links.to(place).result()
         link.peer.send(said)
-        until = time.monotonic() + PATIENCE
-        while link.peer.alive:
-            assert time.monotonic() < until, said
-            time.sleep(0.01)
+        until(lambda peer=link.peer: not peer.alive, said)
     assert agent.peers == []
     remote = Remote("p", "kv_producer", "127.0.0.1", port, 1, 32)
     prefill.step(Step(offers={"p": [1]}))
     decode.step(Step(loads=[Load("d", remote, [1, 2], 0)]))
     assert decode.until(1, "d") == {1, 2}, "two blocks are not there"
     prefill.until(0, "p")
-    for workers in (decode, prefill):
-        workers.each[0].shutdown()
 
 
 @pytest.mark.parametrize("side", ["asks", "sends"])
-def test_a_connection_for_data_that_breaks_is_made_anew(secret: str, side: str) -> None:
+def test_a_connection_for_data_that_breaks_is_made_anew(two: tuple[Workers, Workers, int], side: str) -> None:
     """As libucp reports it of one side, while messages go on: requests that come later are loaded."""
-    port = free_port()
-    prefill, decode = (
-        Workers(role, at, 1, 2, "NH", secret) for role, at in (("kv_producer", port), ("kv_consumer", 0))
-    )
+    prefill, decode, port = two
     link = decode.each[0].worker.links.to(f"tcp://127.0.0.1:{port}").result()
     if side == "asks":
         link.peer.endpoint.lose()
     else:
         prefill.each[0].worker.links.agent.peers[0].endpoint.lose()
-        until = time.monotonic() + PATIENCE
-        while link.peer.alive:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: not link.peer.alive)
     prefill.step(Step(offers={"p": [1]}))
     decode.step(Step(loads=[Load("d", Remote("p", "kv_producer", "127.0.0.1", port, 1, 16), [2], 0)]))
     assert not decode.until(1, "d"), "the block has not come"
-    for workers in (decode, prefill):
-        workers.each[0].shutdown()
 
 
-def test_a_host_that_does_not_answer_keeps_nobody_from_others(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_answer_keeps_nobody_from_others(
+    two: tuple[Workers, Workers, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is called once for all that wait for it, and they all hear of that call's end."""
-    port, called, over = free_port(), [], threading.Event()
-    prefill, decode = (
-        Workers(role, at, 1, 2, "NH", secret) for role, at in (("kv_producer", port), ("kv_consumer", 0))
-    )
+    (prefill, decode, port), called, over = two, [], threading.Event()
     agent, remote = decode.each[0].worker.links.agent, Remote("p", "kv_producer", "127.0.0.1", port, 1, 16)
     connect = agent.connect
 
@@ -361,8 +365,6 @@ def test_a_host_that_does_not_answer_keeps_nobody_from_others(secret: str, monke
     over.set()
     assert decode.until(1, "d199") == {9}
     assert called == [5.0]
-    for workers in (decode, prefill):
-        workers.each[0].shutdown()
 
 
 def settings(role: str, **extra: Any) -> Settings:
@@ -383,26 +385,21 @@ def test_addresses_that_engines_announce(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not settings("kv_consumer").alone
 
 
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"model": "another"}, "it refuses: models: small here and another there|models: another here and small there"),
-        ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
-        ({"extra": {"speed": 1}}, r"\['speed'\] are not among"),
-        ({"extra": {"secret_file": ""}}, "secret_file"),
-        ({"extra": {"prefill": ["here"]}}, "prefill"),
-        ({"role": "kv_both"}, '"host"'),
-    ],
-)
-def test_engines_that_do_not_fit_are_refused_at_start(told: dict[str, Any], words: str, secret: str) -> None:
-    port = free_port()
-    prefill = Workers("kv_producer", port, 1, vllm_engine.HEADS, "NH", secret)
+@pytest.mark.parametrize(("told", "words"), [
+    ({"model": "another"}, "it refuses: models: small here and another there|models: another here and small there"),
+    ({"backend": "FLASH_ATTN"}, "attention backend FLASH_ATTN: both sides have to have TRITON_ATTN"),
+    ({"extra": {"speed": 1}}, r"\['speed'\] are not among"), ({"extra": {"secret_file": ""}}, "secret_file"),
+    ({"extra": {"prefill": ["here"]}}, "prefill"), ({"role": "kv_both"}, '"host"'),
+])  # fmt: skip
+def test_engines_that_do_not_fit_are_refused_at_start(
+    workers: Callable[..., Workers], told: dict[str, Any], words: str, secret: str
+) -> None:
+    workers("kv_producer", port := free_port(), heads=vllm_engine.HEADS)
     extra = {"secret_file": secret, "prefill": [f"127.0.0.1:{port}"], **told.pop("extra", {})}
     config = vllm_engine.facts({"role": "kv_consumer", "port": 0, "extra": extra, **told})
     caches = {f"layer{i}": torch.zeros(4, 16, vllm_engine.HEADS, 8).half().transpose(1, 2) for i in range(2)}
     with pytest.raises((ValueError, UCCHError), match=words):
         UccHeteroConnector(config, KVConnectorRole.WORKER).register_kv_caches(caches)
-    prefill.each[0].shutdown()
 
 
 def test_methods_of_vllm() -> None:

@@ -7,23 +7,27 @@ that is listed and passes. ``--write`` then puts the counts into docs/conformanc
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
+import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from conftest import find_mpirun, mpi_command, mpi_environment, run_limited  # noqa: E402
-from mpi4py_refusals import Refusal, Result, among, judge, refusals, table  # noqa: E402
-from mpi4py_source import ROOT, test_folder  # noqa: E402
 
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE, LIST, CACHE = ROOT / "docs/conformance.md", HERE / "mpi4py_refusals.json", ROOT / "build/suites"
 
 #: name -> (ranks, vendors that are emulated)
 LAYOUTS = {
@@ -37,6 +41,102 @@ FILES = ("test_cco_*.py", "test_p2p_*.py", "test_msgspec.py", "test_msgzero.py")
 CALL, TEST, JOB = 60, 600, 7200
 #: Jobs that one layout may take: after a test that was given up the next one goes on with those that are left.
 JOBS = 8
+
+
+class SourceMissing(RuntimeError):
+    """The source distribution is neither in the cache nor to be had from the package index."""
+
+
+def test_folder() -> Path:
+    """The ``test`` folder of the installed version's source distribution; fetched once, then found in ``CACHE``."""
+    version = importlib.metadata.version("mpi4py")
+    folder = CACHE / f"mpi4py-{version}" / "test"
+    if not folder.is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            unpacked = _unpacked(version, Path(temporary))
+            try:
+                unpacked.rename(folder.parent)
+            except OSError:  # another process was faster
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+def _unpacked(version: str, into: Path) -> Path:
+    # Without isolation and with what is installed, pip prepares the metadata; nothing is compiled.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-build-isolation", "--no-binary", "mpi4py", f"mpi4py=={version}", "--dest", str(into)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    archives = list(into.glob("mpi4py-*.tar.gz"))
+    if done.returncode or len(archives) != 1:
+        raise SourceMissing(f"pip could not fetch the source distribution of mpi4py {version}:\n{done.stderr.strip()}")
+    with tarfile.open(archives[0]) as archive:
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4, and later 3.10s
+        archive.extractall(into, **safely)
+    return into / archives[0].name.removesuffix(".tar.gz")
+
+
+def among(name: str, patterns: Iterable[str]) -> bool:
+    """True if a name is like one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Refusal(NamedTuple):
+    """Tests that fail, on which layouts, by what words they do, and why that is right. ``hangs``: not even tried."""
+
+    tests: tuple[str, ...]
+    why: str
+    words: str = ""
+    layouts: tuple[str, ...] = ("*",)
+    hangs: bool = False
+
+    def matches(self, layout: str, test: str) -> bool:
+        """True if it is about a test on a layout."""
+        return among(layout, self.layouts) and among(test, self.tests)
+
+
+class Result(NamedTuple):
+    """Outcome of a test on all ranks together: passed, skipped (by mpi4py) or failed; and why."""
+
+    kind: str
+    why: str
+    seconds: float = 0.0
+
+
+class Verdict(NamedTuple):
+    """The results of a layout against the list of refusals."""
+
+    counts: Counter[str]
+    #: Faults, in words.
+    wrong: list[str]
+    #: Refusals that a test failed by.
+    used: set[Refusal]
+
+
+def refusals() -> list[Refusal]:
+    """The committed list."""
+    return [
+        Refusal(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        for entry in json.loads(LIST.read_text())
+    ]
+
+
+def judge(layout: str, results: Mapping[str, Result], listed: Sequence[Refusal]) -> Verdict:
+    """Compare results with the list."""
+    verdict = Verdict(Counter(), [], set())
+    for test, result in results.items():
+        about = [each for each in listed if each.matches(layout, test) and not each.hangs]
+        by = [each for each in about if each.words in result.why]
+        kind = "refused" if result.kind == "failed" and by else result.kind
+        verdict.counts[kind] += 1
+        verdict.used.update(by if kind == "refused" else ())
+        if kind == "failed":
+            said = " though by other words than those listed" if about else ""
+            verdict.wrong.append(f"{layout}: {test} fails{said}: {result.why}")
+        elif kind == "passed" and about:
+            verdict.wrong.append(f"{layout}: {test} passes and is listed as refused: {about[0].why}")
+    return verdict
 
 
 def run(
@@ -81,6 +181,16 @@ def _read(out: Path, results: dict[str, Result], end: str) -> bool:
         raise RuntimeError(f"the ranks ended between two tests: {end}")
     results[begun] = Result("failed", f"ended its job: {end}")
     return False
+
+
+def table(listed: Sequence[Refusal]) -> str:
+    """The refusals as docs/conformance.md shows them."""
+    rows = []
+    for each in listed:
+        names = ", ".join(f"`{test.removeprefix('test_')}`" for test in each.tests)
+        where = "" if each.layouts == ("*",) else f" ({', '.join(each.layouts)} ranks)"
+        rows.append(f"| {names}{where} | {each.why} |")
+    return "\n".join(["| tests | why |", "|---|---|", *rows])
 
 
 def counts_table(counts: Mapping[str, Mapping[str, int]]) -> str:

@@ -8,8 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import mpi4py_suite
-from mpi4py_refusals import judge, refusals
-from mpi4py_source import SourceMissing
+from mpi4py_suite import SourceMissing, judge, refusals
 
 SAMPLE = (
     "test_p2p_buf.*WorldDup.testPro*", "test_p2p_buf.*WorldDup.test[SC]*", "test_p2p_buf_matched.*World.*",

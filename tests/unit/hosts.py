@@ -1,56 +1,113 @@
-"""Hosts as their kernel shows them, written as files below a folder: what launcher and doctor read."""
+"""Hosts as their kernel shows them, as files by their paths: what ``topo``, the launcher and the doctor read.
 
+Nobody recorded these: PCI addresses and wiring follow the block diagrams that vendors publish, files are spelled as on
+machines that were recorded (``tests/data/h200x4.json``). ``-> path`` is a link.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 
+from ucc_hetero.machine.discover import replay
 
-def write(root: Path, files: dict[str, str]) -> Path:
-    """Write files by their path below ``root``; returns it."""
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return root
+Files = dict[str, str]
+NODES = "sys/class/kfd/kfd/topology/nodes"
 
 
-def numa(root: Path) -> Path:
-    """Two NUMA nodes of eight processors."""
-    return write(root, {f"sys/devices/system/node/node{i}/cpulist": f"{8 * i}-{8 * i + 7}" for i in (0, 1)})
+def device(pci: str, vendor: str, kind: str, numa: int, way: str = "", **more: str) -> Files:
+    """A PCI device, below the bridges ``way``."""
+    at = f"sys/bus/pci/devices/{pci}"
+    facts = {"vendor": vendor, "class": kind, "device": "0x1234", "numa_node": str(numa), **more}
+    link = {at: f"-> ../../../devices/{way}/{pci}"} if way else {}
+    return link | {f"{at}/{name}": text for name, text in facts.items()}
 
 
-NVIDIA_PCI = ("0000:18:00.0", "0000:2a:00.0", "0000:9a:00.0", "0000:ba:00.0")
-AMD_PCI = ("0000:03:00.0", "0000:26:00.0")
+def nvidia(pci: str, numa: int, way: str = "", peers: Sequence[str] = (), minor: int = 0, **more: str) -> Files:
+    """An H200, and who it reaches over NVLink."""
+    about = f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}"
+    files = device(pci, "0x10de", "0x030200", numa, way, **more)
+    files[f"proc/driver/nvidia/gpus/{pci}/information"] = about
+    others = [peer for peer in peers if peer != pci]
+    return files | ({f"nvml/nvlink/{pci}": "\n".join(others)} if others else {})
 
 
-def pci_device(pci: str, vendor: str, kind: str, node: int, **more: str) -> dict[str, str]:
-    """A device on a NUMA node."""
-    facts = {"vendor": vendor, "class": kind, "numa_node": str(node), "local_cpulist": f"{8 * node}-{8 * node + 7}"}
-    return {f"sys/bus/pci/devices/{pci}/{name}": text for name, text in (facts | more).items()}
+def amd(node: int, pci: str, numa: int, way: str = "", peers: Sequence[int] = (), **more: str) -> Files:
+    """An MI300X, number ``node`` of the kernel's topology, and who it reaches over xGMI."""
+    bus, slot, at = int(pci[5:7], 16), int(pci[8:10], 16), f"{NODES}/{node}"
+    about = f"simd_count 1216\nlocation_id {bus << 8 | slot << 3}\ndomain 0\ndrm_render_minor {127 + node}"
+    files = device(pci, "0x1002", "0x120000", numa, way, **more)
+    files |= {f"{at}/properties": f"{about}\ngfx_target_version 90402", f"{at}/name": "ip discovery"}
+    for i, peer in enumerate(p for p in peers if p != node):
+        files[f"{at}/io_links/{i}/properties"] = f"type 11\nnode_from {node}\nnode_to {peer}"
+    return files
+
+
+def infiniband(name: str, pci: str, numa: int, way: str, rate: str = "400 Gb/sec (4X NDR)") -> Files:
+    """A network card with one active port."""
+    at, port = f"sys/class/infiniband/{name}", f"sys/class/infiniband/{name}/ports/1"
+    files = device(pci, "0x15b3", "0x020700", numa, way)
+    files |= {f"{at}/device": f"-> ../../../devices/{way}/{pci}", f"{at}/device/numa_node": str(numa)}
+    return files | {f"{port}/rate": rate, f"{port}/state": "4: ACTIVE", f"{port}/link_layer": "InfiniBand"}
+
+
+def virtual(name: str, speed: int) -> Files:
+    """A network interface without a card."""
+    at = f"sys/class/net/{name}"
+    return {f"{at}/type": "1", f"{at}/speed": str(speed), f"{at}/operstate": "up"}
+
+
+def ethernet(name: str, speed: int, pci: str, way: str) -> Files:
+    """A network card of a desktop."""
+    link = {f"sys/class/net/{name}/device": f"-> ../../../devices/{way}/{pci}"}
+    return device(pci, "0x8086", "0x020000", -1, way) | link | virtual(name, speed)
+
+
+def processors(*lists: str) -> Files:
+    return {f"sys/devices/system/node/node{i}/cpulist": text for i, text in enumerate(lists)}
+
+
+def dgx_h200() -> Files:
+    """Eight H200 behind NVSwitch, a 400 Gbit/s card beside each GPU below one PCIe switch."""
+    buses = {"1b": "18", "43": "40", "52": "4f", "61": "5e", "9d": "9a", "c3": "c0", "d1": "ce", "df": "dc"}
+    gpus = [f"0000:{bus}:00.0" for bus in buses]
+    files = processors("0-55,112-167", "56-111,168-223")
+    for i, nic in enumerate(buses.values()):
+        way = f"pci0000:{nic[0]}0/0000:{nic[0]}0:01.{i}/0000:{nic[0]}{1 + (i < 4)}:00.{i}"
+        files |= nvidia(gpus[i], i // 4, way, gpus)
+        files |= infiniband(f"mlx5_{i}", f"0000:{nic}:00.0", i // 4, way)
+    return files
+
+
+def mi300x() -> Files:
+    """Eight MI300X, every one joined to every other by xGMI, a 400 Gbit/s card beside each."""
+    files, nodes = processors("0-95", "96-191"), range(2, 10)  # 0 and 1 are the processors
+    for number in (0, 1):
+        files[f"{NODES}/{number}/properties"] = "cpu_cores_count 96\ngfx_target_version 0"
+    for i, bus in enumerate(("05", "26", "46", "65", "85", "a6", "c6", "e5")):
+        way = f"pci0000:{bus[0]}0/0000:{bus[0]}0:01.1/0000:{bus[0]}1:00.0"
+        files |= amd(nodes[i], f"0000:{bus}:00.0", i // 4, way, nodes)
+        files |= infiniband(f"mlx5_{i}", f"0000:{bus[0]}9:00.0", i // 4, way)
+    return files
+
+
+CPUS = "0-7", "8-15"
 
 
 def nvidia_host(root: Path, gpus: int = 2) -> Path:
-    """A host of up to four H200 under the open driver, half of them on each NUMA node."""
-    for i, pci in enumerate(NVIDIA_PCI[:gpus]):
-        regions = "0x0000 0x0fff 0x40200\n0x4000000000 0x7fffffffff 0x14220c"
-        write(root, pci_device(pci, "0x10de", "0x030200", i * 2 // max(gpus, 1), resource=regions))
-        about = f"Model: \t\t NVIDIA H200\nDevice Minor: \t {i}"
-        write(root, {f"proc/driver/nvidia/gpus/{pci}/information": about, f"dev/nvidia{i}": ""})
+    """A host of up to four H200 under the open driver, half of them on each of two NUMA nodes of eight processors."""
+    files, regions = processors(*CPUS), "0x0000 0x0fff 0x40200\n0x4000000000 0x7fffffffff 0x14220c"
+    for i, pci in enumerate(("0000:18:00.0", "0000:2a:00.0", "0000:9a:00.0", "0000:ba:00.0")[:gpus]):
+        numa = i * 2 // gpus
+        files |= nvidia(pci, numa, minor=i, local_cpulist=CPUS[numa], resource=regions) | {f"dev/nvidia{i}": ""}
     if gpus:
         version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
-        write(root, {"proc/driver/nvidia/version": version, "sys/module/nvidia/version": "570.86.15"})
-    return numa(root)
+        files |= {"proc/driver/nvidia/version": version, "sys/module/nvidia/version": "570.86.15"}
+    return replay(files, root)
 
 
 def amd_host(root: Path, gpus: int = 2, memory: int = 192 << 30, window: int = 0) -> Path:
     """A host of up to two MI300X; ``window`` is how much of the memory the processor reaches, by default all."""
-    write(root, {"sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 96\nsimd_count 0"})
-    for i, pci in enumerate(AMD_PCI[:gpus]):
-        bus = int(pci[5:7], 16)
-        properties = (
-            f"simd_count 1216\nlocation_id {bus << 8}\ndomain 0\ndrm_render_minor {128 + i}\ngfx_target_version 90402"
-        )
-        at = f"sys/class/kfd/kfd/topology/nodes/{i + 1}/properties"
-        write(root, {at: properties, f"dev/dri/renderD{128 + i}": "", "dev/kfd": ""})
-        sizes = {"mem_info_vram_total": str(memory), "mem_info_vis_vram_total": str(window or memory)}
-        write(root, pci_device(pci, "0x1002", "0x120000", i, **sizes))
-    write(root, {"sys/module/amdgpu/version": "6.10.5"})
-    return numa(root)
+    files = processors(*CPUS) | {f"{NODES}/0/properties": "cpu_cores_count 96\nsimd_count 0", "dev/kfd": ""}
+    sizes = {"mem_info_vram_total": str(memory), "mem_info_vis_vram_total": str(window or memory)}
+    for i, pci in enumerate(("0000:03:00.0", "0000:26:00.0")[:gpus]):
+        files |= amd(i + 1, pci, i, local_cpulist=CPUS[i], **sizes) | {f"dev/dri/renderD{128 + i}": ""}
+    return replay(files | {"sys/module/amdgpu/version": "6.10.5"}, root)

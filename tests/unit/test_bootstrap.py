@@ -220,6 +220,72 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
         found.get((0, 1), "bridge")
 
 
+def test_nobody_begins_where_a_rank_has_no_memory(
+    teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fails on that rank, and the others wait for it for ever."""
+    made, notes = teams
+    room[0] = 5 << 20
+    with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    assert notes[-1] == ("met", [10, 11], False)
+    room[0] = 2 << 30
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: False)
+    with pytest.raises(DeviceError, match="another rank has less"):
+        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready: True)
+    made.prepare([step("native", (0, 1))], int(MemType.CUDA))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], late: bool) -> None:
+    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
+
+    def fails(*_: Any) -> Any:
+        raise kind("mine")
+
+    exchange = SimpleNamespace(rank=0, size=2, begin=(lambda *_: SimpleNamespace(test=fails)) if late else fails)
+    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
+    key, record = oob.oob_of(exchange, coll)
+    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
+    status = coll.allgather(source, target, 8, coll.coll_info, request)
+    if late:
+        assert status == 0
+        status = locked(coll.req_test, request[0])  # as libucc calls it: it gives the lock up and takes it again
+        coll.req_free(request[0])
+    oob.forget(key)
+    assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
+
+
+def test_a_process_that_is_gone_before_the_first_message() -> None:
+    """libucp cannot open the memory of one that has died: it is said which rank that is."""
+
+    def connect(address: bytes) -> None:
+        raise LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT")
+
+    process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
+    with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
+        Process.endpoint(process, job({})[0], 3, 5)
+    assert not process.endpoints
+
+
+def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
+    mine, every = os.sched_getaffinity(0), host_cores()
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        assert spin_rounds(len(every)) == SPIN_ROUNDS
+        assert spin_rounds(len(every) + 1) == 0
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of torch's may have a shorter one of its own."""
+    monkeypatch.setenv("UCCH_TIMEOUT", "5")
+    assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]
+
+
 def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
     """One that none of them has had; all make the first one over a link together, and others only some of them."""
     asked: list[Any] = []
@@ -283,77 +349,3 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     made.get((0, 1), "native")
     made.close()
     assert closed[4:] == [(70, (0, 1), "native")]
-
-
-def test_nobody_begins_where_a_rank_has_no_memory(
-    teams: tuple[Teams, list[Any]], room: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL fails on that rank, and the others wait for it for ever."""
-    made, notes = teams
-    room[0] = 5 << 20
-    with pytest.raises(DeviceError, match=r"rank 0: .*ranks \[0, 1\], and 5 MiB are free"):
-        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
-    assert notes[-1] == ("met", [10, 11], False)
-    room[0] = 2 << 30
-    monkeypatch.setattr(made, "_all_ready", lambda places, ready: False)
-    with pytest.raises(DeviceError, match="another rank has less"):
-        made.prepare([step("native", (0, 1))], int(MemType.CUDA))
-    monkeypatch.setattr(made, "_all_ready", lambda places, ready: True)
-    made.prepare([step("native", (0, 1))], int(MemType.CUDA))
-
-
-@pytest.mark.parametrize("memory", [None, int(MemType.HOST), int(MemType.ROCM)])
-def test_others_need_not(teams: tuple[Teams, list[Any]], memory: int | None) -> None:
-    """Calls on several communicators may then be made in an order of each rank's own."""
-    made, notes = teams
-    made.prepare([step("native", (0, 1, 2, 3))], memory)
-    assert [note[0] for note in notes] == ["get"]
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
-def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], late: bool) -> None:
-    """A signal's handler may run in it: what that raised was printed, and lost to the caller."""
-
-    def fails(*_: Any) -> Any:
-        raise kind("mine")
-
-    exchange = SimpleNamespace(rank=0, size=2, begin=(lambda *_: SimpleNamespace(test=fails)) if late else fails)
-    coll, request = ffi.new("ucc_oob_coll_t *"), ffi.new("void **")
-    key, record = oob.oob_of(exchange, coll)
-    source, target = ffi.new("char[]", 8), ffi.new("char[]", 16)
-    status = coll.allgather(source, target, 8, coll.coll_info, request)
-    if late:
-        assert status == 0
-        status = locked(coll.req_test, request[0])  # as libucc calls it: it gives the lock up and takes it again
-        coll.req_free(request[0])
-    oob.forget(key)
-    assert status == -6 and isinstance(record.failure, kind), (status, record.failure)
-
-
-def test_a_process_that_is_gone_before_the_first_message() -> None:
-    """libucp cannot open the memory of one that has died: it is said which rank that is."""
-
-    def connect(address: bytes) -> None:
-        raise LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT")
-
-    process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
-    with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
-        Process.endpoint(process, job({})[0], 3, 5)
-    assert not process.endpoints
-
-
-def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:
-    mine, every = os.sched_getaffinity(0), host_cores()
-    os.sched_setaffinity(0, {min(every)})
-    try:
-        assert spin_rounds(len(every)) == SPIN_ROUNDS
-        assert spin_rounds(len(every) + 1) == 0
-    finally:
-        os.sched_setaffinity(0, mine)
-
-
-def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group of torch's may have a shorter one of its own."""
-    monkeypatch.setenv("UCCH_TIMEOUT", "5")
-    assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]

@@ -41,36 +41,27 @@ def test_direct_divides_by_what_each_host_s_link_carries(sizes: tuple[int, ...])
     assert max(*got.host_out, *got.host_in) == pytest.approx(least, rel=0.01)
 
 
-@pytest.mark.parametrize("topology", (TWO, INTERLEAVED, UNEVEN), ids=Topology.describe)
-@pytest.mark.parametrize("fragments", (1, 4))
-def test_allreduce_crosses_once_each_way(topology: Topology, fragments: int) -> None:
-    got = wire(topology, "allreduce", "split_rail", 2400, fragments=fragments)
-    assert got.host_out == got.host_in == (9600, 9600)
-    assert sum(got.bridge) == 2 * 9600
-
-
-def test_allreduce_shares_the_links() -> None:
-    assert wire(TWO, "allreduce", "split_rail", 2400).bridge == (4800,) * 4
-    assert wire(UNEVEN, "allreduce", "split_rail", 2400).bridge == (3200, 3200, 3200, 9600)
+#: The algorithm of an allreduce of 9,600 bytes -> what leaves each host, which is what enters it, and each rank.
+ALLREDUCES: list[tuple[Topology, str, tuple[int, ...], tuple[int, ...]]] = [
+    # Once each way, over all links at the same time.
+    (TWO, "split_rail", (9600,) * 2, (4800,) * 4), (INTERLEAVED, "split_rail", (9600,) * 2, (4800,) * 4),
+    (UNEVEN, "split_rail", (9600,) * 2, (3200, 3200, 3200, 9600)),
     # 2(m-1)/m of the data per host: no plan over m equal hosts sends less.
-    got = wire(FOUR, "allreduce", "split_rail", 2400)
-    assert got.host_out == got.host_in == (14400,) * 4
-    weighted = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 1, 2, 3], [1, 3, 2, 2])
-    got = wire(weighted, "allreduce", "split_rail", 2400)
-    assert got.bridge == (2400, 7200, 4800, 4800)
+    (FOUR, "split_rail", (14400,) * 4, (7200,) * 8), (FOUR, "direct", (14400,) * 4, ()),
+    (FOUR, "ring", (14400,) * 4, ()), (TWO, "direct", (9600,) * 2, ()), (TWO, "ring", (9600,) * 2, ()),
+    (Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 1, 2, 3], [1, 3, 2, 2]), "split_rail", (),
+     (2400, 7200, 4800, 4800)),
+    # A link four times slower: its host reduces nothing, so that its N bytes each way are all that it waits for.
+    (Topology.group(["host"] * 6, [0, 0, 1, 1, 2, 2], [1, 1, 4, 4, 4, 4]), "direct", (9600, 14400, 14400), ()),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ("direct", "ring"))
-def test_other_exchanges_send_no_more(name: str) -> None:
-    assert wire(FOUR, "allreduce", name, 2400).host_out == (14400,) * 4
-    assert wire(TWO, "allreduce", name, 2400).host_out == (9600,) * 2
-
-
-def test_a_slow_host_sends_and_receives_once() -> None:
-    """One host's link four times slower: it reduces nothing, so that its N bytes each way are all that it waits for."""
-    slow = Topology.group(["host"] * 6, [0, 0, 1, 1, 2, 2], [1, 1, 4, 4, 4, 4])
-    got = wire(slow, "allreduce", "direct", 2400)
-    assert got.host_out == got.host_in == (9600, 14400, 14400)
+@pytest.mark.parametrize("fragments", (1, 4))
+@pytest.mark.parametrize("topology, name, hosts, ranks", ALLREDUCES)
+def test_allreduce(topology: Topology, name: str, hosts: tuple[int], ranks: tuple[int], fragments: int) -> None:
+    got = wire(topology, "allreduce", name, 2400, fragments=fragments)
+    assert not hosts or got.host_out == got.host_in == hosts
+    assert not ranks or (got.bridge == ranks if fragments == 1 else sum(got.bridge) == sum(ranks))
 
 
 def test_owner_shares_end_together() -> None:

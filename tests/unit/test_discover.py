@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import machines
+import hosts
 import pytest
 
 from ucc_hetero.machine import nics, nvlink
@@ -43,9 +43,9 @@ def test_recorded_virtual_machine_with_four_h200(tmp_path: Path) -> None:
 def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
     """A server as vendors build them: a GPU and a NIC below each PCIe switch, a board's own NIC elsewhere."""
     switch = "pci0000:15/0000:15:01.0/0000:16:00.0"
-    files = machines.nvidia("0000:1b:00.0", switch, 0, "NVIDIA H200", []) | machines.processors("0-55", "56-111")
-    files |= machines.infiniband("mlx5_0", "0000:18:00.0", switch, 0, "400 Gb/sec (4X NDR)")
-    files |= machines.infiniband("mlx5_1", "0000:9a:00.0", "pci0000:97/0000:97:01.0", 1, "400 Gb/sec (4X NDR)")
+    files = hosts.nvidia("0000:1b:00.0", 0, switch) | hosts.processors("0-55", "56-111")
+    files |= hosts.infiniband("mlx5_0", "0000:18:00.0", 0, switch)
+    files |= hosts.infiniband("mlx5_1", "0000:9a:00.0", 1, "pci0000:97/0000:97:01.0")
     found = machine(replay(files, tmp_path))
     assert found.accelerators == (Accelerator("nvidia", "0000:1b:00.0", "NVIDIA H200", numa=0),)
     assert found.nics[0] == Nic("mlx5_0", "infiniband", 400_000, "0000:18:00.0", 0)
@@ -55,10 +55,10 @@ def test_switches_bridges_and_nodes(tmp_path: Path) -> None:
 
 def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path) -> None:
     card = "0000:18:00.0", "pci0000:15/0000:15:01.0"
-    files = machines.ethernet("eth2", 100_000, *card) | machines.virtual("veth1", 10_000)
-    files |= machines.infiniband("mlx5_0", *card, 0, "100 Gb/sec (4X EDR)")
+    files = hosts.ethernet("eth2", 100_000, *card) | hosts.virtual("veth1", 10_000)
+    files |= hosts.infiniband("mlx5_0", card[0], 0, card[1], "100 Gb/sec (4X EDR)")
     assert link_speed(replay(files, tmp_path / "card")) == 100_000
-    two = machines.virtual("eth0", 10_000) | machines.virtual("eth1", 10_000) | machines.virtual("br0", 10_000)
+    two = hosts.virtual("eth0", 10_000) | hosts.virtual("eth1", 10_000) | hosts.virtual("br0", 10_000)
     two |= {"sys/class/net/br0/bridge/bridge_id": "8000"}
     assert link_speed(replay(two, tmp_path / "virtual")) == 20_000
 
@@ -76,13 +76,11 @@ def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
     assert machine(replay(files, tmp_path)) == machine()
 
 
-@pytest.mark.parametrize(
-    "files, model, arch", [(machines.dgx_h200(), "NVIDIA H200", ""), (machines.mi300x(), "ip discovery", "gfx942")]
-)
-def test_eight_devices_on_a_fabric_with_a_card_each(
-    files: dict[str, str], model: str, arch: str, tmp_path: Path
-) -> None:
-    found = machine(replay(files, tmp_path))
+@pytest.mark.parametrize("make, model, arch", [
+    (hosts.dgx_h200, "NVIDIA H200", ""), (hosts.mi300x, "ip discovery", "gfx942"),
+])  # fmt: skip
+def test_eight_devices_on_a_fabric_with_a_card_each(make: Any, model: str, arch: str, tmp_path: Path) -> None:
+    found = machine(replay(make(), tmp_path))
     assert len(found.accelerators) == len(found.nics) == 8 and speed(found) == 3_200_000
     assert {(a.name, a.arch) for a in found.accelerators} == {(model, arch)}
     everybody = {a.pci for a in found.accelerators}
@@ -96,19 +94,18 @@ def test_eight_devices_on_a_fabric_with_a_card_each(
 @pytest.mark.parametrize("bits", [3, 0x30000000])
 def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: int) -> None:
     """The partition is in the last bits of an address, or in the first; both are linked to other devices."""
-    files = machines.mi300x()
-    nodes = "sys/class/kfd/kfd/topology/nodes"
-    whole = files[f"{nodes}/2/properties"]
+    files = hosts.mi300x()
+    whole = files[f"{hosts.NODES}/2/properties"]
     where = int(whole.split("location_id ")[1].split()[0])
     for number in (10, 11):
         part = bits & -bits if number == 10 else bits
         files |= {
-            f"{nodes}/{number}/properties": whole.replace(f"location_id {where}", f"location_id {where | part}"),
-            f"{nodes}/{number}/name": "ip discovery",
-            f"{nodes}/{number}/io_links/0/properties": f"type 11\nnode_from {number}\nnode_to {number - 7}",
-            f"{nodes}/{number}/io_links/1/properties": f"type 11\nnode_from {number}\nnode_to {21 - number}",
+            f"{hosts.NODES}/{number}/properties": whole.replace(f"location_id {where}", f"location_id {where | part}"),
+            f"{hosts.NODES}/{number}/name": "ip discovery",
+            f"{hosts.NODES}/{number}/io_links/0/properties": f"type 11\nnode_from {number}\nnode_to {number - 7}",
+            f"{hosts.NODES}/{number}/io_links/1/properties": f"type 11\nnode_from {number}\nnode_to {21 - number}",
         }
-    for name in [name for name in files if name.startswith(f"{nodes}/2/")]:
+    for name in [name for name in files if name.startswith(f"{hosts.NODES}/2/")]:
         del files[name]  # the device is in partitions alone
     found = machine(replay(files, tmp_path)).accelerators
     parted = next(one for one in found if one.pci == f"0000:{where >> 8:02x}:00.0")
@@ -170,69 +167,34 @@ def test_nvlink_as_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
+ELSEWHERE, SLOW, BESIDE = B._replace(network=12 << 32), B._replace(speed=10), B._replace(network=A.network)
+OTHERS = A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10)
+BOTH = "eth0", "eth1"
 
 
-def test_ranks_of_a_host_take_turns() -> None:
-    assert assign("xxyy", [(A, B)] * 4) == ["eth0", "eth1"] * 2
-    assert assign("xyxyxy", [(A, B)] * 6) == ["eth0", "eth0", "eth1", "eth1", "eth0", "eth0"]
-    # Other names of the same networks, and another speed of the whole host.
-    other = (A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10))
-    assert assign("xxyy", [(A, B)] * 2 + [other] * 2) == ["eth0", "eth1", "ens1", "ens2"]
-
-
-@pytest.mark.parametrize("hosts, offers", [
-    ("xxxx", [(A, B)] * 4),  # nothing leaves the host
-    ("xyy", [(A, B)] * 3),  # a rank needs both
-    ("xxyy", [(A, B)] * 2 + [()] * 2),  # ports in the same networks on every host, or not at all
-    ("xxyy", [(A, B)] * 2 + [(A, B._replace(network=12 << 32))] * 2),
-    ("xxyy", [(A, B._replace(speed=10))] * 4),
-    ("xxyy", [(A, B._replace(network=A.network))] * 4),
+@pytest.mark.parametrize("ranks, offers, turns, spread, joined, wires", [
+    ("xxyy", [(A, B)] * 2, "eth0 eth1 eth0 eth1", 2, (), BOTH),
+    ("xyxyxy", [(A, B)] * 2, "eth0 eth0 eth1 eth1 eth0 eth0", 2, (), BOTH),
+    ("xxyy", [(A, B), OTHERS], "eth0 eth1 ens1 ens2", 2, (), BOTH),  # other names, and another speed of the whole host
+    ("xxxx", [(A, B)], "", 1, (), ()),  # nothing leaves the host
+    ("xyy", [(A, B)] * 2, "", 2, (), BOTH),  # a rank needs both
+    ("xyy", [(B, A), (A, B)], "", 2, (), BOTH),  # in the order of the networks
+    ("xxyy", [(A, B), ()], "", 1, (), ()),  # RDMA there
+    ("xxyy", [(A, B), (A,)], "", 1, ("eth0",), ()),
+    ("xxyy", [(A, B), (A, ELSEWHERE)], "", 1, ("eth0",), ()),  # each has a network of its own
+    ("xxyy", [(A, B), (A, SLOW)], "", 1, ("eth0",), ()),
+    ("xxyy", [(A, SLOW)] * 2, "", 1, ("eth0",), ()),
+    ("xxyy", [(A, BESIDE)] * 2, "", 2, (), ()),  # both in one network
+    ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], "", 1, (), ()),  # routed, or none of them
+    ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], "", 2, (), BOTH),
 ])  # fmt: skip
-def test_ucx_decides_where_turns_would_not_do(hosts: str, offers: list[tuple[Port, ...]]) -> None:
-    assert assign(hosts, offers) == [""] * len(hosts)
-
-
-@pytest.mark.parametrize("hosts, offers, expected", [
-    ("xxyy", [(A, B)] * 4, 2),
-    ("xy", [(A, B)] * 2, 2),  # a rank can use both
-    ("xxxx", [(A, B)] * 4, 1),  # nothing leaves the host
-    ("xxyy", [(A, B)] * 2 + [()] * 2, 1),
-    ("xy", [(A, B), (A, B._replace(speed=10))], 1),
-    ("xy", [(A, B), (A, B._replace(network=12 << 32))], 1),  # each has a network of its own
-    ("xy", [(A, A._replace(name="eth1"))] * 2, 2),  # both in one network
-])  # fmt: skip
-def test_transfers_are_spread_over_equal_ports(hosts: str, offers: list[tuple[Port, ...]], expected: int) -> None:
-    assert rails(hosts, offers) == expected
-
-
-@pytest.mark.parametrize("hosts, offers, expected", [
-    ("xy", [(A, B)] * 2, ()),  # all of them
-    ("xx", [(A, B)] * 2, ()),  # nothing leaves the host
-    ("xy", [(A, B), (A,)], ("eth0",)),
-    ("xy", [(A, B), (A, B._replace(network=12 << 32))], ("eth0",)),
-    ("xy", [(A, B), (A, B._replace(speed=10))], ("eth0",)),
-    ("xy", [(A, B._replace(speed=10))] * 2, ("eth0",)),
-    ("xy", [(A, B), (A._replace(network=13 << 32), B._replace(network=12 << 32))], ()),  # routed, or none of them
-    ("xy", [(A, B), ()], ()),  # RDMA
-])  # fmt: skip
-def test_libucp_is_kept_to_networks_that_join_all_hosts(
-    hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
+def test_who_uses_which_port(
+    ranks: str, offers: list[tuple[Port, ...]], turns: str, spread: int, joined: tuple[str], wires: tuple[str]
 ) -> None:
-    assert joining(hosts, offers, 0) == expected
-
-
-@pytest.mark.parametrize("hosts, offers, expected", [
-    ("xy", [(A, B)] * 2, ("eth0", "eth1")),
-    ("xy", [(B, A), (A, B)], ("eth0", "eth1")),  # in the order of the networks
-    ("xx", [(A, B)] * 2, ()),  # nothing leaves the host
-    ("xy", [(A, B), (A,)], ()), ("xy", [(A, B), ()], ()),
-    ("xy", [(A, B), (A, B._replace(speed=10))], ()),  # where one is slower than the other
-    ("xyz", [(A, B)] * 2 + [(A, B, B._replace(name="eth2", network=12 << 32))], ("eth0", "eth1")),
-])  # fmt: skip
-def test_wires_share_ports_in_common_networks(
-    hosts: str, offers: list[tuple[Port, ...]], expected: tuple[str, ...]
-) -> None:
-    assert shared(hosts, offers, 0) == expected
+    """Ports that ranks take in turn, over how many a transfer is spread, to which libucp is kept, and wires of each."""
+    found = [offers["xyz".index(host)] for host in ranks]
+    assert assign(ranks, found) == (turns.split() or [""] * len(ranks))
+    assert (rails(ranks, found), joining(ranks, found, 0), shared(ranks, found, 0)) == (spread, joined, wires)
 
 
 def test_addresses_inside_each_host() -> None:
@@ -256,22 +218,17 @@ def test_a_list_of_devices_without_some(monkeypatch: pytest.MonkeyPatch, allowed
     assert nics.without(set(), allowed) == ""
 
 
-CARDS = machines.ethernet("eth2", 100_000, "0000:18:00.0", "pci0000:15") | machines.ethernet(
-    "eth3", 100_000, "0000:9a:00.0", "pci0000:97"
-)
-CORES = {"sys/bus/pci/devices/0000:18:00.0/local_cpulist": "0-3,8-11"}
-
-
-def test_cores_beside_a_port(tmp_path: Path) -> None:
-    root = replay(CARDS | CORES, tmp_path / "one")
+def test_what_is_beside_a_port(tmp_path: Path) -> None:
+    """Cores, where they are known; a cloud that limits flows."""
+    ports_of = {"eth2": ("0000:18:00.0", "pci0000:15"), "eth3": ("0000:9a:00.0", "pci0000:97")}
+    cards = {file: text for name, where in ports_of.items() for file, text in hosts.ethernet(name, 10, *where).items()}
+    cards["sys/bus/pci/devices/0000:18:00.0/local_cpulist"] = "0-3,8-11"
+    root = replay(cards, tmp_path)
     assert near("eth2", root) == {0, 1, 2, 3, 8, 9, 10, 11}
     assert near("", root) == near("eth3", root) == near("mlx5_0:1", root) == set()  # one is unknown, or all
-    more = {"sys/bus/pci/devices/0000:9a:00.0/local_cpulist": "4-7"}
-    assert near("all", replay(CARDS | CORES | more, tmp_path / "two")) == set(range(12))
-
-
-def test_a_cloud_that_limits_flows(tmp_path: Path) -> None:
-    root = replay(CARDS | {"sys/bus/pci/devices/0000:9a:00.0/vendor": "0x1d0f"}, tmp_path)
+    other = "sys/bus/pci/devices/0000:9a:00.0"
+    replay({f"{other}/local_cpulist": "4-7", f"{other}/vendor": "0x1d0f"}, tmp_path)
+    assert near("all", root) == set(range(12))
     assert flow_limit("", root) == flow_limit("eth3,eth2", root) == ("Amazon EC2", 5000)
     assert flow_limit("eth2", root) == ("", 0)
 

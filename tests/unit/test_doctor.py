@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hosts import amd_host, nvidia_host, write
+from hosts import amd_host, nvidia_host
 
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.launch.doctor import __main__ as tool
 from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
+from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric
 from ucc_hetero.planner.rules import Layout, read_table, save_fabric
 
@@ -43,24 +44,16 @@ ANSWERS = {
 }  # fmt: skip
 
 
-def healthy(root: Path, make: Callable[[Path], Path] = nvidia_host, **changes: Any) -> Facts:
-    """A host with two GPUs, a RoCE port and nothing wrong, but for the changes."""
-    write(make(root), NETWORK)
-    found = facts.collect(root, {}, LIBRARIES)
+def healthy(
+    root: Path, make: Callable[[Path], Path] = nvidia_host, files: dict[str, str] | None = None, **changes: Any
+) -> Facts:
+    """A host with two GPUs, a RoCE port and nothing wrong, but for files and facts that differ."""
+    found = facts.collect(replay(NETWORK | (files or {}), make(root)), {}, LIBRARIES)
     return replace(found, **{**ANSWERS, **changes})
 
 
 def codes(found: list[findings.Finding]) -> set[str]:
     return {each.code for each in found if each.level != "ok"}
-
-
-@pytest.mark.parametrize("make", [nvidia_host, amd_host])
-def test_healthy(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    found = checks.examine(healthy(tmp_path, make))
-    assert codes(found) == set()
-    assert {"mpi", "ucx", "ucc", "gpu", "network", "rdma", "shm", "cores", "clock", "settings"} <= {
-        e.code for e in found
-    }
 
 
 def lib(**changes: Any) -> dict[str, Any]:
@@ -82,8 +75,28 @@ def sysctl(**values: str) -> dict[str, Any]:
 CLOUD = {"flow_limit": ("Amazon EC2", 5000)}
 FOREIGN = "/x was not used: /usr/lib/libucp.so.0 was in the process first; import ucc_hetero before mpi4py.MPI"
 
-#: Code -> what about a healthy host's facts provokes it.
-ONE_HOST: list[tuple[str, dict[str, Any]]] = [
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+DOWN = {"interfaces": (("lo", 0, 65536),)}
+
+#: Code, or none -> what about a healthy host of NVIDIA's provokes it, and words of the text.
+NVIDIA: list[tuple[Any, ...]] = [
+    ("", {}),
+    ("gpu-unusable", {"usable": ()}),
+    ("gpu-unusable", {"usable": (), "drivers": ()}, "its driver is not loaded"),
+    ("net-missing", TCP | DOWN),
+    ("mtu-small", {"files": {"sys/class/net/eth0/mtu": "1500"}}),
+    ("rdma-down", {"files": {f"{PORT}/state": "1: DOWN"}}),
+    ("roce-gid", {"files": {f"{PORT}/gid_attrs/types/1": "IB/RoCE v1"}}),
+    ("ptrace", {"files": {"proc/sys/kernel/yama/ptrace_scope": "1"}}),
+    ("numa-balancing", {"files": {"proc/sys/kernel/numa_balancing": "1"}}),
+    ("iommu", {"files": {"sys/kernel/iommu_groups/7/type": "DMA-FQ"}}),
+    ("gpudirect", {"files": {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54"}}),
+    ("", {"files": {"sys/module/nvidia_peermem/version": "1"}, "open_driver": False}),
+    ("", TCP | sysctl(rmem="4096 131072 33554432", control="cubic", most="212992") | env(UCX_TCP_RCVBUF="auto")),
+    ("", CLOUD | sysctl(rmem="4096 131072 212992", control="reno")),  # RDMA carries it
+    ("", TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)}),
+    ("", sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K")),
+    ("", lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12")),
     ("mpi-missing", lib(mpirun="", mpirun_text="no mpirun")),
     ("mpi-missing", lib(mpi="", mpi_text="mpi4py finds no MPI library")),
     ("mpi-mismatch", lib(mpirun="hydra", mpirun_text="hydra 5.0.2 at /bin/mpiexec")),
@@ -121,7 +134,18 @@ ONE_HOST: list[tuple[str, dict[str, Any]]] = [
 ]
 
 #: The same for a host of AMD's.
-AMD_HOST: list[tuple[str, dict[str, Any]]] = [
+AMD: list[tuple[Any, ...]] = [
+    ("", {}),
+    ("gpudirect", {"kernel": "5.14.0-427.el9"}),
+    (
+        "bar-small",
+        {
+            "files": {
+                f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")
+            }
+        },
+        "0.25 GiB of 192 GiB of 2 GPUs",
+    ),
     ("env-vendor", env(AMD_DIRECT_DISPATCH="0")),
     ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="0")),
@@ -139,52 +163,29 @@ AMD_HOST: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "changes"), AMD_HOST, ids=[f"{i}-{code}" for i, (code, _) in enumerate(AMD_HOST)])
-def test_facts_that_provoke_on_amd(tmp_path: Path, code: str, changes: dict[str, Any]) -> None:
-    told = [each for each in checks.examine(healthy(tmp_path / "a", amd_host, **changes)) if each.level != "ok"]
-    assert [each.code for each in told] == [code] * bool(code)
-    if code == "env-vendor":
-        name, value = changes["env"][0]
-        assert told[0].text.startswith(f"{name}={value}") and "unset it" in told[0].cure
-    on_nvidia = codes(checks.examine(healthy(tmp_path / "n", nvidia_host, **changes)))
-    assert not on_nvidia & {"env-vendor", "dmabuf"}
+CASES = [(make, *case, "")[:4] for make, cases in ((nvidia_host, NVIDIA), (amd_host, AMD)) for case in cases]
 
 
-PORT = "sys/class/infiniband/mlx5_0/ports/1"
-
-#: Code -> the files of a host that provoke it.
-ONE_RECORD: list[tuple[str, dict[str, str]]] = [
-    ("mtu-small", {"sys/class/net/eth0/mtu": "1500"}),
-    ("rdma-down", {f"{PORT}/state": "1: DOWN"}),
-    ("roce-gid", {f"{PORT}/gid_attrs/types/1": "IB/RoCE v1"}),
-    ("ptrace", {"proc/sys/kernel/yama/ptrace_scope": "1"}),
-    ("numa-balancing", {"proc/sys/kernel/numa_balancing": "1"}),
-    ("iommu", {"sys/kernel/iommu_groups/7/type": "DMA-FQ"}),
-    ("gpudirect", {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54"}),
-]
-
-
-@pytest.mark.parametrize(("code", "changes"), ONE_HOST, ids=[f"{i}-{code}" for i, (code, _) in enumerate(ONE_HOST)])
-def test_facts_that_provoke(tmp_path: Path, code: str, changes: dict[str, Any]) -> None:
-    assert codes(checks.examine(healthy(tmp_path, **changes))) == {code}
-
-
-@pytest.mark.parametrize("changes", [
-    TCP | sysctl(rmem="4096 131072 33554432", control="cubic", most="212992") | env(UCX_TCP_RCVBUF="auto"),
-    CLOUD | sysctl(rmem="4096 131072 212992", control="reno"),  # RDMA carries it
-    TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)},
-    sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K"),
-    lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12"),
-])  # fmt: skip
-def test_networks_with_nothing_wrong(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert codes(checks.examine(healthy(tmp_path, **changes))) == set()
-
-
-@pytest.mark.parametrize(("code", "files"), ONE_RECORD, ids=[code for code, _ in ONE_RECORD])
-def test_files_that_provoke(tmp_path: Path, code: str, files: dict[str, str]) -> None:
-    write(write(nvidia_host(tmp_path), NETWORK), files)
-    found = replace(facts.collect(tmp_path, {}, LIBRARIES), **ANSWERS)
-    assert codes(checks.examine(found)) == {code}
+@pytest.mark.parametrize(
+    ("make", "code", "changes", "words"), CASES, ids=[f"{i}-{case[1]}" for i, case in enumerate(CASES)]
+)
+def test_what_provokes(
+    tmp_path: Path, make: Callable[[Path], Path], code: str, changes: dict[str, Any], words: str
+) -> None:
+    """What is wrong, and nothing else, has a cure, and what is right is told."""
+    found = checks.examine(healthy(tmp_path / "own", make, **changes))
+    told = [each for each in found if each.level != "ok"]
+    assert codes(found) == {code} - {""} and all(bool(each.cure) == (each in told) for each in found)
+    assert all(words in each.text for each in told)
+    if not changes:
+        right = {"mpi", "ucx", "ucc", "gpu", "network", "rdma", "shm", "cores", "clock", "settings"}
+        assert right <= {each.code for each in found}
+    if make is amd_host:
+        if code == "env-vendor":
+            name, value = changes["env"][0]
+            assert told[0].text.startswith(f"{name}={value}") and "unset it" in told[0].cure
+        others = codes(checks.examine(healthy(tmp_path / "other", nvidia_host, **changes)))
+        assert not others & {"env-vendor", "dmabuf"}
 
 
 @pytest.mark.parametrize("cores, ranks, more, told", [
@@ -206,34 +207,9 @@ def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more:
     assert not list(job.network_threads(joined))
 
 
-def test_gpudirect_of_other_drivers(tmp_path: Path) -> None:
-    write(tmp_path, {"sys/module/nvidia_peermem/version": "1"})
-    assert codes(checks.examine(replace(healthy(tmp_path), open_driver=False))) == set()
-    old = healthy(tmp_path / "amd", amd_host, kernel="5.14.0-427.el9")
-    assert codes(checks.examine(old)) == {"gpudirect"}
-
-
-def test_gpus_that_cannot_be_used(tmp_path: Path) -> None:
-    found = healthy(tmp_path)
-    assert codes(checks.examine(replace(found, usable=()))) == {"gpu-unusable"}
-    unloaded = [each for each in checks.examine(replace(found, usable=(), drivers=())) if each.code == "gpu-unusable"]
-    assert "its driver is not loaded" in unloaded[0].text
-
-
-def test_a_small_bar(tmp_path: Path) -> None:
-    found = checks.examine(healthy(tmp_path, lambda root: amd_host(root, window=256 << 20)))
-    assert codes(found) == {"bar-small"}
-    assert "0.25 GiB of 192 GiB of 2 GPUs" in next(each.text for each in found if each.code == "bar-small")
-
-
-def test_no_network(tmp_path: Path) -> None:
-    found = healthy(tmp_path, ports=(), interfaces=(("lo", 0, 65536),))
-    assert codes(checks.examine(found)) == {"net-missing"}
-
-
 def test_processors(tmp_path: Path) -> None:
     """They matter where one library's ranks sit on different ones, and to some versions of UCC."""
-    host = healthy(write(tmp_path, {"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"}))
+    host = healthy(tmp_path, files={"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"})
     assert host.processor == "GenuineIntel 6 143"
     other = replace(host, host="b", boot_id="b", memory_domain=("b",), processor="GenuineIntel 6 207")
     text = next(each.text for each in job.compare([host, other], 2, [0.0] * 2) if each.code == "job-processors")
@@ -318,7 +294,9 @@ def test_measured_islands_of_a_job(tmp_path: Path) -> None:
 
 def test_ranks_that_provoke(tmp_path: Path) -> None:
     for code, given in jobs(tmp_path).items():
-        assert codes(job.compare(*given)) == {code} - {""}, code
+        found = job.compare(*given)
+        assert codes(found) == {code} - {""}, code
+        assert all(bool(each.cure) == (each.level != "ok") for each in found)
 
 
 def test_disagreements_are_tables(tmp_path: Path) -> None:
@@ -407,13 +385,6 @@ def test_every_pair_once(size: int) -> None:
     for matches in measure.rounds(size):
         busy = [rank for pair in matches for rank in pair]
         assert len(busy) == len(set(busy))
-
-
-def test_every_problem_has_a_cure(tmp_path: Path) -> None:
-    bad = [checks.examine(healthy(tmp_path / code, **changes)) for code, changes in ONE_HOST]
-    bad += [job.compare(*each) for each in jobs(tmp_path / "jobs").values()]
-    for each in (one for found in bad for one in found):
-        assert bool(each.cure) == (each.level != "ok"), each
 
 
 def test_text_and_json(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hosts import write
 
 from ucc_hetero.bootstrap.fabrics import few_files, layout_of, split
 from ucc_hetero.cli.info import fabrics
 from ucc_hetero.cli.tune import clearly, without_default
-from ucc_hetero.machine.discover import HostIdentity
+from ucc_hetero.machine.discover import HostIdentity, replay
 from ucc_hetero.machine.fabric import Fabric, fabric_of
 from ucc_hetero.machine.facts import Facts, unpacked
 from ucc_hetero.planner.rules import (
@@ -35,22 +34,18 @@ THERE = replace(MINE, host=HostIdentity("there", "2", "", ""))
 IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
 
 
-def host(root: Path, *ports: str, node: bool = True, verbs: bool = True) -> Path:
-    """A host with active ports: ``mlx5_0:InfiniBand``, ``mlx5_1:RoCE``, ``rdmap0:EFA``."""
+def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
+    """A host with active ports, such as ``mlx5_0:InfiniBand mlx5_1:RoCE rdmap0:EFA``."""
     layers = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "EFA": "Unspecified"}
-    for number, port in enumerate(ports):
+    found = {"etc/ld.so.cache": f"\0/usr/lib/{'libibverbs' if verbs else 'libc'}.so.1\0"}
+    for number, port in enumerate(ports.split()):
         name, _, kind = port.partition(":")
         at = f"sys/class/infiniband/{name}"
-        write(root, {f"{at}/ports/1/state": "4: ACTIVE", f"{at}/ports/1/link_layer": layers[kind]})
-        write(root, {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": name})
-        if kind == "EFA":
-            (root / at / "device").mkdir()
-            (root / at / "device/driver").symlink_to("/sys/bus/pci/drivers/efa")
-        if node:
-            write(root, {f"dev/infiniband/uverbs{number}": ""})
-    (root / "etc").mkdir(exist_ok=True)
-    (root / "etc/ld.so.cache").write_bytes(b"\0/usr/lib/libibverbs.so.1\0" if verbs else b"\0/usr/lib/libc.so.6\0")
-    return root
+        found |= {f"{at}/ports/1/state": "4: ACTIVE", f"{at}/ports/1/link_layer": layers[kind]}
+        found |= {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": name}
+        found |= {f"{at}/device/driver": "-> ../../../../bus/pci/drivers/efa"} if kind == "EFA" else {}
+        found |= {f"dev/infiniband/uverbs{number}": ""} if node else {}
+    return replay(found, root)
 
 
 @pytest.mark.parametrize(("ports", "settings", "kind", "why"), [
@@ -71,20 +66,18 @@ def host(root: Path, *ports: str, node: bool = True, verbs: bool = True) -> Path
     ("rdmap0:EFA", {}, "", "no plugin for EFA (libnccl-net.so)"),
 ])  # fmt: skip
 def test_fabric_of_a_host(tmp_path: Path, ports: str, settings: dict[str, str], kind: str, why: str) -> None:
-    found = fabric_of("nvidia", "auto", settings, host(tmp_path, *ports.split()))
+    found = fabric_of("nvidia", "auto", settings, host(tmp_path, ports))
     assert found.kind == kind and why in found.why, found
 
 
-def test_files_that_containers_lack(tmp_path: Path) -> None:
-    assert fabric_of("amd", "auto", {}, host(tmp_path / "a", "mlx5_0:RoCE", node=False)).why == (
-        "no /dev/infiniband for mlx5_0"
-    )
-    assert fabric_of("amd", "auto", {}, host(tmp_path / "b", "mlx5_0:RoCE", verbs=False)).why == "no libibverbs.so.1"
+@pytest.mark.parametrize("lacks, why", [("node", "no /dev/infiniband for mlx5_0"), ("verbs", "no libibverbs.so.1")])
+def test_files_that_containers_lack(tmp_path: Path, lacks: str, why: str) -> None:
+    assert fabric_of("amd", "auto", {}, host(tmp_path, "mlx5_0:RoCE", **{lacks: False})).why == why
 
 
 def test_efa_needs_its_plugin(tmp_path: Path) -> None:
     root = host(tmp_path, "rdmap0:EFA")
-    write(root, {"opt/plugin/librccl-net.so": "", "opt/plugin/libnccl-net-ofi.so": ""})
+    replay({"opt/plugin/librccl-net.so": "", "opt/plugin/libnccl-net-ofi.so": ""}, root)
     path = {"LD_LIBRARY_PATH": "/nowhere:/opt/plugin"}
     assert fabric_of("amd", "auto", path, root) == Fabric("EFA", "rdmap0:1")
     assert not fabric_of("nvidia", "auto", path, root).kind
@@ -95,13 +88,13 @@ def test_efa_needs_its_plugin(tmp_path: Path) -> None:
 
 
 def test_settings_in_files_of_the_library(tmp_path: Path) -> None:
-    root = write(host(tmp_path, "mlx5_0:RoCE"), {"etc/nccl.conf": "# NCCL_NET=IB\nNCCL_IB_DISABLE=1"})
+    root = replay({"etc/nccl.conf": "# NCCL_NET=IB\nNCCL_IB_DISABLE=1"}, host(tmp_path, "mlx5_0:RoCE"))
     assert fabric_of("nvidia", "auto", {}, root).why == "NCCL_IB_DISABLE=1"
     assert fabric_of("amd", "auto", {}, root).kind == "RoCE"
     assert fabric_of("nvidia", "auto", {"NCCL_IB_DISABLE": "0"}, root).kind == "RoCE"
-    write(root, {"home/me/.nccl.conf": "NCCL_IB_DISABLE = 0"})
+    replay({"home/me/.nccl.conf": "NCCL_IB_DISABLE = 0"}, root)
     assert fabric_of("nvidia", "auto", {"HOME": "/home/me"}, root).kind == "RoCE"
-    write(root, {"opt/own.conf": "NCCL_NET=Socket"})
+    replay({"opt/own.conf": "NCCL_NET=Socket"}, root)
     assert fabric_of("nvidia", "auto", {"NCCL_CONF_FILE": "/opt/own.conf"}, root).why == "NCCL_NET=Socket"
 
 

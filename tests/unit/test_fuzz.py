@@ -1,13 +1,12 @@
 """Nonsense in everything that is parsed: right, or an error of the documented kind that has words; never anything else.
 
-``UCCH_FUZZ=N`` makes N inputs of each kind instead of 60, and prints how many there were, and how many were taken.
+``UCCH_FUZZ=N`` makes N inputs of each kind instead of 60.
 """
 
 import json
 import os
 import random
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,6 @@ from ucc_hetero.planner.topology import Topology, emulated_vendors
 
 INPUTS = int(os.environ.get("UCCH_FUZZ", "60"))
 MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(HealthCheck))
-COUNTS: Counter[str] = Counter()
 
 TOPOLOGY = Topology.group(["nvidia", "nvidia", "amd"], [0, 0, 1])
 WORDS = [
@@ -94,12 +92,10 @@ def mutated(tree: Any) -> st.SearchStrategy[Any]:
 
 
 def judge(kind: str, call: Callable[[], Any], errors: type[Exception]) -> None:
-    COUNTS[kind] += 1
     try:
         call()
-        COUNTS[f"{kind}, taken"] += 1
     except errors as error:
-        assert str(error)
+        assert str(error), kind
 
 
 @MANY
@@ -116,12 +112,10 @@ def test_table(text: str) -> None:
     judge("its list of fabrics", lambda: fabrics_of(Table("here", text)), ValueError)
 
 
-def test_a_deep_table() -> None:
+def test_too_much() -> None:
+    """A deep table, and more ranks than there can be."""
     with pytest.raises(ValueError, match="not a table"):
         load_table("[" * 100_000, TOPOLOGY)
-
-
-def test_more_ranks_than_there_can_be() -> None:
     with pytest.raises(ValueError, match="there are 4"):
         emulated_vendors(f"nvidia:{10**18}", 4)
 
@@ -149,7 +143,6 @@ def test_small_texts(text: str) -> None:
 @given(st.lists(st.binary(min_size=0, max_size=80), max_size=4))
 def test_knocks_at_the_door(parts: list[bytes]) -> None:
     """Who does not know the secret is not let in, whatever it says."""
-    COUNTS["knocks"] += 1
     ours, far = socket.socketpair()
     each = links.Links.__new__(links.Links)
     each._key = b"k" * 8
@@ -163,13 +156,3 @@ def test_knocks_at_the_door(parts: list[bytes]) -> None:
     far.close()
     links._door().socket.close()
     links._doors.clear()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def said(pytestconfig: pytest.Config) -> Iterator[None]:
-    yield
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(
-            "\n" + "\n".join(f"{name}: {count}" for name, count in sorted(COUNTS.items())) if INPUTS > 60 else "",
-            end="",
-        )

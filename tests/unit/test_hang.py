@@ -70,139 +70,127 @@ def said(*files: bytes) -> list[Finding]:
 
 
 def errors(*files: bytes) -> dict[str, str]:
-    return {each.code: each.text for each in said(*files) if each.level == "error"}
+    """Code -> all that is said by it."""
+    found: dict[str, str] = {}
+    for each in said(*files):
+        if each.level == "error":
+            found[each.code] = f"{found.get(each.code, '')}{each.text}\n"
+    return found
 
 
 def good(upto: int) -> list[dict[str, Any]]:
     return [call(SUM, seq, 100 - seq, 99.5 - seq) for seq in range(1, upto + 1)]
 
 
-def test_a_job_in_order() -> None:
-    found = said(*(file(rank, good(5)) for rank in range(4)))
-    assert [each.code for each in found] == ["records", "hang"] and not errors(*(file(r, good(5)) for r in range(4)))
-
-
-def test_another_call() -> None:
-    others = [file(rank, [*good(5), call(SUM, 6, 12)]) for rank in range(3)]
-    text = errors(*others, file(3, [*good(5), call(GATHER, 6, 11)]))["hang-differs"]
-    assert text == f"rank 3 called {GATHER} as call 6, where ranks 0-2 called {SUM}"
-
-
-@pytest.mark.parametrize("label, difference", [
-    ("allreduce float32[1023] SUM", "another count"),
-    ("allreduce int32[1024] SUM", "another datatype"),
-    ("allreduce float32[1024] MAX", "another operation or root"),
-    ("reduce float32[1024] SUM", "another collective"),
-    ("bcast int32[2] root=1", ""),
-])  # fmt: skip
-def test_one_thing_differs(label: str, difference: str) -> None:
-    text = errors(file(0, [call(SUM, 1, 3)], (0, 1)), file(1, [call(label, 1, 3)], (0, 1)))["hang-differs"]
-    assert f"rank 1 called {label} as call 1, where rank 0 called {SUM}" in text
-    assert re.findall(r" \((.*)\)", text) == [difference] * bool(difference)
-
-
-def test_a_call_left_out() -> None:
-    usual = [call(SUM, 1, 9, 8), call(GATHER, 2, 7), call("barrier", 3, 6)]
-    text = errors(file(0, usual, (0, 1, 2)), file(2, usual, (0, 1, 2)),
-                  file(1, [call(SUM, 1, 9, 8), call("barrier", 2, 7)], (0, 1, 2)))["hang-differs"]  # fmt: skip
-    assert "rank 1 called barrier as call 2" in text and "it has left call 2 out" in text
-
-
-@pytest.mark.parametrize("stack", [STACK, STACK[STACK.index('  File "train.py"') :]], ids=["whole", "untitled"])
-def test_a_rank_in_user_code(stack: str) -> None:
-    files = [file(rank, [*good(5), call(SUM, 6, 41)]) for rank in (0, 1, 3)]
-    found = errors(*files, file(2, good(5), stack=stack))
-    assert list(found) == ["hang-missing"]
-    first, *frames = found["hang-missing"].splitlines()
-    assert first == (
-        f"rank 2 has not called {SUM}, call 6, in which ranks 0-1,3 wait since 41 s: it is in user code since 94.5 s, "
-        f"after {SUM} (call 5)"
-    )
-    assert frames == ['  File "train.py", line 41 in load', '  File "train.py", line 99 in <module>']
-
-
-def test_a_rank_that_waits_elsewhere() -> None:
-    """In a message that has not been sent: that is the first thing that is said."""
-    waiting = [file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 1, 3)]
-    found = said(*waiting, file(2, [*good(5), message("receive", 1, 7, 12)]))
-    assert [each.code for each in found if each.level == "error"] == ["hang-message", "hang-missing", "hang-circle"]
-    texts = {each.code: each.text for each in found}
-    assert (
-        "rank 2 waits since 12 s to receive up to 64 bytes from rank 1, tag 7, which rank 1 has not sent"
-        in texts["hang-message"]
-    )
-    assert "it is in a receive of 64 bytes from rank 1, tag 7, since 12 s" in texts["hang-missing"]
-
-
-def test_a_wrong_tag() -> None:
-    two = [file(0, [message("send", 1, 8, 5, 5), call(SUM, 1, 4)], (0, 1)),
-           file(1, [message("receive", 0, 7, 5)], (0, 1))]  # fmt: skip
-    text = errors(*two)["hang-message"]
-    assert "from rank 0, tag 7, which rank 0 has not sent; it has sent a message with tag 8 instead" in text
-
-
 def transfer(what: int, peer: int, at: float, end: float | None = None, **more: Any) -> dict[str, Any]:
     return call("", 0, at, end, comm=0, signature=0, peer=peer, kind=lib.UCCH_RECORD_TRANSFER + what, **more)
 
 
-def test_a_flush_that_does_not_end() -> None:
-    """Processes are told by their numbers and hosts; what is new, or done, is no finding."""
-    flush = transfer(lib.UCCH_RMA_FLUSH, 103, 5)
-    done, new = transfer(lib.UCCH_RMA_PUT, 102, 6, 5, own=1), transfer(lib.UCCH_RMA_GET, 101, 0.1, own=1)
-    ops = [[flush, done, new, transfer(lib.UCCH_RMA_FLUSH, 103, 4)], [], [], [call(SUM, 1, 9, 8)]]
-    found = errors(*(file(rank, ops[rank], stack=STACK) for rank in range(4)))
-    assert list(found) == ["hang-transfer"]
-    text = found["hang-transfer"]
-    assert text.startswith(
-        "rank 0 waits since 5 s for a flush to process 103 of another host, which is rank 3: it is in"
-    )
-    assert "in load" in text
-    lost = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
-    text = errors(file(0, [lost]), file(1, []), file(2, []), file(3, []))["hang-transfer"]
-    assert text == "rank 0 waits since 5 s for a put of 8 bytes with a notification to process 99 of another host"
+def files(*ops: list[dict[str, Any]], **more: Any) -> list[bytes]:
+    """A file for each rank with these operations."""
+    return [file(rank, own, range(len(ops)), **more) for rank, own in enumerate(ops)]
 
 
-def test_messages_are_counted() -> None:
-    """Of three receives with one tag two have got theirs; a fourth one from anyone has got a third."""
-    sends = [message("send", 1, 7, 9, 9) for _ in range(3)]
-    receives = [message("receive", 0, 7, 9, 8), message("receive", 0, 7, 8, 7), message("receive", 0, 7, 7, 6)]
-    assert not errors(file(0, sends, (0, 1)), file(1, receives, (0, 1)))
-    text = errors(file(0, sends, (0, 1)), file(1, [*receives, message("receive", 0, 7, 3)], (0, 1)))["hang-message"]
-    assert "has not sent" in text
-    assert not errors(file(0, [*sends, message("send", 1, 7, 1, 1)], (0, 1)),
-                      file(1, [*receives, message("receive", 0, 7, 3)], (0, 1)))  # fmt: skip
-    unread = errors(file(0, [message("send", 1, 9, 4)], (0, 1)), file(1, [message("receive", 0, 7, 3)], (0, 1)))
-    assert "waits for a message with tag 7 instead" in " ".join(
-        each.text for each in said(file(0, [message("send", 1, 9, 4)], (0, 1)),
-                                   file(1, [message("receive", 0, 7, 3)], (0, 1)))
-    ) and unread  # fmt: skip
+def half(mine: int) -> dict[str, Any]:
+    """A communicator of the last two of four ranks, as one of them has it."""
+    return {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": mine}]}
 
 
-def test_a_circle() -> None:
-    files = [file(r, [message("send", (r + 1) % 3, 1, 5)], (0, 1, 2)) for r in range(3)]
-    assert errors(*files)["hang-circle"] == "ranks wait for each other: 0 for 1 for 2 for 0"
+FIVE, IN_SIX, FRAMES = good(5), [*good(5), call(SUM, 6, 41)], STACK[STACK.index('  File "train.py"') :]
+AWAY = (f"rank 2 has not called {SUM}, call 6, in which ranks 0-1,3 wait since 41 s: it is in user code since 94.5 s, "
+        f"after {SUM} (call 5)\n{FRAMES.rstrip()}")  # fmt: skip
+SENT, GOT = message("send", 1, 7, 9, 9), [message("receive", 0, 7, at, at - 1) for at in (9, 8, 7)]
+FLUSH, OLD_PUT = transfer(lib.UCCH_RMA_FLUSH, 103, 5), transfer(lib.UCCH_RMA_PUT, 102, 6, 5, own=1)
+LOST = transfer(lib.UCCH_RMA_PUT, 99, 5, 4, status=lib.UCCH_FAIL_TIMEOUT, bytes=8, tag=1)
+
+#: What happened -> files of the ranks, and every error with what it says.
+JOBS: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "nothing": (files(FIVE, FIVE, FIVE, FIVE), {}),
+    "another call": (
+        files(IN_SIX, IN_SIX, IN_SIX, [*FIVE, call(GATHER, 6, 11)]),
+        {"hang-differs": f"rank 3 called {GATHER} as call 6, where ranks 0-2 called {SUM}"},
+    ),
+    "a call left out": (
+        files(*([call(SUM, 1, 9, 8), *rest] for rest in (
+            [call(GATHER, 2, 7), call("barrier", 3, 6)], [call("barrier", 2, 7)],
+            [call(GATHER, 2, 7), call("barrier", 3, 6)],
+        ))),
+        {"hang-differs": "rank 1 called barrier as call 2, where ranks 0,2 called allgather float32[4]; "
+                         "it is what the others called next: it has left call 2 out, or is one call ahead"},
+    ),
+    **{
+        name: ([file(2, FIVE, stack=stack), *(file(rank, IN_SIX) for rank in (0, 1, 3))], {"hang-missing": AWAY})
+        for name, stack in (("user code", STACK), ("untitled stack", FRAMES))
+    },
+    "waits elsewhere": (
+        files(IN_SIX, IN_SIX, [*FIVE, message("receive", 1, 7, 12)], IN_SIX),
+        {"hang-message": "rank 2 waits since 12 s to receive up to 64 bytes from rank 1, tag 7, which rank 1 has",
+         "hang-missing": "it is in a receive of 64 bytes from rank 1, tag 7, since 12 s", "hang-circle": "2 for 1"},
+    ),
+    "another tag": (
+        files([message("send", 1, 8, 5, 5), call(SUM, 1, 4)], [message("receive", 0, 7, 5)]),
+        {"hang-message": "from rank 0, tag 7, which rank 0 has not sent; it has sent a message with tag 8 instead",
+         "hang-missing": "rank 1 has not called", "hang-circle": "0 for 1 for 0"},
+    ),
+    # Processes are told by their numbers and hosts; what is new, or done, is no finding.
+    "a flush": (
+        files([FLUSH, OLD_PUT, transfer(lib.UCCH_RMA_GET, 101, 0.1, own=1), transfer(lib.UCCH_RMA_FLUSH, 103, 4)],
+              [], [], [call(SUM, 1, 9, 8)], stack=STACK),
+        {"hang-transfer": "rank 0 waits since 5 s for a flush to process 103 of another host, which is rank 3: it is"},
+    ),
+    "a put": (
+        files([LOST], [], [], []),
+        {"hang-transfer": "rank 0 waits since 5 s for a put of 8 bytes with a notification to process 99 of another"},
+    ),
+    # Of receives with one tag some have got theirs.
+    "three of three": (files([SENT] * 3, GOT), {}),
+    "three of four": (files([SENT] * 3, [*GOT, message("receive", 0, 7, 3)]), {"hang-message": "has not sent"}),
+    "four of four": (files([SENT] * 3 + [message("send", 1, 7, 1, 1)], [*GOT, message("receive", 0, 7, 3)]), {}),
+    "unread": (
+        files([message("send", 1, 9, 4)], [message("receive", 0, 7, 3)]),
+        {"hang-message": "waits for a message with tag 7 instead", "hang-circle": "0 for 1 for 0"},
+    ),
+    "a circle": (
+        files(*([message("send", (r + 1) % 3, 1, 5)] for r in range(3))),
+        {"hang-circle": "ranks wait for each other: 0 for 1 for 2 for 0", "hang-message": "does not receive"},
+    ),
+    "a rank that died": (
+        [file(rank, [*FIVE, call(SUM, 6, 10)]) for rank in (0, 2, 3)], {"hang-dead": "rank 1 left no records"},
+    ),
+    "a sender that died": (
+        [file(0, [message("receive", 1, 1, 5)], (0, 1))],
+        {"hang-dead": "rank 1 left no records", "hang-message": "it has left no records"},
+    ),
+    "stuck": (
+        files(*([call(SUM, 1, 9 - rank)] for rank in range(4))),
+        {"hang-stuck": f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"},
+    ),
+    # The halves of a job: each has its calls, and its names for ranks.
+    "half of them": (
+        [file(2, [call(SUM, 1, 5, comm=2)], **half(0)), file(3, [call(GATHER, 1, 4, comm=2)], **half(1)),
+         file(0, []), file(1, [])],
+        {"hang-differs": f"call 1 of communicator 1.1 (ranks 2-3), where rank 2 called {SUM}"},
+    ),
+}  # fmt: skip
 
 
-def test_dead_ranks() -> None:
-    found = errors(*(file(rank, [*good(5), call(SUM, 6, 10)]) for rank in (0, 2, 3)))
-    assert found["hang-dead"].startswith("rank 1 left no records")
-    lonely = errors(file(0, [message("receive", 1, 1, 5)], (0, 1)))
-    assert "it has left no records" in lonely["hang-message"]
+@pytest.mark.parametrize("what", JOBS)
+def test_jobs(what: str) -> None:
+    given, wanted = JOBS[what]
+    found = errors(*given)
+    assert found.keys() == wanted.keys()
+    assert all(text in found[code] for code, text in wanted.items()), found
 
 
-def test_all_are_there_and_nothing_moves() -> None:
-    text = errors(*(file(rank, [call(SUM, 1, 9 - rank)]) for rank in range(4)))["hang-stuck"]
-    assert text == f"all ranks are in {SUM}, call 1, the last since 6 s, and none has its data"
-
-
-def test_other_communicators() -> None:
-    """The halves of a job: each has its calls, and its names for ranks."""
-    half = {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": 0}]}
-    other = {"lines": [{"comm": 2, "number": 1, "time": 1, "ranks": [2, 3], "mine": 1}]}
-    files = [file(2, [call(SUM, 1, 5, comm=2)], **half), file(3, [call(GATHER, 1, 4, comm=2)], **other)]
-    found = errors(*files, file(0, []), file(1, []))
-    assert list(found) == ["hang-differs"]
-    assert f"call 1 of communicator 1.1 (ranks 2-3), where rank 2 called {SUM}" in found["hang-differs"]
+@pytest.mark.parametrize("label, difference", [
+    ("allreduce float32[1023] SUM", "another count"), ("allreduce int32[1024] SUM", "another datatype"),
+    ("allreduce float32[1024] MAX", "another operation or root"), ("reduce float32[1024] SUM", "another collective"),
+    ("bcast int32[2] root=1", ""),
+])  # fmt: skip
+def test_one_thing_differs(label: str, difference: str) -> None:
+    text = errors(*files([call(SUM, 1, 3)], [call(label, 1, 3)]))["hang-differs"]
+    assert f"rank 1 called {label} as call 1, where rank 0 called {SUM}" in text
+    assert re.findall(r" \((.*)\)", text) == [difference] * bool(difference)
 
 
 def test_rings_that_have_gone_round() -> None:
@@ -281,14 +269,14 @@ def test_random_jobs() -> None:
         at = chance.randrange(1, 20)
         ends = {"another": "barrier", "nothing": ""}
         how = chance.choice(sorted(ends))
-        files = []
+        given = []
         for rank in range(size):
             ops = [call(label, i + 1, 50 - i, 49.5 - i) for i, label in enumerate(labels[:at])]
             label = ends[how] if rank == odd else labels[at]
             ops += [call(label, at + 1, 50 - at)] if label else []
-            files.append(file(rank, ops, range(size)))
-        chance.shuffle(files)
-        found = errors(*files)
+            given.append(file(rank, ops, range(size)))
+        chance.shuffle(given)
+        found = errors(*given)
         code = "hang-differs" if how == "another" else "hang-missing"
         assert list(found) == [code], seed
         assert re.match(rf"rank {odd} (called|has not called) .* call {at + 1},", found[code]), (seed, found)

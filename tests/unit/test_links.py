@@ -1,10 +1,14 @@
-"""With whom ranks of several hosts are connected beside the data."""
+"""Ranks of several hosts beside the data: with whom they are connected, and by which numbers tags of calls differ."""
 
 import random
+from itertools import combinations
 
 import pytest
 
+from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.links import neighbours, spokes
+from ucc_hetero.planner.collectives import ROWS
+from ucc_hetero.types import DTYPES, OPS
 
 
 def reached(hosts: list[int], lost: set[int]) -> set[int]:
@@ -35,3 +39,21 @@ def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -
         assert len(reached(hosts, set())) == len(hosts), hosts
         one = rng.randrange(len(hosts))
         assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)
+
+
+@pytest.mark.parametrize("names", [ROWS, DTYPES, OPS], ids=["collective", "datatype", "operation"])
+@pytest.mark.parametrize("call", ["{} float32[7] SUM root=2", "reduce {}[7] SUM root=2", "reduce float32[7] {} root=2"])
+def test_one_name_that_differs_is_enough(call: str, names: list[str]) -> None:
+    assert all(salt(call.format(one)) != salt(call.format(two)) for one, two in combinations(names, 2))
+
+
+def test_one_number_that_differs_is_enough() -> None:
+    for number in (1, 2, 1000, 1 << 20, 1 << 40):
+        for more in (*range(1, 1021), number):
+            assert salt(f"bcast int8[{number}] root=0") != salt(f"bcast int8[{number + more}] root=0")
+            assert salt(f"bcast int8[4] root={number}") != salt(f"bcast int8[4] root={number + more}")
+
+
+def test_salts_are_ten_bits_and_well_spread() -> None:
+    found = [salt(f"allgatherv float64[{n},{n * n},3]") for n in range(4000)]
+    assert max(found) < 1021 and len(set(found)) > 900

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import weakref
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,22 +34,6 @@ assert "mpi4py.MPI" in asked, asked
     assert job.returncode == 0, job.stderr
 
 
-def test_dropped_calls_are_seen_to_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread takes one out between the look at how many there are and the look at each."""
-
-    class Shared(deque[Any]):
-        def __len__(self) -> int:
-            return super().__len__() + 1
-
-    owner, other = SimpleNamespace, deque
-    for each in (owner, other):
-        monkeypatch.setitem(quarantine._until, each, Shared())
-        for _ in range(2):
-            quarantine.keep(each, bool, each)
-    assert quarantine.release(owner) in (2, 3)
-    assert [list(quarantine._until[each]) for each in (owner, other)] == [[(owner, bool)] * 2, [(other, bool)] * 2]
-
-
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
     """Also where that cannot be found out this time."""
 
@@ -79,6 +62,19 @@ def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
     assert quarantine.release(owner) == 0 and alive[0]() is None
 
 
+def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
+    """As for mpi4py: programs divide numbers of ranks."""
+    four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
+    assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
+    assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
+    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3  # type: ignore[arg-type]
+    for peer, tag in ((1.5, 0), (1, 0.5), ("1", 0), (float("inf"), 0), (float("nan"), 0)):
+        with pytest.raises(TypeError, match="rank 0 must be integers"):
+            Messages.check(four, "dest", peer, tag)
+    with pytest.raises(TypeError, match="is not an integer"):
+        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
+
+
 def test_plans_are_shown_while_other_threads_make_calls() -> None:
     used: dict[str, Any] = {}
 
@@ -100,19 +96,6 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
     )
     comm._run = run
     assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
-
-
-def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
-    """As for mpi4py: programs divide numbers of ranks."""
-    four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
-    assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
-    assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
-    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3  # type: ignore[arg-type]
-    for peer, tag in ((1.5, 0), (1, 0.5), ("1", 0), (float("inf"), 0), (float("nan"), 0)):
-        with pytest.raises(TypeError, match="rank 0 must be integers"):
-            Messages.check(four, "dest", peer, tag)
-    with pytest.raises(TypeError, match="is not an integer"):
-        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
 
 
 def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Futures of calls: what callbacks see, whoever publishes the result, and however late."""
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,23 +18,23 @@ from ucc_hetero.torch.futures import Future, InOrder
 from ucc_hetero.torch.work import Work
 
 
-class SlowWork:
-    """A call that has ended, whose result another thread is about to publish."""
-
-    devices = None
-
-    def __init__(self, error: Exception | None) -> None:
-        self.error, self.future, self.published = error, None, threading.Event()
-
-    def wait(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def publish(self, failure: Exception | None = None) -> None:
-        self.published.set()  # as if the completing thread had been first
+@pytest.fixture
+def thread() -> Iterator[InOrder]:
+    """The thread in which callbacks run."""
+    made = InOrder(1, "test")
+    yield made
+    made.stop(5)
 
 
-def test_failures_keep_their_type_on_devices() -> None:
+@pytest.fixture
+def future(thread: InOrder) -> Future:
+    """One whose result is 3."""
+    made = Future(lambda _level: thread)
+    made.set_result(3)
+    return made
+
+
+def test_failures_keep_their_type_on_devices(thread: InOrder) -> None:
     """A future of devices looks for tensors in its result as it gets it; C++ that does so later fails."""
     found = []
 
@@ -43,22 +44,22 @@ def test_failures_keep_their_type_on_devices() -> None:
             found.append(result)
             super().set_result(result)
 
-    future = OnDevice(lambda _level: InOrder(1, "test"))
+    future = OnDevice(lambda _level: thread)
     future._devices = [object()]
     future.set_exception(KeyError("mine"))
     assert found[0] == []
-    with pytest.raises(KeyError, match="mine"):
-        future.wait()
-    with pytest.raises(KeyError, match="mine"):
-        _extract_tensors(found[1])
+    for call in (future.wait, lambda: _extract_tensors(found[1])):
+        with pytest.raises(KeyError, match="mine"):
+            call()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), None])
-def test_callbacks_run_once_there_is_a_result(error: Exception | None) -> None:
+def test_callbacks_run_once_there_is_a_result(thread: InOrder, error: Exception | None) -> None:
     """The call had ended, the thread that publishes its result had not yet done so, and the callback asked for it."""
-    work, thread = SlowWork(error), InOrder(1, "test")
-    future = Future(lambda _level: thread, work)  # type: ignore[arg-type]
-    seen: list[Any] = []
+    published, seen = threading.Event(), list[Any]()
+    work: Any = SimpleNamespace(devices=None, error=error, future=None, wait=lambda: None)
+    work.publish = lambda failure=None: published.set()  # as if the completing thread had been first
+    future = Future(lambda _level: thread, work)
 
     def look(each: Future) -> None:
         try:
@@ -67,53 +68,32 @@ def test_callbacks_run_once_there_is_a_result(error: Exception | None) -> None:
             seen.append(str(failure))
 
     out = future.then(look)
-    assert work.published.wait(600)
+    assert published.wait(600)
     threading.Event().wait(0.05)  # a callback that does not wait for the result has most likely run by now
     assert not seen
-    if error is None:
-        future.set_result([1])
-    else:
-        future.set_exception(error)
+    future.set_result([1]) if error is None else future.set_exception(error)
     out.wait()
     assert seen == [[1] if error is None else "lost"]
-    thread.stop(5)
 
 
-def test_callbacks_of_a_stopped_thread_run_in_the_caller() -> None:
+def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: InOrder, future: Future) -> None:
     """One that was attached after its group had ended used to wait for ever."""
-    thread = InOrder(1, "test")
     thread.stop(5)
-    future = Future(lambda _level: thread)
-    future.set_result(3)
     out = future.then(lambda each: each.value() + 1)
     assert out.done() and out.value() == 4
 
 
-def test_a_callback_that_exits_ends_neither_the_thread_nor_the_wait() -> None:
-    thread = InOrder(1, "test")
-    future = Future(lambda _level: thread)
-    future.set_result(3)
-
-    def leave(_each: Any) -> None:
-        raise SystemExit(2)
-
-    with pytest.raises(RuntimeError, match="SystemExit"):
-        future.then(leave).wait()
-    assert future.then(lambda each: each.value()).wait() == 3
-    thread.stop(5)
-
-
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
-def test_what_a_callback_raises_that_nobody_waits_for_is_logged(
-    caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+def test_what_a_callback_raises(
+    thread: InOrder, future: Future, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
-    thread = InOrder(1, "test")
-    future = Future(lambda _level: thread)
-    future.set_result(3)
+    """It ends neither the thread nor the wait, and is logged where nobody waits for it."""
 
     def fails(_each: Any) -> None:
         raise kind("mine")
 
+    with pytest.raises(RuntimeError if kind is SystemExit else kind, match=f"{kind.__name__}|mine"):
+        future.then(fails).wait()
     future.add_done_callback(fails)
     assert future.then(lambda each: each.value()).wait() == 3, "those after it run"
     thread.stop(5)
@@ -158,11 +138,9 @@ def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None
     future = work.get_future()
     good = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
     assert good.get_future().wait() == []
-    for _ in range(2):
+    for each in (work, work, future):
         with pytest.raises(ValueError, match="no room"):
-            work.wait()
-    with pytest.raises(ValueError, match="no room"):
-        future.wait()
+            each.wait()
     assert not group.in_flight
     futures.stop()
 

@@ -1,17 +1,115 @@
 """Calls on a device's tensors: what is asked of streams and in which order, when messages are copied, by notes."""
 
+from __future__ import annotations
+
 import threading
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
-from torch_notes import Cuda, Remote, Stream, finished
 
 from ucc_hetero.calls.request import Request
-from ucc_hetero.torch import p2p_buffers, streams
+from ucc_hetero.native.libraries import ffi, lib
+from ucc_hetero.torch import streams
 from ucc_hetero.torch.experts import Event, Experts
+
+FIRST = torch.device("cuda", 0)
+
+
+class Stream:
+    """Stands for one of torch's, and for an event that was recorded in it; notes what is asked of it."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes, self.device, self.cuda_stream = name, notes, FIRST, id(self)
+
+    def wait_event(self, event: Any) -> None:
+        self.notes.append(f"{self.name} waits for an event of {event.name}")
+
+    def record_event(self) -> Stream:
+        self.record(self)
+        return self
+
+    def record(self, stream: Stream) -> None:
+        self.notes.append(f"event in {stream.name}")
+
+
+class Again:
+    """An event that is recorded again and again."""
+
+    name, passed = "", True
+
+    def record(self, stream: Stream) -> None:
+        self.name = stream.name
+
+    def query(self) -> bool:
+        return self.passed
+
+
+class Cuda:
+    """Stands for ``torch.cuda``, with one stream beside ``main``."""
+
+    Event = Again
+    capturing = False
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.main = self.current = Stream("main", self.notes)
+        self.here = threading.local()
+
+    def Stream(self, device: Any) -> Stream:
+        side = Stream("side", self.notes)
+        side.device = device
+        return side
+
+    def current_stream(self, device: Any = None) -> Stream:
+        return self.current
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    @contextmanager
+    def device(self, device: Any) -> Any:
+        before, self.here.device = getattr(self.here, "device", FIRST), device
+        yield
+        self.here.device = before  # in name only, until something is done there
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Any:
+        before, self.current = self.current, stream
+        with self.device(stream.device):
+            yield
+        self.current = before
+        if getattr(self.here, "device", FIRST) != stream.device:
+            self.notes.append(f"a context on {self.here.device}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    found = Cuda()
+    monkeypatch.setattr(streams.torch, "cuda", found)
+    monkeypatch.setattr(streams, "module", lambda device: found)  # also of tensors that are the host's
+    monkeypatch.setattr(streams, "raw_stream", lambda device: None)  # a torch for CUDA asks the driver
+    return found
+
+
+class Remote(torch.Tensor):
+    """Says that it is on a device."""
+
+    is_cpu, device = False, FIRST  # type: ignore[assignment]
+
+
+def finished() -> Request:
+    """A request of a call that has ended."""
+    message = ffi.gc(lib.ucch_message_new(), lib.ucch_message_free)
+    request = Request(lib.ucch_message_op(message), message, lambda state, status: None)
+    request._done = True
+    return request
 
 
 def test_calls_that_order_themselves_take_streams_in_turn(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,71 +145,17 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda, monkeypatch: pyte
     assert not cuda.notes
 
 
-def made(buffers: Any, key: Any, tensor: Any) -> Any:
-    """A new buffer, whose memory notes the streams that it is kept for."""
-    buffer = buffers.make(key, tensor)
-    buffer.tensor = buffer.tensor.as_subclass(Keeping)
-    buffer.tensor.kept_for = []
-    return buffer
-
-
-class Keeping(Remote):
-    """Notes the streams that it is kept for."""
-
-    kept_for: Any
-
-    def record_stream(self, stream: Any) -> None:
-        self.kept_for.append(stream)
-
-
-def test_buffers_of_messages_are_used_again_once_they_are_empty(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p2p_buffers, "_IDLE", 100)
-    monkeypatch.setattr(p2p_buffers, "_LEAST", 8)
-    buffers, tensor = p2p_buffers.P2pBuffers(torch.device("cuda", 0)), torch.arange(10.0).as_subclass(Remote)
-    first = made(buffers, "from", tensor)
-    ready = first.incoming(tensor, None)()
-    assert cuda.notes == [], "it is delivered in the stream that it was asked for in"
-    assert buffers._used == 0 and buffers.again("from") is None, "its message goes on"
-    first._copied.passed = False
-    first.over(again=True)
-    assert buffers.again("from") is None, "its copy has not been made yet"
-    second = made(buffers, "from", tensor)
-    second.over(again=True)
-    first._copied.passed = True
-    with cuda.stream(other := Stream("other", cuda.notes)):
-        ready.order()
-        assert cuda.notes == ["other waits for an event of main"]
-        cuda.notes.clear()
-        assert buffers.again("from") is first and buffers.again("from") is second
-        ready.order()
-    assert cuda.notes == [] and ready.query(), "who waited for the first message waits for no other"
-    first.incoming(tensor, None)()
-    assert first.tensor.kept_for == [cuda.main], "it is known to be used there"
-    with cuda.stream(other):
-        first.incoming(tensor, None)()
-    assert first.tensor.kept_for == [cuda.main, other]
-    # No more than so much is kept, of whatever kind, and nothing that is still to be copied from.
-    for n in (1, 10, 20, 5, 1):
-        made(buffers, n, torch.ones(n)).over(again=True)
-    assert {n: len(kept) for n, kept in buffers._kept.items()} == {5: 1, 1: 1}
-    for tag in range(100):  # a short one counts for more than its bytes
-        made(buffers, ("tag", tag), torch.ones(1)).over(again=True)
-    assert [*buffers._kept] == [("tag", tag) for tag in range(88, 100)] and buffers._idle == 96
-    assert buffers._used == second.nbytes
-    with torch.inference_mode():
-        third = made(buffers, "to", tensor)
-    third.fill(tensor)  # outside of it
-
-
 def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
     notes = cuda.notes
 
     class Kept(Remote):
+        name = "result"
+
         def record_stream(self, stream: Any) -> None:
-            notes.append(f"{names[id(self)]} is kept for {stream.name}")
+            notes.append(f"{self.name} is kept for {stream.name}")
 
     given, made = torch.empty(1).as_subclass(Kept), torch.empty(1).as_subclass(Kept)
-    names = {id(given): "argument", id(made): "result"}
+    given.name = "argument"
     experts = Experts.__new__(Experts)
     experts._sides = {}
 

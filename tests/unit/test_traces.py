@@ -47,16 +47,13 @@ def test_the_last_events_of_a_ring_in_order(count: int) -> None:
     assert found["seq"].tolist() == list(range(count))[-8:]
 
 
-def test_other_bytes_are_no_ring() -> None:
-    with pytest.raises(ValueError, match="ring"):
-        used(b"something else" * 1000)
-
-
-def test_a_line_that_was_cut_off_is_left_out() -> None:
+def test_what_was_cut_off_is_left_out() -> None:
     found = parse_part(['{"rank": 3, "job": "j"}\n', '{"clock": [1, 2, 3]}\n', '{"comm": 1, "num'], b"")
     assert (found.rank, found.clock, found.comms) == (3, [(1, 2, 3)], {})
     with pytest.raises(ValueError, match="names the rank of these events"):
         parse_part([], b"")
+    with pytest.raises(ValueError, match="ring"):
+        used(b"something else" * 1000)
 
 
 def test_phases_in_microseconds_on_lanes() -> None:

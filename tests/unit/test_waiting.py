@@ -1,39 +1,34 @@
-"""One wait during which progress is made."""
+"""Waits during which progress is made, and blocking calls in threads of their own, which have a limit."""
 
+import _thread
+import os
 import threading
 import time
 from itertools import count
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from ucc_hetero.bindings.handle import locked
-from ucc_hetero.native import waiting
+from ucc_hetero.native import aside, waiting
+from ucc_hetero.native.aside import Aside
 from ucc_hetero.native.waiting import progress_until
 
 
-def test_until_it_is_done() -> None:
-    turns = count()
-    assert progress_until(lambda: next(turns) == 5)
-    assert next(turns) == 6
+def gone() -> NoReturn:
+    raise RuntimeError("the peer is gone")
 
 
-def test_until_it_is_hopeless_or_time_is_up() -> None:
+def test_until_it_is_done_or_hopeless() -> None:
+    for how in ({}, {"hopeless": lambda: False}):
+        turns = count()
+        assert progress_until(lambda: next(turns) == 5, **how) and next(turns) == 6  # noqa: B023
     turns = count()
-    assert not progress_until(lambda: False, hopeless=lambda: next(turns) == 5)
-    assert next(turns) == 6
-    began = time.monotonic()
-    assert not progress_until(lambda: False, 0.02)
-    assert time.monotonic() - began >= 0.02
+    assert not progress_until(lambda: False, hopeless=lambda: next(turns) == 5) and next(turns) == 6
     assert progress_until(lambda: True, 0.02, lambda: True)
-
-
-def test_what_a_look_raises_is_passed_on() -> None:
-    def look() -> None:
-        raise RuntimeError("the peer is gone")
-
     with pytest.raises(RuntimeError, match="the peer is gone"):
-        progress_until(lambda: False, hopeless=look)
+        progress_until(lambda: False, hopeless=gone)
 
 
 def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,21 +48,54 @@ def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert looks == [10.0, 14.0, 18.0]
     looks.clear()
     assert not progress_until(asked, 5.0, hopeless, apart=4.0)
-    assert len(looks) == 2
+    assert len(looks) == 2 and seconds[0] == 24.0
 
 
 def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
     """As one that waits in a library for a peer which never comes."""
     taken, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        locked(lambda: (taken.set(), over.wait()))
-
-    thread = threading.Thread(target=hold)
-    thread.start()
+    holder = Aside(lambda: locked(lambda: (taken.set(), over.wait())))
+    taken.wait()
     try:
-        taken.wait()
         assert not progress_until(lambda: False, 0.01)
     finally:
         over.set()
-        thread.join()
+        assert holder.ended(600)
+
+
+def test_calls_aside() -> None:
+    thread = Aside(threading.get_ident)
+    assert thread.ended(600) and thread.ended() and thread.result() != threading.get_ident()
+    failed = Aside(gone)
+    assert failed.ended(600)
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        failed.result()
+    go = threading.Event()
+    late = Aside(go.wait)
+    assert not late.ended(0.01)
+    go.set()
+    assert late.ended(600) and late.result()
+
+
+def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a child of the process, which has none of its threads, starts one."""
+    first = Aside(threading.get_ident)
+    while not aside._idle:
+        os.sched_yield()
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, "start_new_thread", None)
+        again = Aside(threading.get_ident)
+        assert again.ended(600) and again.result() == first.result()
+    while not aside._idle:
+        os.sched_yield()
+    child = os.fork()
+    if not child:
+        os._exit(not Aside(threading.get_ident).ended(600))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one for whose first frame there is no memory; threading.Thread.start() never returns then."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
+    monkeypatch.setattr(aside, "_idle", [])
+    assert not Aside(time.time).ended(0.01)

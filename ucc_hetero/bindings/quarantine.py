@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from .handle import sweep
@@ -26,6 +27,20 @@ def keep(thing: object, until: Callable[[], object] | None = None, owner: object
         _for_ever.append(thing)
     else:
         _until.setdefault(owner, deque()).append((thing, until))
+
+
+@contextmanager
+def unless_over(thing: object) -> Iterator[None]:
+    """Keep what MPI writes to, where the wait for that ends by an exception: MPI goes on with it in later calls.
+
+    Args:
+        thing: Its memory.
+    """
+    try:
+        yield
+    except BaseException:
+        keep(thing)
+        raise
 
 
 def release(owner: object) -> int:

@@ -166,7 +166,7 @@ class Context(Handle):
         self.rank = exchange.rank if exchange else 0
         self.size = exchange.size if exchange else 1
         #: Native handle of the context, for the engine's wait loop.
-        self.native = lib.ucch_context_new(self.handle)
+        self.native = lib.ucch_context_new(self.handle, ffi.NULL)
 
     def progress(self) -> None:
         """Make one round of progress."""

@@ -160,7 +160,7 @@ class Worker:
         #: Worker address, which a peer needs to connect.
         self.address = bytes(ffi.buffer(address[0], length[0]))
         locked(lib.ucp_worker_release_address, self.handle, address[0])
-        lib.ucch_worker_use(self.handle, 1)
+        self._polled = lib.ucch_context_new(ffi.NULL, self.handle)
         #: The native sides of its messages, also of dropped ones.
         self._messages: WeakSet[Any] = WeakSet()
 
@@ -270,7 +270,7 @@ class Worker:
                 if not any(lib.ucch_message_held(message) for message in list(self._messages)):
                     break
                 lib.ucch_progress_once()
-            lib.ucch_worker_use(handle, -1)
+            lib.ucch_context_free(self._polled)
             locked(lib.ucp_worker_destroy, handle)
 
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from .. import log
+from ..bindings import quarantine
 from ..device import own_device
 from ..native.libraries import lib
 from ..native.waiting import progress_until
@@ -278,4 +279,6 @@ def _together(each: process.Job) -> int:
         come = progress_until(request.Test, hopeless=hopeless) or request.Test()
     except faults.EXCHANGE_ERRORS:
         come = False
+    if not come:  # MPI goes on with what is under way in later calls, and writes there
+        quarantine.keep((mine, worst))
     return worst[0] if come else _LOST

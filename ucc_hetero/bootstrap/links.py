@@ -92,7 +92,7 @@ class Links:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
         mine = spokes(hosts, self._rank)
         door = _door()
-        alive = frozenset(name for name, link in _links.items() if lib.ucch_link_up(link))
+        alive = frozenset(name for name, link in _links.items() if lib.ucch_link_ask(link) == lib.UCCH_THERE)
         self._offers: list[_Offer] = mpi.allgather(
             _Offer(nics.addresses(), door.port, door.secret, alive, os.urandom(_KEY))
         )
@@ -183,14 +183,18 @@ class Links:
             lib.ucch_circle_free(handle)
 
 
+def _any(processes: Iterable[str], fate: int) -> bool:
+    return any(lib.ucch_link_ask(_links[name]) >= fate for name in processes if name in _links)
+
+
 def lost(processes: Iterable[str]) -> bool:
     """True if one of these processes that this one is connected with has died, or its host is out of reach."""
-    return any(lib.ucch_link_lost(_links[name]) for name in processes if name in _links)
+    return _any(processes, lib.UCCH_DIED)
 
 
 def left(processes: Iterable[str]) -> bool:
     """True if one of these processes that this one is connected with has left, or was lost."""
-    return any(not lib.ucch_link_up(_links[name]) for name in processes if name in _links)
+    return _any(processes, lib.UCCH_LEFT)
 
 
 def stop() -> None:

@@ -143,6 +143,9 @@ class Job:
         self.process, self.name = process, name
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
+        #: Operations that had ended in endpoint errors when the contexts were made: of later ones connections may be
+        #: broken, and what libucc still receives for a failed task it may count for the next one.
+        self._errors = 0
         #: True if a communicator has come to use it.
         self.used = False
         self.facts = everyone
@@ -170,6 +173,7 @@ class Job:
         except BaseException:
             forsake(self)
             raise
+        self._errors = lib.ucch_endpoint_errors()
         self._share_cores()
         log.log("init").info(
             "job of %d ranks in %d islands; native context of %d ranks%s",
@@ -232,6 +236,10 @@ class Job:
         """True when all of these ranks took part in this job, with the fabrics that they have now."""
         theirs = (self.facts[self.index[f.process]] for f in everyone if f.process in self.index)
         return [f.fabric for f in theirs] == [f.fabric for f in everyone]
+
+    def sound(self) -> bool:
+        """True if new communicators may use its contexts, as far as this process knows."""
+        return not self.spoilt and lib.ucch_endpoint_errors() == self._errors
 
     def drop_spare(self, seconds: float, most: int = 0) -> None:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
@@ -308,7 +316,7 @@ def world_of(mpi: Any) -> Any:
 
 def offer() -> tuple[str, ...]:
     """Names of the jobs that new communicators may use, as far as this process knows, behind that of the next one."""
-    return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if not job.spoilt)
+    return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if job.sound())
 
 
 def spare() -> tuple[bytes, ...]:

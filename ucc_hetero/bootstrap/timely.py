@@ -105,7 +105,9 @@ class Timely:
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
         done = partial(self.named, request.Test)
-        if not progress_until(done, self._seconds, self._answer, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S):
+        with quarantine.unless_over(memory):
+            come = progress_until(done, self._seconds, self._answer, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+        if not come:
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"

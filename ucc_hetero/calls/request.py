@@ -559,24 +559,6 @@ def finished() -> Request:
     return request
 
 
-class Lasting(Request):
-    """Request of a call whose operation and memory stay at its end, so that it can be begun anew.
-
-    What is begun anew has a request of its own (:meth:`anew`): an earlier one that the caller still holds is done.
-    """
-
-    lasting = True
-    _call: _Call
-
-    def anew(self, timeout: float) -> Lasting:
-        """The request of the same call, begun anew just now."""
-        made = Lasting.__new__(Lasting)  # not by way of __init__, whose operation would be another call
-        call = made._call = self._call
-        made._op, made._keep, made._owner, made._timeout, made._done = call.op, call.keep, call.owner, timeout, False
-        under_way.add(call)
-        return made
-
-
 class Launched(Request):
     """A call that was left to a stream, which does not pass it before its end. It needs no ``Wait``.
 

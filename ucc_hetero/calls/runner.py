@@ -475,7 +475,7 @@ class Runner(State):
 
         One that has failed meanwhile is the libraries' still, as any that fails.
         """
-        if lib.ucch_program_active(program.handle):
+        if lib.ucch_peek(program.op) == 0:
             if not self.broken:
                 self.abandon(f"{label} was interrupted")
             quarantine.keep((program, keep))
@@ -584,7 +584,8 @@ class Runner(State):
             return False
         try:
             request = self.mpi.Iallreduce(mine, least, op=MPI.MIN)
-            over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
+            with quarantine.unless_over((mine, least)):
+                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
         except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False

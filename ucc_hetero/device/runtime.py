@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from ucc_hetero import env
@@ -36,28 +36,39 @@ class DeviceRuntime:
 
     def __init__(self, vendor: str, code: int, path: str) -> None:
         self.vendor, self.code, self.path = vendor, code, path
+        #: Its functions (cffi_build/gpu/ops.h); each returns 0, or a code for :meth:`check`.
+        self.ops = lib.ucch_device_ops(code)
 
     def __repr__(self) -> str:
         return f"<DeviceRuntime of {self.vendor} from {self.path}>"
 
-    def check(self, call: str, status: int) -> int:
-        """Return ``status``, or raise what the library said."""
-        if status < 0:
-            reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
-            raise DeviceError(f"{self.vendor} runtime ({self.path}): {call}: {reason}")
-        return status
+    def check(self, call: str, code: int) -> None:
+        """Raise what the library says of a code that is not 0."""
+        if code:
+            lib.ucch_device_check(self.code, code, call.encode())
+            raise self.failure()
 
-    def _int(self, call: str, function: Any, *args: Any) -> int:
+    def failure(self, call: str = "") -> DeviceError:
+        """The error for the reason that the engine has last noted in this thread."""
+        reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
+        return DeviceError(f"{self.vendor} runtime ({self.path}): {call}{reason}")
+
+    def _int(self, call: str, function: Any) -> int:
         out = ffi.new("int *")
-        self.check(call, function(self.code, *args, out))
+        self.check(call, function(out))
         return int(out[0])
+
+    def _handle(self, call: str, function: Any, *args: Any) -> int:
+        out = ffi.new("void **")
+        self.check(call, function(out, *args))
+        return int(ffi.cast("uintptr_t", out[0]))
 
     # --- devices ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def traits(self) -> int:
         """The runtime's traits, bit by bit (``UCCH_EAGER`` and those beside it, cffi_build/api/constants.h)."""
-        return self._int("traits", lib.ucch_device_traits)
+        return self._int("traits", self.ops.traits)
 
     @property
     def eager(self) -> bool:
@@ -86,7 +97,7 @@ class DeviceRuntime:
         Nor is it said where the runtime was told to take the device for another one.
         """
         text = ffi.new("char[]", 64)
-        self.check(f"target of device {device}", lib.ucch_device_target(self.code, device, text, 64))
+        self.check(f"target of device {device}", self.ops.target(device, text, 64))
         compiler = vendors.VENDORS[self.vendor].compiler
         if text[0] != b"\0" or compiler is None or any(name.startswith(compiler.override) for name in os.environ):
             return str(ffi.string(text).decode())
@@ -95,22 +106,22 @@ class DeviceRuntime:
 
     def version(self) -> str:
         """Version of the runtime or driver, such as ``12.8``."""
-        number = self._int("version", lib.ucch_device_version)
+        number = self._int("version", self.ops.version)
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def count(self) -> int:
         """How many devices this process may use."""
-        return self._int("count", lib.ucch_device_count)
+        return self._int("count", self.ops.count)
 
     def current(self) -> int | None:
         """The calling thread's device; None where it has not chosen one, which cannot always be told from the first."""
-        device = self._int("current device", lib.ucch_device_current)
+        device = self._int("current device", self.ops.current)
         return None if device < 0 else device
 
     def use(self, device: int) -> None:
         """Make ``device`` the calling thread's."""
         self._known(device)
-        self.check(f"device {device}", lib.ucch_device_use(self.code, device))
+        self.check(f"device {device}", self.ops.use(device))
 
     def _known(self, device: int) -> None:
         count = self.count()
@@ -121,7 +132,7 @@ class DeviceRuntime:
         """PCI address, as sysfs spells it: ``0000:3b:00.0``."""
         self._known(device)
         text = ffi.new("char[32]")
-        self.check(f"PCI address of device {device}", lib.ucch_device_bus(self.code, device, text, 32))
+        self.check(f"PCI address of device {device}", self.ops.bus(device, text, 32))
         return str(ffi.string(text).decode()).lower()
 
     # --- memory -------------------------------------------------------------------------------------------------------
@@ -130,7 +141,7 @@ class DeviceRuntime:
         """The runtime's answer about ``address``."""
         found = lib.ucch_device_pointer(self.code, address)
         if found < 0:
-            self.check(f"address {address:#x}", found)
+            raise self.failure(f"address {address:#x}: ")
         return Pointer(KINDS[found & 3], found >> 2)
 
     @cached_property
@@ -141,55 +152,47 @@ class DeviceRuntime:
     def room(self) -> int:
         """Bytes of the current device's memory that are free."""
         out = ffi.new("size_t *")
-        self.check("free memory", lib.ucch_device_room(self.code, out))
+        self.check("free memory", self.ops.room(out))
         return int(out[0])
 
     def alloc(self, nbytes: int, *, pinned: bool = False) -> Block:
         """Memory of the current device, or pinned host memory; freed by ``close``, never behind your back."""
-        out = ffi.new("void **")
         what = f"{nbytes} bytes of {'pinned' if pinned else 'device'} memory"
-        self.check(what, lib.ucch_device_alloc(self.code, out, nbytes, pinned))
-        return Block(self, int(ffi.cast("uintptr_t", out[0])), nbytes, pinned)
+        return Block(self, self._handle(what, self.ops.pinned if pinned else self.ops.alloc, nbytes), nbytes, pinned)
 
     def flag(self) -> int:
         """Address of a word, 0, that the host and streams see and that is kept: HIP's streams wait for no other."""
-        out = ffi.new("void **")
-        self.check("flag", lib.ucch_device_flag(self.code, out))
-        return int(ffi.cast("uintptr_t", out[0]))
+        return self._handle("flag", self.ops.flag)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int = 0) -> None:
         """Copy in ``stream``, between any two kinds of memory; done when the stream gets there."""
         to, of, at = (ffi.cast("void *", a) for a in (dst, src, stream))
-        self.check("copy", lib.ucch_device_copy(self.code, to, of, nbytes, at))
+        self.check("copy", self.ops.copy(to, of, nbytes, at))
 
     # --- streams and events -------------------------------------------------------------------------------------------
 
     def stream(self) -> Stream:
         """A stream of the current device, not ordered with its default stream."""
-        out = ffi.new("void **")
-        self.check("stream", lib.ucch_stream_new(self.code, out))
-        return Stream(self, int(ffi.cast("uintptr_t", out[0])))
+        return Stream(self, self._handle("stream", self.ops.stream_new))
 
     def event(self) -> Event:
         """An event, to be recorded."""
-        out = ffi.new("void **")
-        self.check("event", lib.ucch_event_new(self.code, out))
-        return Event(self, int(ffi.cast("uintptr_t", out[0])))
+        return Event(self, self._handle("event", self.ops.event_new))
 
     def wait_event(self, stream: int, event: Event) -> None:
         """Let what follows in ``stream`` wait for what came before the event."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", event.handle)
-        self.check("wait for an event", lib.ucch_stream_wait(self.code, at, what))
+        self.check("wait for an event", self.ops.stream_wait(at, what))
 
     def wait_value(self, stream: int, word: int, least: int) -> None:
         """Let what follows in ``stream`` wait until the 4 bytes at ``word`` have reached ``least``."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
-        self.check("wait for a value", lib.ucch_stream_hold(self.code, at, what, least))
+        self.check("wait for a value", self.ops.stream_hold(at, what, least))
 
     def write_value(self, stream: int, word: int, value: int) -> None:
         """Write 4 bytes when ``stream`` gets there."""
         at, what = ffi.cast("void *", stream), ffi.cast("void *", word)
-        self.check("write a value", lib.ucch_stream_write(self.code, at, what, value))
+        self.check("write a value", self.ops.stream_write(at, what, value))
 
 
 class _Handle(ABC):
@@ -221,10 +224,10 @@ class Stream(_Handle):
     def synchronize(self) -> None:
         """Wait on the host until the stream has done everything."""
         handle = ffi.cast("void *", self.handle)
-        self.runtime.check("synchronize", lib.ucch_stream_sync(self.runtime.code, handle))
+        self.runtime.check("synchronize", self.runtime.ops.stream_sync(handle))
 
     def _release(self, handle: Any) -> None:
-        self.runtime.check("stream", lib.ucch_stream_free(self.runtime.code, handle))
+        self.runtime.check("stream", self.runtime.ops.stream_free(handle))
 
 
 class Event(_Handle):
@@ -233,15 +236,14 @@ class Event(_Handle):
     def record(self, stream: int) -> None:
         """Mark the point that ``stream`` has reached when all work given to it so far is done."""
         event, at = ffi.cast("void *", self.handle), ffi.cast("void *", stream)
-        self.runtime.check("record", lib.ucch_event_record(self.runtime.code, event, at))
+        self.runtime.check("record", self.runtime.ops.event_record(event, at))
 
     def done(self) -> bool:
         """True when the stream has passed the point."""
-        event = ffi.cast("void *", self.handle)
-        return bool(self.runtime.check("event", lib.ucch_event_done(self.runtime.code, event)))
+        return bool(self.runtime._int("event", partial(self.runtime.ops.event_done, ffi.cast("void *", self.handle))))
 
     def _release(self, handle: Any) -> None:
-        self.runtime.check("event", lib.ucch_event_free(self.runtime.code, handle))
+        self.runtime.check("event", self.runtime.ops.event_free(handle))
 
 
 class Block(_Handle):
@@ -252,4 +254,5 @@ class Block(_Handle):
         self.nbytes, self.pinned = nbytes, pinned
 
     def _release(self, handle: Any) -> None:
-        self.runtime.check("free", lib.ucch_device_free(self.runtime.code, handle, self.pinned))
+        ops = self.runtime.ops
+        self.runtime.check("free", (ops.unpin if self.pinned else ops.release)(handle))

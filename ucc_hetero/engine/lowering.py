@@ -5,9 +5,8 @@ The program runs in C (``cffi_build/coll/program.c``); from start to completion 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -84,7 +83,9 @@ class Lowering:
         self.exchanged = False
         #: True if steps of our own compute on the host, or move data that overlaps.
         self.arithmetic = False
-        self.steps: list[tuple[Sequence[int], Callable[..., None], tuple[Any, ...]]] = []
+        #: Of each step the fields of its ``ucch_part``, and what these point to.
+        self.steps: list[dict[str, Any]] = []
+        self.kept: list[Any] = []
         #: The steps' entries in the timeline.
         self.notes: list[Note] = []
         #: The most bytes that one copy within overlapping memory moves.
@@ -99,10 +100,10 @@ class Lowering:
             self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
         at = self.at
         self.packed = self._packings(steps)
-        before = [self._add(self._copy("enter", local), [], self._local, local) for local in at.before]
+        before = [self._add(self._copy("enter", local), [], self._local(local)) for local in at.before]
         last = self._emit(before, steps)
         for local in at.after:
-            last = [self._add(self._copy("leave", local), last, self._local, local)]
+            last = [self._add(self._copy("leave", local), last, self._local(local))]
         return self._make(label)
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
@@ -135,11 +136,18 @@ class Lowering:
             holds = holds and not self.arithmetic and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
-    def _add(self, note: Note, after: Sequence[int], make: Callable[..., None], *args: Any) -> int:
-        """Take down a step that ``make(handle, number, *args)`` writes; returns its number."""
-        self.steps.append((after, make, args))
+    def _add(self, note: Note, after: Sequence[int], part: dict[str, Any]) -> int:
+        """Take down a step; returns its number."""
+        self.steps.append({**part, "ndeps": len(after), "deps": self._kept("int[]", after)})
         self.notes.append(note)
         return len(self.steps) - 1
+
+    def _kept(self, kind: str, values: Sequence[int]) -> Any:
+        """An array of C's that lives as long as the program; NULL without values."""
+        if not values:
+            return ffi.NULL
+        self.kept.append(ffi.new(kind, list(values)))
+        return self.kept[-1]
 
     def _copy(self, kind: str, local: Local, fragment: int = -1, stage: int = -1) -> Note:
         return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
@@ -152,21 +160,19 @@ class Lowering:
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
         if self.teams.far:
             lib.ucch_program_salt(handle, salt(label))
-        program = Program(handle, self.plan, (self.teams, self.board, self.channels), spare)
+        program = Program(handle, self.plan, (self.teams, self.board, self.channels, self.kept), spare)
         if self.what.memory is not None:
-            self._check(lib.ucch_program_device(handle))
-            for base in (lib.UCCH_SEND, lib.UCCH_RECV, lib.UCCH_TMP):
-                self._check(lib.ucch_program_memory(handle, base, self.what.memory))
+            self._check(lib.ucch_program_device(handle, self.what.memory))
         if record.recorder is not None:
             record.recorder.describe(handle, label, self.plan, self.board.number, self.notes)
-        for i, (after, make, args) in enumerate(self.steps):
-            make(handle, i, *args)
-            if after:
-                self._check(lib.ucch_program_after(handle, i, len(after), ffi.new("int[]", list(after))))
+        stages: dict[tuple[int, int], int] = {}
+        for i, (part, note) in enumerate(zip(self.steps, self.notes, strict=True)):
+            part["stage"] = stages.setdefault((note.fragment, note.stage), len(stages))
+            self._check(lib.ucch_program_step(handle, i, [part]))
         self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
         program.execution = self._execution()
         if self.channels is not None:
-            queue(self.channels, handle, self.rank, self.notes, self.at, self.bounce, self.in_graph)
+            queue(self.channels, handle, self.notes, self.at, self.bounce, self.in_graph)
         return program
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
@@ -181,32 +187,28 @@ class Lowering:
                 earlier += whole.get(fragment - most, ())
             packed = self.packed.get(position, [])
             ready = [
-                self._add(self._copy("pack", local, fragment, stage), earlier, self._local, local) for local in packed
+                self._add(self._copy("pack", local, fragment, stage), earlier, self._local(local)) for local in packed
             ]
             made = [*ready]
             if step.kind == "message":
                 ordinals[step.ranks] = ordinals.get(step.ranks, -1) + 1
-            make = self._step(step, member, packed, ordinals.get(step.ranks, 0))
-            if make is not None:
+            part = self._step(step, member, packed, ordinals.get(step.ranks, 0))
+            if part is not None:
                 note = Note(step.link, step.kind, fragment, stage, step.ranks, self._nbytes(step, member))
-                made.append(self._add(note, [*earlier, *ready], make))
+                made.append(self._add(note, [*earlier, *ready], part))
             stages.setdefault((fragment, stage), []).extend(made)
             whole.setdefault(fragment, []).extend(made)
         return list(range(len(self.steps)))
 
-    def _step(
-        self, step: Step, member: int, packed: Sequence[Local], ordinal: int
-    ) -> Callable[[Any, int], None] | None:
-        """Writer of one step of the plan; None for a collective of one rank, which moves nothing."""
+    def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any] | None:
+        """One step of the plan; None for a collective of one rank, which moves nothing."""
         if step.link == "local":
-            return partial(self._local_step, step=step)
+            return self._local_step(step)
         if step.kind == "message":
-            return partial(self._message, step=step, member=member, ordinal=ordinal)
+            return self._message(step, member, ordinal)
         if self.exchanged:
-            return partial(self._exchange, step=step, member=member, packed=packed)
-        if len(step.ranks) > 1:
-            return partial(self._coll, step=step, member=member, packed=packed)
-        return None
+            return self._exchange(step, member, packed)
+        return self._coll(step, member, packed) if len(step.ranks) > 1 else None
 
     def _nbytes(self, step: Step, member: int) -> int:
         """The larger side of a member's part in a step, or 0 where no trace is recorded."""
@@ -215,16 +217,17 @@ class Lowering:
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
         return max(sides) * self.at.itemsize
 
-    def _local(self, handle: Any, i: int, local: Local) -> None:
+    def _local(self, local: Local) -> dict[str, Any]:
         kind, code, to, src, dst, n, by = local
         overlaps = src.base == dst.base and abs(src.offset - dst.offset) < n * self.at.itemsize
         self.arithmetic |= overlaps if kind == lib.UCCH_COPY else not self._kernel(kind, 0, code, to)
         if overlaps and kind == lib.UCCH_COPY:
             self.bounce = max(self.bounce, n * self.at.itemsize)
         spans = (src.base, src.offset, n), (dst.base, dst.offset, n)
-        self._check(lib.ucch_program_local(handle, i, kind, 0, code, to, *spans, by))
+        how = {"kind": lib.UCCH_STEP_LOCAL + kind, "dtype": code, "to": to, "factor": by}
+        return {**how, "src": spans[0], "dst": spans[1]}
 
-    def _local_step(self, handle: Any, i: int, step: Step) -> None:
+    def _local_step(self, step: Step) -> dict[str, Any]:
         src, dst = step.src[0], step.dst[0]
         assert isinstance(src, Region) and isinstance(dst, Region)
         kind = lib.UCCH_COPY if step.kind == "copy" else lib.UCCH_COMBINE
@@ -232,13 +235,14 @@ class Lowering:
         spans = self.at.span(src), self.at.span(dst)
         if spans[0][0] == spans[1][0] and abs(spans[0][1] - spans[1][1]) < src.count * self.at.itemsize:
             self.bounce = max(self.bounce, src.count * self.at.itemsize)
-        self._check(lib.ucch_program_local(handle, i, kind, self.what.op, self.at.code, 0, *spans, 0.0))
+        how = {"kind": lib.UCCH_STEP_LOCAL + kind, "op": self.what.op, "dtype": self.at.code}
+        return {**how, "src": spans[0], "dst": spans[1]}
 
     def _kernel(self, kind: int, op: int, code: int, to: int) -> bool:
         """True if the device does such a step itself."""
         return self.what.memory is not None and kernels.ready(kind, op, code, to)
 
-    def _message(self, handle: Any, i: int, step: Step, member: int, ordinal: int) -> None:
+    def _message(self, step: Step, member: int, ordinal: int) -> dict[str, Any]:
         sender, receiver = step.ranks
         tag = self.tag | sender << 31 | ordinal
         region = step.src[0] if member == 0 else step.dst[1]
@@ -249,9 +253,11 @@ class Lowering:
         if member == 0:
             peer = self.teams.members[receiver]
             endpoint = job.process.endpoint(job.facts[peer], job.rank, peer)
-            self._check(lib.ucch_program_send(handle, i, endpoint.handle, tag, span))
-        else:
-            self._check(lib.ucch_program_recv(handle, i, job.process.worker.handle, tag, span))
+            return {
+                "kind": lib.UCCH_STEP_SEND, "ep": endpoint.handle, "tag": tag, "src": span, "peer": receiver
+            }  # fmt: skip
+        worker = job.process.worker.handle
+        return {"kind": lib.UCCH_STEP_RECV, "worker": worker, "tag": tag, "dst": span, "peer": sender}
 
     def _by_parcels(self, steps: Sequence[tuple[int, int, int, Step]]) -> bool:
         """True if the arrival board carries all of the call (base/parcel.c). Alike on all ranks."""
@@ -269,24 +275,25 @@ class Lowering:
         """Bytes that each reader takes of every rank."""
         return 0 if kind == "barrier" else self.what.call.counts[0] * self.at.itemsize
 
-    def _exchange(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
+    def _exchange(self, step: Step, member: int, packed: Sequence[Local]) -> dict[str, Any]:
         (src, dst), kind, all_alike = (step.src[member], step.dst[member]), KINDS[step.kind], step.kind == "barrier"
         given = self._source(regions(src), packed) if step.kind == "reduce_scatter" else self._side(src)
         base, offset, count = given
         writes, reads, nbytes = all_alike or src is not None, all_alike or dst is not None, self._parcel(step.kind)
         whom = step.root if kind.rooted and kind.src[1] == "none" else lib.UCCH_ALL_PEERS
         at = member * nbytes if "each" in kind.src else 0
-        how = writes, whom if reads else lib.UCCH_NOBODY, kind.reduces, self.what.op, self.at.code, at, nbytes
-        spans = (base, offset, count * self.at.itemsize if writes else 0), self._side(dst)
-        self._check(lib.ucch_program_exchange(handle, i, *how, *spans))
+        span = base, offset, count * self.at.itemsize if writes else 0
+        how = {"writes": writes, "from": whom if reads else lib.UCCH_NOBODY, "combines": kind.reduces, "at": at}
+        what = {"kind": lib.UCCH_STEP_EXCHANGE, "op": self.what.op, "dtype": self.at.code, "bytes": nbytes}
+        return {**what, **how, "src": span, "dst": self._side(dst)}
 
-    def _coll(self, handle: Any, i: int, step: Step, member: int, packed: Sequence[Local]) -> None:
+    def _coll(self, step: Step, member: int, packed: Sequence[Local]) -> dict[str, Any]:
         src, dst = step.src[member], step.dst[member]
         kind = KINDS[step.kind]
         coll = kind.ucc if self.at.equal(step) else kind.ucc_v
         uneven = coll == kind.ucc_v and bool(kind.each)
         in_place = self._in_place(step, member) and not packed
-        tables: list[tuple[int, list[int], list[int]]] = []
+        tables: list[Any] = [ffi.NULL] * 4
         spans = self._side(src), self._side(dst)
         if step.kind == "bcast":
             spans = self._side(src if member == step.root else dst), self.at.span(None)
@@ -296,16 +303,19 @@ class Lowering:
             whole = self._source(regions(src), packed)
             spans = whole, whole if in_place else spans[1]
             if uneven:
-                tables.append((1, counts, list(accumulate(counts, initial=0))[:-1]))
+                tables[2:] = self._tables(counts, list(accumulate(counts, initial=0))[:-1])
         elif uneven:
-            tables += [(side, *self.at.table(o)) for side, o in ((0, src), (1, dst)) if is_each(o)]
+            for side, operand in ((0, src), (2, dst)):
+                if is_each(operand):
+                    tables[side : side + 2] = self._tables(*self.at.table(operand))
         flags = (CollFlag.IN_PLACE if in_place else 0) | (_WIDE if uneven else 0)
         team = self.teams.get(step.ranks, step.link)
-        how = coll, self.what.op, flags, max(step.root, 0), self.at.code
-        self._check(lib.ucch_program_coll(handle, i, team.native, *how, *spans))
-        for side, counts, displs in tables:
-            args = len(counts), ffi.new("uint64_t[]", counts), ffi.new("uint64_t[]", displs)
-            self._check(lib.ucch_program_counts(handle, i, side, *args))
+        what = {"kind": lib.UCCH_STEP_COLL, "op": self.what.op, "dtype": self.at.code, "src": spans[0], "dst": spans[1]}
+        how = {"team": team.native, "coll": coll, "flags": flags, "root": max(step.root, 0), "tables": tables}
+        return {**what, **how}
+
+    def _tables(self, counts: Sequence[int], displs: Sequence[int]) -> list[Any]:
+        return [self._kept("uint64_t[]", counts), self._kept("uint64_t[]", displs)]
 
     def _source(self, each: Sequence[Region], packed: Sequence[Local]) -> tuple[int, int, int]:
         """The span of a reduce_scatter's whole source, where it was packed or where it lies."""

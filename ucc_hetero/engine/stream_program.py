@@ -58,20 +58,13 @@ def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
     return _computes(steps, at, channels.computes)
 
 
-def queue(
-    channels: Channels, program: Any, rank: int, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool
-) -> None:
+def queue(channels: Channels, program: Any, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool) -> None:
     """Let a native program be queued whole, ``in_graph`` where streams are captured. ``notes`` of its steps.
 
     ``bounce``: bytes of the longest copy within overlapping memory; it makes a stop in scratch.
     """
     end = -(-at.tmp_bytes // 64) * 64
     _check(lib.ucch_program_tmp(program, end + bounce))
-    stages: dict[tuple[int, int], int] = {}
-    for i, note in enumerate(notes):
-        stage = stages.setdefault((note.fragment, note.stage), len(stages))
-        peers = [r for r in note.ranks if r != rank]
-        _check(lib.ucch_program_stage(program, i, stage, peers[0] if note.kind == "message" else -1))
     combines = any(note.kind == "combine" for note in notes)
     key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
     kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which take it in graphs

@@ -21,7 +21,7 @@ from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import Kinds
-from ..calls.request import SLICE, Lasting, Request, kept_by, run_poll_hooks, set_status, wait_op
+from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
 from ..calls.state import LOST, State, recorded
 from ..device import no_runtime, pointer_vendor, uncaptured
 from ..errors import (
@@ -56,7 +56,7 @@ _DEPTH = 64
 #: sent. The second is of those that libucp could move itself to another host: by TCP it does with 1.6 GB/s each way, of
 #: 64 MiB between two H200s, and wires with 11.
 _LEAST, _FAR = 64 << 10, 512 << 10
-_ANY_TAG = lib.UCCH_ANY_TAG
+_ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LETTER_COMES
 _post = lib.ucch_letter_post
 
 #: The buffer of a message to or from MPI.PROC_NULL.
@@ -307,44 +307,32 @@ class Messages:
         return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
 
     @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, taken: bool = ...) -> Transfer: ...
+    def incoming(self, buf: Any, source: int, tag: int) -> Transfer: ...
 
     @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any, taken: bool = ...) -> Moved: ...
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> Moved: ...
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None, taken: bool = False) -> Moved:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there. ``taken``: what
-        comes is left to :meth:`take`."""
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Moved:
+        """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
         if at is not None and self.by_lane(source):
             return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
-        bounce = self.arrays.bounced(target, source, in_stream=taken or stream is not None)
+        bounce = self.arrays.bounced(target, source, in_stream=stream is not None)
         # What is long comes by a lane into its place, unless it is from memory of the sender's host, which is rare.
         pinned = self.lanes == ffi.NULL or target.nbytes < _LEAST or source == self.rank
         transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
         self._in_place(transfer)
-        transfer.by_stream = taken and bounce is not None and source >= 0 and self.lanes == ffi.NULL
         return transfer
-
-    @staticmethod
-    def take(request: Request, stream: int) -> bool:
-        """Let a stream wait for a message that comes by way of the host, and copy it to its place.
-
-        False where the host goes on receiving it: as for any message, the request is waited for.
-        """
-        transfer: Any = kept_by(request)
-        into, place = ffi.cast("void *", stream), ffi.cast("void *", transfer.original.ptr)
-        return bool(transfer.by_stream and lib.ucch_message_deliver(transfer.handle, place, into) == 1)
 
     def begin(self, transfer: Moved, timeout: float) -> None:
         """Start a transfer; ``timeout`` seconds from now, 0 for none."""
         if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
         if isinstance(transfer, Letter):
-            self.post(transfer, timeout)
+            self._insist(transfer, timeout, self._give(transfer, timeout))
             return
         if transfer.begin is None or transfer.begins is not transfer.buffer:
             self._watch(transfer)
@@ -355,11 +343,24 @@ class Messages:
                 raise self._not_begun(transfer)
         transfer.begin(timeout)
 
-    def post(self, letter: Letter, timeout: float) -> None:
-        """Give the streams of a lane a message that :meth:`by_lane` is true for; it has ``timeout`` seconds from now,
-        0 for no limit."""
+    def hand(self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool) -> Letter:
+        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device, without a time
+        limit. Everything else has been looked at, as few functions as possible are called here, and most messages are
+        short."""
+        if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
+            self.usable()
+        how = _COMES if comes else 0
+        letter = Letter(how, address, nbytes, peer, tag, stream, keep)
+        slot = self._slots.get(peer, self.size)
+        status = _post(self._lanes, letter.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
+        if status:
+            self._insist(letter, 0.0, status)
+        return letter
+
+    def _insist(self, letter: Letter, timeout: float, status: int) -> None:
+        """Give a lane its message as soon as it has room for that, after a first try with this ``status``."""
         until = 0.0
-        while status := self._give(letter, timeout):
+        while status:
             if status != lib.UCCH_LATER:
                 raise self._not_posted(letter, status)
             until = until or time.monotonic() + (self.timeout or math.inf)
@@ -367,6 +368,7 @@ class Messages:
                 raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
             run_poll_hooks()
+            status = self._give(letter, timeout)
 
     def _give(self, letter: Letter, timeout: float) -> int:
         peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream
@@ -472,49 +474,19 @@ class Messages:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Moved, *, lasting: bool = False) -> Request:
-        """Start a transfer that goes on in the background; one of ``lasting`` memory may be begun :meth:`again`."""
+    def start(self, transfer: Moved) -> Request:
+        """Start a transfer that goes on in the background."""
         if isinstance(transfer, Letter) and transfer.what != "receive":
             transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)
-        return self.request(transfer, lasting=lasting)
+        return self.request(transfer)
 
-    def request(self, transfer: Moved, *, lasting: bool = False) -> Request:
+    def request(self, transfer: Moved) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
         if not isinstance(transfer, Letter):  # the engine has seen to those
             lib.ucch_progress_thread(1)
-        end, cancel, kind = (
-            partial(self._end_started, transfer),
-            self._cancel(transfer),
-            Lasting if lasting else Request,
-        )
-        return kind(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.state)
-
-    def again(self, request: Lasting, stream: int | None) -> Request | None:
-        """Start a transfer anew that has ended well, with what its memory holds once ``stream`` gets there.
-
-        None where it may not, as it would now take another way, or a stream still brings what came the last time: such
-        a message has to be made anew.
-        """
-        self.usable()
-        transfer: Any = kept_by(request)
-        if (transfer.by_stream or self.paths.lazy_loading) and not self._as_before(transfer):
-            return None
-        if stream is not None:
-            transfer.fetch(stream)
-        self.begin(transfer, 0)
-        lib.ucch_progress_thread(1)
-        return request.anew(self.timeout)
-
-    def _as_before(self, transfer: Transfer) -> bool:
-        if transfer.original.vendor == "host":
-            return True
-        by_host = self.paths.wanted(transfer.peer, transfer.original.nbytes, in_stream=True)
-        sends = transfer.what != "receive"
-        by_lane = sends and self._offered(transfer.original, transfer.peer, by_host=by_host)
-        if (by_host or by_lane) != (transfer.offered or transfer.bounce is not None):
-            return False
-        return not (transfer.by_stream and lib.ucch_message_held(transfer.handle))
+        end, cancel = partial(self._end, transfer), self._cancel(transfer)
+        return Request(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.state)
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
         """A transfer that can be started many times, with what the buffer then holds."""
@@ -530,7 +502,7 @@ class Messages:
             lib.ucch_progress_thread(1)
             return 0
 
-        end, cancel = partial(self._end_started, transfer), self._cancel(transfer)
+        end, cancel = partial(self._end, transfer), self._cancel(transfer)
         return PersistentRequest(
             transfer.op, transfer, start, end, timeout=self.timeout, cancel=cancel, owner=self.state
         )
@@ -546,11 +518,6 @@ class Messages:
         if transfer.what == "receive":
             transfer.cancel()
         if transfer.held():
-            _held.append(transfer)
-
-    def _end_started(self, transfer: Moved, state: int, status: Any) -> None:
-        self._end(transfer, state, status)
-        if transfer.by_stream and transfer.held():
             _held.append(transfer)
 
     def _end(self, transfer: Moved, state: int, status: Any) -> None:

@@ -41,7 +41,7 @@ class Transfer:
     """One message: its native side, the memory that it uses, and what to say of it."""
 
     __slots__ = (
-        "begin", "begins", "bounce", "buffer", "by_stream", "handle", "lanes", "offered", "op", "original", "peer",
+        "begin", "begins", "bounce", "buffer", "handle", "lanes", "offered", "op", "original", "peer",
         "pinned", "stream", "sync", "tag", "what",
     )  # fmt: skip
 
@@ -73,8 +73,6 @@ class Transfer:
         self.sync = False
         #: A send by a lane, which libucp only matches; and the lanes of its communicator, which it may keep.
         self.offered, self.lanes = False, None
-        #: A receive that a stream copies to its place, if one waits for it.
-        self.by_stream = False
 
     def _staged(self) -> Buffer:
         if self.bounce is None:
@@ -107,17 +105,11 @@ class Transfer:
         if self.bounce is not None or self.original.layout is not None:
             self.buffer = self._staged()
 
-    def fetch(self, stream: int) -> None:
-        """Take the caller's data anew into the memory that is there, when a stream gets there."""
-        self.stream = stream
-        if self.bounce is not None:
-            self.bounce.down(self.original, self.buffer, stream)
-
     def spread(self) -> None:
         """Bring what was received to the caller's memory."""
         if self.bounce is None:
             unpack(self.buffer, self.original)
-        elif not lib.ucch_message_delivered(self.handle):
+        elif not lib.ucch_message_by_lane(self.handle):
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:
@@ -135,7 +127,7 @@ class Letter:
 
     __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
 
-    bounce, by_stream, moved = None, False, False
+    bounce, moved = None, False
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
         """``how`` is of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""

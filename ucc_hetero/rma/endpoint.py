@@ -13,7 +13,7 @@ from ..docstrings import forms
 from ..errors import PeerError
 from ..native.libraries import ffi, lib, owned, piece
 from .region import Core, Region, Sided
-from .request import ENDED, Request, failure, stream_argument
+from .request import ENDED, Request, begin, failure
 from .wire_format import Address, Descriptor
 
 #: Counts of a peer, and the engine's numbers of them.
@@ -123,11 +123,9 @@ class Endpoint(Sided):
             return {"put": f"direct: libucp writes{more}", "get": f"direct: libucp reads{more}", "peer": where}
         if local.memory == target.memory and lib.ucch_target_opened(target.native):
             return {"put": "direct: our device writes", "get": "direct: our device reads", "peer": where}
-        wires = lib.ucch_peer_wires(self.native)
-        staged = "staged: through pinned memory of both sides, by libucp"
-        if lib.ucch_peer_shares(self.native):
-            staged = "staged: through pinned memory that both processes see"
-        elif wires:
+        staged = "staged: through pinned memory that both processes see"
+        if not self.near:
+            wires = lib.ucch_peer_wires(self.native)
             staged = f"staged: through pinned memory of both sides, by {wires} wires"
         found = {"put": staged, "get": f"{staged}, pushed by the owner", "peer": where}
         return found | ({"not direct": target.lack} if local.memory == target.memory != "host" else {})
@@ -156,8 +154,7 @@ class Endpoint(Sided):
         native = lib.ucch_target_new(self.native, found.region, found.base, found.nbytes, found.memory != "host")
         target = Target(self, found, native)
         try:
-            asks = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_OPEN)
-            lib.ucch_transfer_opens(asks, found.region, found.nbytes)
+            asks = {"what": lib.UCCH_RMA_OPEN, "region": found.region, "bytes": found.nbytes}
             self._start(asks, "the question for a region", None, None, timeout).Wait()
             if found.memory != "host":
                 target.lack = self._borrow(found, native)
@@ -265,7 +262,7 @@ class Endpoint(Sided):
             PeerError: If the endpoint is closed or, from the request, if the peer has ended.
             CollectiveTimeout: From the request, at the deadline.
         """
-        return self._start(lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH), "flush", None, None, timeout)
+        return self._start({"what": lib.UCCH_RMA_FLUSH}, "flush", None, None, timeout)
 
     def notify(
         self, data: bytes = b"", *, counter: int | None = None, stream: Any = None, timeout: float | None = None
@@ -286,9 +283,8 @@ class Endpoint(Sided):
             PeerError: If the endpoint is closed or, from the request, if the peer has ended.
             CollectiveTimeout: From the request, at the deadline.
         """
-        native = lib.ucch_transfer_new(self.native, lib.UCCH_RMA_FLUSH)
-        keep = self._tell(native, data, counter)
-        return self._start(native, "notification", keep, stream, timeout)
+        order = {"what": lib.UCCH_RMA_FLUSH, **_told(data, counter)}
+        return self._start(order, "notification", order, stream, timeout)
 
     def close(self, timeout: float = 5.0) -> None:
         """End the connection once all data is there; transfers that are still under way then fail.
@@ -338,9 +334,10 @@ class Endpoint(Sided):
         if local.worker is not self.worker:
             raise ValueError("local: it is a region of another worker than this endpoint's")
         fitting = _lists(local.nbytes, target.nbytes, mine, theirs, lengths)
-        native = self._listed(what, local, target, fitting)
-        told = self._tell(native, notify, counter) if notify is not None or counter is not None else None
-        return self._start(native, _NAMES[what], (local, target, fitting, told), stream, timeout)
+        order = self._listed(what, local, target, fitting)
+        if notify is not None or counter is not None:
+            order |= _told(notify, counter)
+        return self._start(order, _NAMES[what], (local, target, fitting, order), stream, timeout)
 
     def put_rows(
         self,
@@ -353,43 +350,35 @@ class Endpoint(Sided):
         timeout: float | None,
     ) -> Request:
         """Put lists of uint64 that are known to fit, as those of pages are; ``rows`` as :meth:`Conversion.native`."""
-        native = self._listed(_PUT, local, target, lists)
+        order = self._listed(_PUT, local, target, lists) | _told(None, counter)
         if rows is not None:
-            lib.ucch_transfer_converts(native, rows)
-        told = self._tell(native, None, counter)
-        return self._start(native, "pages", (local, target, lists, told), stream, timeout)
+            order["rows"] = rows
+        return self._start(order, "pages", (local, target, lists, order), stream, timeout)
 
-    def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> Any:
+    def _listed(self, what: int, local: Region, target: Target, lists: tuple[Array, Array, Array]) -> dict[str, Any]:
         try:
             sides = local.native, target.native
         except ValueError:
             _ = self.native  # PeerError: an endpoint closes its targets, be it when a peer's end is heard of
             raise
-        places = [ffi.from_buffer("uint64_t *", each) for each in lists]
-        native = lib.ucch_transfer_new(self.native, what)
-        lib.ucch_transfer_lists(native, *sides, len(lists[0]), *places)
-        return native
+        mine, theirs, lengths = (ffi.from_buffer("uint64_t *", each) for each in lists)
+        places = {"n": len(lists[0]), "mine": mine, "theirs": theirs, "lengths": lengths}
+        return {"what": what, "local": sides[0], "target": sides[1], **places}
 
-    def _tell(self, native: Any, data: bytes | None, counter: int | None) -> object:
-        data = b"" if data is None else data
-        if len(data) > lib.UCCH_RMA_NOTICE:
-            lib.ucch_transfer_free(native)
-            raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
-        if counter is not None and not 0 <= counter < 1 << 31:
-            lib.ucch_transfer_free(native)
-            raise ValueError(f"counter: {counter} is not the number of a counter")
-        keep = ffi.from_buffer(data)
-        lib.ucch_transfer_notifies(native, keep, len(data), -1 if counter is None else counter)
-        return keep
-
-    def _start(self, native: Any, what: str, keep: object, stream: Any, timeout: float | None) -> Request:
-        native = owned(native, lib.ucch_transfer_free)
-        request = Request(native, lib.ucch_transfer_op(native), what, keep)
+    def _start(self, order: dict[str, Any], what: str, keep: object, stream: Any, timeout: float | None) -> Request:
         seconds = self.worker.timeout if timeout is None else timeout
-        status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
-        if status < 0:
-            raise failure(what, status)
-        return request
+        return begin(self.worker, self.native, order, what, keep, stream, seconds)
+
+
+def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
+    """What an order has of a notification."""
+    data = b"" if data is None else data
+    if len(data) > lib.UCCH_RMA_NOTICE:
+        raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
+    if counter is not None and not 0 <= counter < 1 << 31:
+        raise ValueError(f"counter: {counter} is not the number of a counter")
+    number = 0 if counter is None else counter + 1
+    return {"tells": 1, "counter": number, "notice": ffi.from_buffer(data), "notice_bytes": len(data)}
 
 
 def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tuple[Array, Array, Array]:

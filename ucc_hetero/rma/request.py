@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..bindings.ucx import status_name
 from ..device import uncaptured
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi, lib, owned
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
 _SLICE = 0.05
@@ -24,6 +24,7 @@ _REASONS = {
     lib.UCCH_FAIL_STALE: (RefusedError, "was refused by its owner: there is no such region any more"),
     lib.UCCH_FAIL_RANGE: (RefusedError, "was refused by its owner: it goes outside of the region"),
     lib.UCCH_FAIL_MEMORY: (UCCHError, "failed: out of memory"),
+    lib.UCCH_FAIL_PATH: (UCCHError, "failed: the two processes see no common memory, and no wires join them"),
     lib.UCCH_FAIL_CANCELLED: (UCCHError, "was given up, as its worker or counter was closed"),
 }
 
@@ -55,13 +56,13 @@ class Request:
     A transfer whose request is dropped goes on, and its memory stays alive.
     """
 
-    def __init__(self, native: Any, op: Any, what: str, keep: object, held: Callable[[Any], object] = held) -> None:
+    def __init__(self, native: Any, op: Any, what: str, keep: object) -> None:
         quarantine.release(Request)
-        self._native, self._op, self._what, self._keep, self._held = native, op, what, keep, held
+        self._native, self._op, self._what, self._keep = native, op, what, keep
 
     def __del__(self) -> None:
-        if self._held(self._native):
-            held, native = self._held, self._native
+        if held(self._native):
+            native = self._native
             quarantine.keep((native, self._keep), lambda: not held(native), Request)
 
     def Test(self) -> bool:
@@ -87,13 +88,10 @@ class Request:
             stream: A stream that waits instead of the host, which waits where streams cannot. A transfer that fails
                 lets its stream go on: :meth:`Test` then raises.
         """
-        if stream is not None and self._hold(stream):
+        if stream is not None and lib.ucch_transfer_hold(self._native, stream_argument(stream)[1]):
             return
         while not self._done(lib.ucch_wait(self._op, _SLICE)):
             pass
-
-    def _hold(self, stream: Any) -> bool:
-        return bool(lib.ucch_transfer_hold(self._native, stream_argument(stream)[1]))
 
     def _done(self, state: int) -> bool:
         if state == 2:
@@ -108,6 +106,18 @@ class Request:
         _watcher.add(self._op, loop, future)
         yield from future.__await__()
         self.Wait()
+
+
+def begin(
+    worker: Any, peer: Any, order: dict[str, Any], what: str, keep: object, stream: Any, seconds: float
+) -> Request:
+    """Begin what an ``ucch_order`` says, by a worker, with the native side of a peer."""
+    native = owned(lib.ucch_transfer_new(worker.native, peer, [order]), lib.ucch_transfer_free)
+    request = Request(native, lib.ucch_transfer_op(native), what, keep)
+    status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
+    if status < 0:
+        raise failure(what, status)
+    return request
 
 
 class _Ended(Request):

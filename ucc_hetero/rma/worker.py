@@ -10,21 +10,31 @@ import sys
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
 from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout
 from ..machine import launchers, nics
 from ..machine.discover import host_identity
-from ..native.libraries import ffi, lib, owned
+from ..native.libraries import ffi, lib
 from ..transport import wires
 from .endpoint import Endpoint
 from .region import Core, Region
-from .request import Request, stream_argument
+from .request import Request, begin
 from .wire_format import Address
 
 #: Seconds for which peers may go on using a worker's regions when it is closed.
 _PATIENCE = 2.0
+
+
+def _may_open(process: int) -> bool:
+    """True if this process may open another's memory, as it may where both have the same user and rights."""
+    try:
+        os.readlink(f"/proc/{process}/fd/0")
+    except PermissionError:
+        return False
+    except OSError:  # it has closed that file, or has ended
+        return True
+    return True
 
 
 class Notification(NamedTuple):
@@ -35,16 +45,6 @@ class Notification(NamedTuple):
 
     peer: Endpoint | None
     data: bytes
-
-
-class _Await(Request):
-    """The wait for a counter."""
-
-    def __init__(self, native: Any, what: str) -> None:
-        super().__init__(native, lib.ucch_await_op(native), what, None, held=lambda native: False)
-
-    def _hold(self, stream: Any) -> bool:
-        raise TypeError("stream: a counter's wait takes it when it is made, Counter.wait(least, stream=stream)")
 
 
 class Counter(Handle):
@@ -81,14 +81,12 @@ class Counter(Handle):
             CollectiveTimeout: From the request, at the deadline.
             PeerError: From the request, if ``peer`` has ended.
         """
-        worker = self.worker
         theirs = peer.native if peer is not None else ffi.NULL
-        native = owned(lib.ucch_await_new(worker.native, theirs, self.number, least), lib.ucch_await_free)
-        worker.waits.add(native)
-        request = _Await(native, f"the wait for counter {self.number}")
-        seconds = worker.timeout if timeout is None else timeout
-        if not lib.ucch_await_begin(native, seconds, *stream_argument(stream)) and stream is not None:
-            request.Wait()
+        order = {"what": lib.UCCH_RMA_AWAIT, "counter": self.number, "least": least}
+        seconds = self.worker.timeout if timeout is None else timeout
+        request = begin(self.worker, theirs, order, f"the wait for counter {self.number}", None, None, seconds)
+        if stream is not None:
+            request.Wait(stream)
         return request
 
     def close(self) -> None:
@@ -113,15 +111,15 @@ class Worker(Core):
 
     def __init__(self, timeout: float | None = None) -> None:
         super().__init__(timeout)
-        self._host = hashlib.blake2b(repr(host_identity().memory).encode(), digest_size=16).digest()
+        # Of one user, too: others' processes cannot open our memory.
+        where = repr((host_identity().memory, os.geteuid()))
+        self._host = hashlib.blake2b(where.encode(), digest_size=16).digest()
         #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
         self._interfaces = tuple(nics.interfaces().values())
         self.address = Address(self.uid, self._host, os.getpid(), self._interfaces, self._worker.address).pack()
         self._counters = 0
         self._wires = -1
         self._free: list[int] = []
-        #: Native sides of waits for counters.
-        self.waits: WeakSet[Any] = WeakSet()
 
     def register(self, memory: Any) -> Region:
         """Let peers reach memory.
@@ -158,7 +156,7 @@ class Worker(Core):
             return known
         if known is not None:
             known.close()
-        near = found.host == self._host
+        near = found.host == self._host and _may_open(found.process)
         if not near:
             self._offer_wires(found)
         self.peers[found.uid] = endpoint = Endpoint(self, found, near)
@@ -255,8 +253,6 @@ class Worker(Core):
         """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
         if self._native is None:
             return
-        for wait in list(self.waits):
-            lib.ucch_await_cancel(wait)
         for region in list(self.regions):
             with suppress(CollectiveTimeout):
                 region.close(_PATIENCE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,13 +18,26 @@ def module(device: Any) -> Any:
 
 def raw_stream(device: Any) -> int | None:
     """The handle of the calling thread's stream on a device; None where torch does not tell that by itself."""
-    tell = _tell.get(device.type)
-    if tell is None and device.type not in _tell:
-        tell = _tell[device.type] = getattr(torch._C, f"_{device.type}_getCurrentRawStream", None)
+    tell = _raw_stream_of(device.type)
     return None if tell is None else int(tell(device.index))
 
 
-_tell: dict[str, Any] = {}
+def raw_stream_query(device: Any) -> Callable[[], int] | None:
+    """What :func:`raw_stream` asks, of one device."""
+    tell = _raw_stream_of(device.type)
+    return None if tell is None else partial(tell, device.index)
+
+
+@cache
+def _raw_stream_of(kind: str) -> Any:
+    return getattr(torch._C, f"_{kind}_getCurrentRawStream", None)
+
+
+def capture_query(device: Any) -> Callable[[], bool]:
+    """What tells whether the calling thread's stream is being captured in a graph, in as few steps as torch allows."""
+    short: Callable[[], bool] | None = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
+    long: Callable[[], bool] = module(device).is_current_stream_capturing
+    return long if short is None else short
 
 
 def start_with(local_rank: int) -> None:

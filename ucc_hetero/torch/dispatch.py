@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,16 +23,25 @@ from ..native.libraries import lib
 from ..p2p.transfer import TAG_MASK, Letter
 from ..types import OPS
 from . import futures
-from .devices import module
+from .devices import capture_query, module
 from .fabric import Fabric
 from .futures import InOrder
 from .group_comm import GroupComm
 from .layout import Finish, plain
-from .p2p_buffers import P2pBuffers
 from .ranges import active, recorded
-from .streams import Entered, Ready, Side, captures, current_handle, device_of, mean_of, refuse_capture
+from .streams import (
+    Entered,
+    Ready,
+    Side,
+    captures,
+    current_handle,
+    device_of,
+    mean_of,
+    refuse_capture,
+    stream_query,
+)
 from .uncompiled import uncompiled
-from .work import InLane, Received, Sent, Source, Work, Works, limit_of, torch_error
+from .work import InLane, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -77,10 +87,12 @@ class Dispatch:
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         self._sides: dict[Any, Side] = {}
         self._callbacks: dict[int, InOrder] = {}
-        self._p2p_buffers: dict[Any, P2pBuffers] = {}
-        #: Ranks with which messages have gone by lanes, and the device of their tensors.
+        #: Ranks with which messages have gone by lanes; the device of their tensors, and what tells its current stream
+        #: and whether that is being captured.
         self._lane_peers: set[int] = set()
         self._lane_device: Any = None
+        self._lane_stream: Callable[[], int] = _no_device
+        self._lane_captured: Callable[[], bool] = _no_device
         self._lock = threading.Lock()
         self._name, self._desc = name, ""
         #: Time limit of a call; 0: none.
@@ -302,8 +314,7 @@ class Dispatch:
         try:
             if not tensor.is_cpu:
                 device = tensor.device
-                if device not in self._p2p_buffers:
-                    self._known(device)
+                self._known(device)
                 refuse_capture(device)
                 stream = current_handle(device)
                 fabric = self._fabric
@@ -311,13 +322,10 @@ class Dispatch:
                     return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
                 if comm.by_lane(peer):
                     comm.check_lane(tensor, peer, tag, outgoing)
+                    self._lane_of(device)
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
                         self._lane_peers.add(peer)
-                        self._lane_device = device
                     return self._in_lane(tensor, peer, tag, outgoing, outputs, finish)
-                work = self._through_buffer(tensor, device, peer, tag, stream if outgoing else None, outputs, finish)
-                if work is not None:
-                    return self._noted(work)
             if outgoing:
                 request = comm.send(tensor, peer, tag, self.seconds, stream)
             else:
@@ -332,65 +340,39 @@ class Dispatch:
     def _message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
         """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
         posted: what is not looked at here has to be looked at there."""
-        if peer not in self._lane_peers or tensor.is_cpu or not (plain(tensor) and tensor.numel()):
+        if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
-        device = tensor.device
-        if device != self._lane_device or type(tag) is not int or not 0 <= tag <= TAG_MASK:
+        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (plain(tensor) and tensor.nbytes):
             return None
-        if active._is_profiler_enabled or module(device).is_current_stream_capturing():
+        if active._is_profiler_enabled or self._lane_captured():
             return None
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._usable()
         self._posted += 1
         try:
-            return self._in_lane(tensor, peer, tag, outgoing, [] if outgoing else [tensor], None)
+            return self._in_lane(tensor, peer, tag, outgoing, () if outgoing else (tensor,), None)
         except UCCHError as failure:
             raise torch_error(failure) from failure
+
+    def _lane_of(self, device: Any) -> None:
+        """Note which device has the tensors of messages by lanes."""
+        if device != self._lane_device:
+            self._lane_stream, self._lane_captured = stream_query(device), capture_query(device)
+            self._lane_device = device
 
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
-        device = tensor.device
-        stream, seconds = current_handle(device), self.seconds
-        letter = self._comms[0].hand(tensor, peer, tag, seconds, stream, outgoing=outgoing)
-        return self._noted(InLane(self, outputs, letter, finish, device, seconds))
+        messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
+        messages.timeout = seconds
+        letter = messages.hand(tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing)
+        work = InLane(self, outputs, letter, finish, stream, seconds)
+        return work if self._batch.works is None else self._noted(work)
 
     def failure_of(self, letter: Letter) -> UCCHError:
         """Why a message by a lane has failed."""
         return self._comms[0].messages.failure(letter)
-
-    def _through_buffer(
-        self, tensor: Any, device: Any, peer: int, tag: int, stream: int | None, outputs: Sequence[Any], finish: Finish
-    ) -> Work | None:
-        """Start a message on device memory by way of a buffer (:mod:`.p2p_buffers`): a send in its ``stream``, or a
-        receive, which has none. None where there is no room for that."""
-        buffers = self._p2p_buffers.get(device) or self._p2p_buffers.setdefault(device, P2pBuffers(device))
-        outgoing = stream is not None
-        key = outgoing, peer, tag, tensor.dtype, tensor.shape
-        buffer, comm = buffers.again(key), self._comms[0]
-        if buffer is None:
-            comm.check_message(outgoing, peer, tag)  # before it takes a buffer
-            buffer = buffers.make(key, tensor)
-            if buffer is None:
-                return None
-        try:
-            if outgoing:
-                buffer.fill(tensor)
-            else:
-                finish = buffer.incoming(tensor, finish)
-            request = None if buffer.request is None else comm.again(buffer.request, self.seconds, stream)
-            if request is None and outgoing:
-                request = comm.send(buffer.tensor, peer, tag, self.seconds, stream, lasting=True)
-            elif request is None:
-                request = comm.receive(buffer.tensor, peer, tag, self.seconds, taken=True)
-        except BaseException:
-            buffer.over(again=False)
-            raise
-        buffer.request = request
-        if outgoing:
-            return Sent(self, outputs, request, buffer)
-        return Received(self, outputs, request, buffer, finish, peer)
 
     # --- others -------------------------------------------------------------------------------------------------------
 
@@ -447,14 +429,15 @@ class Dispatch:
             raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
 
     def _usable(self) -> None:
-        self.check_aborted()
+        if self._aborted:
+            self.check_aborted()
         if self._ended or (self._closed and not futures.level()):
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
-        if self.streams_wait:
+        if self.streams_wait and (lib.ucch_failures() != self._failures or self._unfit is not None):
             self.check_data()
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
         # then. Work after them is no part of a graph that is being captured.
-        while (oldest := _first(self.in_flight)) is not None:
+        for oldest in _oldest(self.in_flight):
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
         if self._posted % _MANY == 0 and not (self.in_flight and captures()):
@@ -472,8 +455,14 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
     return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
-def _first(works: dict[Work, None]) -> Work | None:
+def _oldest(works: dict[Work, None]) -> tuple[Work, ...]:
+    """The calls that may have ended: as many as are made meanwhile, and one more, so that none stays for long."""
     try:
-        return next(iter(works), None)
+        return tuple(islice(works, 2))
     except RuntimeError:  # another thread collected one meanwhile
-        return None
+        return ()
+
+
+def _no_device() -> Any:
+    """What tells of a device before there is one."""
+    raise AssertionError("no message has gone by a lane")

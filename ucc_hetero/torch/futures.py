@@ -54,9 +54,6 @@ class Call(Protocol):
     def is_over(self) -> bool:
         """True if it has ended."""
 
-    def advance(self) -> None:
-        """Do what there is to do for it now."""
-
     def listen(self) -> None:
         """Have the engine's doorbell ring at the end."""
 
@@ -244,7 +241,6 @@ class _Completer:
         try:
             work.listen()  # it may have begun only now
             with beside(work.devices):
-                work.advance()
                 done = work.is_over()
                 if done:
                     work.publish()

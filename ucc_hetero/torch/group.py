@@ -93,7 +93,6 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        self._p2p_buffers.clear()
         if self._fabric is not None:
             self._fabric.close(self.seconds)
         for comm in self._comms.values():
@@ -196,7 +195,8 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
     run = runner_of(comm)
     try:
         vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
-        together = progress_until(request.Test, seconds, lambda: run.board.dead() >= 0)
+        with quarantine.unless_over(vote):
+            together = progress_until(request.Test, seconds, lambda: run.board.dead() >= 0)
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         run.abandon("a rank of it died")
         return

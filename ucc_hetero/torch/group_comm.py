@@ -11,10 +11,7 @@ from ..api.comm import Communicator, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Request, run_poll_hooks, wait_op
 from ..calls.runner import Runner, Short
-from ..native.libraries import lib
-from ..p2p.transfer import Letter
 
-_COMES = lib.UCCH_LETTER_COMES
 #: Seconds that stand for "no limit" where one is needed.
 _LONG = 1e7
 
@@ -87,14 +84,12 @@ class GroupComm:
             run.members.teams.timeout = seconds or _LONG
         return run
 
-    def send(
-        self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None, *, lasting: bool = False
-    ) -> Request:
-        """Start a send; of what is there when ``stream`` gets there. ``lasting`` as in :meth:`.Messages.start`."""
+    def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a send; of what is there when ``stream`` gets there."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
-            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream), lasting=lasting)
+            return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
 
     def by_lane(self, peer: int) -> bool:
         """As :meth:`.Messages.by_lane`; ``peer`` -1 is any."""
@@ -106,35 +101,16 @@ class GroupComm:
         arrays = self.messages.arrays
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
 
-    def hand(self, tensor: Any, peer: int, tag: int, seconds: float, stream: int, *, outgoing: bool) -> Letter:
-        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device."""
-        messages, how = self.messages, 0 if outgoing else _COMES
-        messages.usable()
-        messages.timeout = seconds
-        nbytes = tensor.numel() * tensor.element_size()
-        letter = Letter(how, tensor.data_ptr(), nbytes, peer, tag, stream, tensor)
-        messages.post(letter, 0.0)
-        return letter
-
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""
         messages = self.messages
         wild = not outgoing and peer < 0
         messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
 
-    def receive(
-        self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None, *, taken: bool = False
-    ) -> Request:
-        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any, ``taken`` as that of
-        :meth:`.Messages.incoming`: its memory then lasts."""
+    def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
+        """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
         with self._message_lock:
             messages = self.messages
             messages.timeout = seconds
             origin = messages.any_source if source < 0 else source
-            return messages.start(messages.incoming(tensor, origin, tag, stream=stream, taken=taken), lasting=taken)
-
-    def again(self, request: Any, seconds: float, stream: int | None) -> Request | None:
-        """As :meth:`.Messages.again`."""
-        with self._message_lock:
-            self.messages.timeout = seconds
-            return self.messages.again(request, stream)
+            return messages.start(messages.incoming(tensor, origin, tag, stream=stream))

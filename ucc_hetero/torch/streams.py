@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from ..calls.request import Request
 from ..device import stream_handle
-from .devices import module, raw_stream, started
+from .devices import module, raw_stream, raw_stream_query, started
 from .layout import Finish
 
 
@@ -57,23 +58,23 @@ def current_handle(device: Any) -> int:
     return stream_handle(module(device).current_stream(device)) if handle is None else handle
 
 
+def stream_query(device: Any) -> Callable[[], int]:
+    """What tells the handle of the calling thread's stream on a device, in as few steps as torch allows."""
+    short = raw_stream_query(device)
+    return partial(current_handle, device) if short is None else short
+
+
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
     """The current stream works on a call's memory: torch does not reuse that memory before it is done.
 
     Returns when it is done, None for memory of the host.
     """
-    stream = kept_for_current(memory)
-    return None if stream is None else Ready(stream)
-
-
-def kept_for_current(memory: Sequence[Any]) -> Any:
-    """As :func:`used_in_current`, without an event to ask when it is done; returns the stream."""
     stream = None
     for tensor in _tensors(memory):
         if not tensor.is_cpu:
             stream = current(tensor.device)
             tensor.record_stream(stream)
-    return stream
+    return None if stream is None else Ready(stream)
 
 
 _idle: dict[Any, Any] = {}
@@ -105,20 +106,15 @@ class Ready:
 
     ``marked``: by an event, recorded now. Without one another stream waits for all that is in this one by then; where
     the caller waits at once, in this very stream, that is nothing, and an event would be wasted. ``events``: of the
-    stream's device, free to be recorded again; None where more than the call comes before the event. ``event``: one
-    that is recorded already, by a caller who says when it has :meth:`passed` before the next time.
+    stream's device, free to be recorded again; None where more than the call comes before the event.
     """
 
     _over = False
     _event: Any = None
 
-    def __init__(
-        self, stream: Any, *, marked: bool = True, events: deque[Any] | None = None, event: Any = None
-    ) -> None:
+    def __init__(self, stream: Any, *, marked: bool = True, events: deque[Any] | None = None) -> None:
         self._stream, self._events = stream, events
-        if event is not None:
-            self._event = event
-        elif marked:
+        if marked:
             self.mark()
 
     def mark(self) -> None:
@@ -152,10 +148,6 @@ class Ready:
             event, self._event, self._over = self._event, None, True
             if event is not None:
                 self._events.append(event)
-
-    def passed(self) -> None:
-        """The stream has got there, and the event is recorded for something else now."""
-        self._over, self._event = True, None
 
     def publish(self, future: torch.futures.Future[Any], outputs: list[Any]) -> None:
         """Set a future's result now: a thread that takes it gets a stream that waits for the event."""

@@ -1,4 +1,4 @@
-"""torch's Work over our requests: of a call, of a message through a buffer of ours, of several calls."""
+"""torch's Work over our requests: of a call, of a message in a lane, of several calls."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
-from .. import env, log
+from .. import env
 from ..bootstrap import settings
 from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
-from ..p2p.messages import Messages
 from ..p2p.transfer import Letter
 from .futures import Future, InOrder, complete_later, here
 from .layout import Finish
-from .p2p_buffers import P2pBuffer
-from .streams import Ready, beside, current_handle, kept_for_current, used_in_current
+from .streams import Ready, used_in_current
 from .uncompiled import uncompiled
 
 _peek, _follow = lib.ucch_peek, lib.ucch_letter_follow
@@ -207,10 +205,6 @@ class Work(dist.Work):
                 return
         self._collect()
 
-    def advance(self) -> None:
-        """From the caller's thread: queue the copy-out of a receive that has not been waited for, in its current
-        stream."""
-
     def let_go(self) -> None:
         """Let streams go on that wait for the call: the group has been aborted."""
 
@@ -342,143 +336,6 @@ class Work(dist.Work):
 
 
 @uncompiled
-class Buffered(Work):
-    """A message by way of a buffer of ours, which is free for another once it has ended well."""
-
-    def __init__(
-        self,
-        group: Group,
-        outputs: Sequence[Any],
-        request: Request,
-        buffer: P2pBuffer,
-        finish: Finish = None,
-        source: Source | None = None,
-    ) -> None:
-        super().__init__(group, outputs, (request,), finish, buffer.tensor, source)
-        self._buffer: P2pBuffer | None = buffer
-
-    def _collect(self) -> None:
-        super()._collect()
-        with self._lock:  # once
-            buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.over(again=self._error is None)
-            if self._error is not None:
-                self._failed(self._error)
-
-    def _failed(self, error: Exception) -> None:
-        """Note that the message failed, in the group, as it may never be waited for."""
-
-
-@uncompiled
-class Sent(Buffered):
-    """A message whose data has been copied: the tensor is free, and no caller waits for the message."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return at once; raises an error that is known by now."""
-        self.is_over()
-        return self._told()
-
-    def settle(self) -> None:
-        """Wait until the message has left."""
-        super().wait()
-
-    def _failed(self, error: Exception) -> None:
-        log.log("torch").warning("a message to another rank failed: %s", error)
-
-
-@uncompiled
-class Received(Buffered):
-    """A message to a buffer of ours: its ``wait`` makes the current stream wait, and not the host.
-
-    Where that cannot be before the message has come (:meth:`.messages.Messages.take`), the host waits for that much.
-    """
-
-    _taken = False
-
-    def __init__(
-        self,
-        group: Group,
-        outputs: Sequence[Any],
-        request: Request,
-        buffer: P2pBuffer,
-        finish: Finish,
-        peer: int = -1,
-    ) -> None:
-        """``peer``: its source; negative: any source."""
-        super().__init__(group, outputs, request, buffer, finish, Source() if peer < 0 else None)
-        self._peer = peer
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`; at once where it can be from one rank only."""
-        return super().source_rank() if self._peer < 0 else self._peer
-
-    _source_rank = source_rank
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is there, or has come for the current stream to wait for; raises the call's error."""
-        if self._taken or self._done or not self._left(timeout):
-            return super().wait(timeout)
-        self.is_over()
-        return self._told()
-
-    def _left(self, timeout: timedelta | None) -> bool:
-        """Leave the rest to the current stream. True if that waits now, by this call."""
-        arm(self.unfinished())
-        if self._take(early=True):
-            return True
-        if not self._taken:
-            limit = seconds_of(timeout)
-            for each in self.pending():
-                end = time.monotonic() + limit if limit else 0.0
-                self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
-        return self._take()
-
-    def _take(self, *, early: bool = False) -> bool:
-        """Leave the rest to the current stream, if the message has come, or ``early``. True if that waits now."""
-        with self._lock:
-            for request in self._requests:
-                if self._taken or not (early or lib.ucch_wait_matched(native_of(request), -1.0) == 1):
-                    continue
-                if Messages.take(request, current_handle(self._outputs[0].device)):
-                    self._taken = self._group.streams_wait = True
-                    self._deliver()
-                    self._finish = None  # if it failed, it is tried again once the data is there
-                    return True
-        return False
-
-    def _deliver(self) -> None:
-        assert self._finish is not None
-        self._ready: Any = self._finish()
-        kept_for_current(self._outputs)
-
-    def advance(self) -> None:
-        """As :meth:`Work.advance`: some stream is to wait for it."""
-        if not self._taken:
-            self._take()
-
-    def let_go(self) -> None:
-        """As :meth:`Work.let_go`: its time is over now, and then no stream waits for it."""
-        for each in self.pending() if self._taken else ():
-            lib.ucch_op_deadline(each.op, _AT_ONCE)
-
-    def is_completed(self) -> bool:
-        """True if the message is there; makes some progress."""
-        with beside(self.devices):
-            self.advance()
-        return super().is_completed()
-
-    def settle(self) -> None:
-        """Wait until nothing uses our memory any more."""
-        self.wait()
-        self._await(0.0)
-
-    def _failed(self, error: Exception) -> None:
-        if self._taken:  # a stream that waited for it has gone on without its data
-            self._group.broke(error)
-
-
-@uncompiled
 class InLane(Work):
     """A message that the streams of both ranks hand each other: its ``wait`` makes the current stream wait.
 
@@ -488,11 +345,19 @@ class InLane(Work):
     _followed = False
 
     def __init__(
-        self, group: Group, outputs: Sequence[Any], letter: Letter, finish: Finish, device: Any, seconds: float
+        self,
+        group: Group,
+        outputs: Sequence[Any],
+        letter: Letter,
+        finish: Finish,
+        stream: Callable[[], int],
+        seconds: float,
     ) -> None:
-        super().__init__(group, outputs)
+        """``stream`` tells the calling thread's; the message has so many ``seconds`` from when it is waited for."""
+        dist.Work.__init__(self)  # a function less than by way of the base
+        self._group, self._outputs, self._lock = group, outputs, threading.Lock()
         self._letter: Letter | None = letter
-        self._peer, self._device, self._seconds = letter.peer, device, seconds
+        self._peer, self._stream, self._seconds = letter.peer, stream, seconds
         if finish is not None:
             self._finish = finish
         self._done = False
@@ -546,7 +411,8 @@ class InLane(Work):
             for each in self.pending():  # its stream gets it once it need not wait for it
                 self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
             self._follow()
-        if not self._done:
+        letter = self._letter
+        if letter is not None and _peek(letter.op) > 1:
             self.is_over()
         if self._ready is not None:
             self._ready.order()
@@ -558,7 +424,7 @@ class InLane(Work):
             letter = self._letter
             if letter is None:
                 return True
-            if _follow(letter.handle, current_handle(self._device), self._seconds) != 1:
+            if _follow(letter.handle, self._stream(), self._seconds) != 1:
                 return False
             self._followed = self._group.streams_wait = True
             if self._finish is not None:
@@ -615,11 +481,6 @@ class Works(Work):
         if not self._done and all(part.is_over() for part in self._parts):
             self._collect()
         return self._done
-
-    def advance(self) -> None:
-        """As :meth:`Work.advance`."""
-        for part in self._parts:
-            part.advance()
 
     def listen(self) -> None:
         """Let the doorbell ring when a request of these calls ends."""

@@ -6,6 +6,12 @@
 #include "layout.h"
 #include "words.cuh"
 
+/* Sixteen bytes that a thread has under way at a time: for more than four RESIDENT leaves too few registers. */
+#if __CUDA_ARCH__ == 900
+#define QUADS 8
+#else
+#define QUADS 4
+#endif
 /* True if a word has reached a number; false if the lane carries nothing any more. */
 __device__ bool reach(unsigned *word, unsigned least, unsigned *stop) {
     while ((int)(GET(word) - least) < 0) {
@@ -85,7 +91,8 @@ extern "C" __global__ RESIDENT void ucch(ucch_lane_copy c) {
         if (!goes) break;
         char *here = c.data + p * piece;
         if (c.data && !m.status)
-            copy_bytes((receives ? here : there) + from, (receives ? there : here) + from, (unsigned)(to - from));
+            copy_quads<QUADS>((receives ? here : there) + from, (receives ? there : here) + from,
+                              (unsigned)(to - from));
         DONE();
         __syncthreads();
         if (threadIdx.x == 0 && last_at(c.arrived + k % UCCH_RING_SLOTS, gridDim.x)) {

@@ -1,49 +1,95 @@
-"""Recovery over torch's store: who lives, agreement, survivors; ranks are threads here."""
+"""The store that ranks meet at, and recovery over one: who lives, agreement, survivors; ranks are threads here."""
 
-import importlib.util
-import threading
+from __future__ import annotations
+
+import errno
+import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-if importlib.util.find_spec("torch") is None:
-    pytest.skip("needs torch: pip install '.[torch]'", allow_module_level=True)
-
-import torch.distributed as dist
-
+from ucc_hetero import Store, StoreServer
 from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import load
+from ucc_hetero.rma.channel import ChannelError
 
-SIZE = 4
+SECRET, SIZE = os.urandom(32), 4
+
+
+def on_ranks(ranks: Sequence[Any], call: Callable[[Any], Any]) -> list[Any]:
+    """Results, or exceptions, of a call that all of these make at the same time."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        calls = [pool.submit(call, rank) for rank in ranks]
+        return [each.exception(600) or each.result() for each in calls]
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServer]:
+    made = StoreServer("tcp://127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path}/store", SECRET)
+    yield made
+    made.close()
+
+
+def test_keys_and_values(server: StoreServer) -> None:
+    one, other = (Store(server.address, SECRET) for _ in range(2))
+    data = bytes(range(256)) * 300
+    one.set("a", data)
+    one.set("b", "ü")
+    assert other.get("a") == data and other.get("b").decode("latin-1") == "ü"
+    assert other.check(["a", "b"]) and not other.check(["a", "c"])
+    with pytest.raises(KeyError):
+        other.get("c")
+    assert other.compare_set("c", "", "first") == one.compare_set("c", "", "second") == b"first"
+    assert one.compare_set("c", b"first", b"third") == b"third"
+    assert one.delete_key("c") and not other.delete_key("c") and not other.check(["c"])
+    with pytest.raises(ValueError, match="the store refuses add"):
+        one.add("a", 1)
+    assert one.get("a") == data  # it goes on
+    numbers = on_ranks(range(20), lambda _: Store(server.address, SECRET).add("n", 1))
+    assert sorted(numbers) == list(range(1, 21))
+
+
+def test_a_server_that_has_no_file_left_for_a_connection_goes_on(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, accept = [OSError(errno.EMFILE, "too many open files")], socket.socket.accept
+
+    def accepted(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    Store(server.address, SECRET).set("a", "b")  # accepted before
+    assert Store(server.address, SECRET).get("a") == b"b" and not failures
+
+
+def test_strangers_are_refused(server: StoreServer) -> None:
+    with pytest.raises(ChannelError):
+        Store(server.address, b"another secret of theirs")
+    if server.address.startswith("tcp"):
+        host, port = server.address[6:].split(":")
+        with socket.create_connection((host, int(port))) as stranger, suppress(OSError):
+            stranger.sendall(os.urandom(4096))
+    Store(server.address, SECRET).set("a", "b")
+    with pytest.raises(ValueError, match="16 bytes"):
+        StoreServer("tcp://127.0.0.1:0", b"short")
 
 
 @pytest.fixture
 def comms() -> list[StoreComm]:
     """A communicator of four ranks, as each of them has it."""
+    dist = pytest.importorskip("torch.distributed", reason="needs torch: pip install '.[torch]'")
     load()
     store = dist.HashStore()
     return [StoreComm.first(store, rank, range(SIZE), SIZE, 30.0) for rank in range(SIZE)]
-
-
-def on_ranks(ranks: list[Any], call: Callable[[Any], Any]) -> list[Any]:
-    """Results, or exceptions, of a collective call."""
-    found: dict[int, Any] = {}
-
-    def run(place: int) -> None:
-        try:
-            found[place] = call(ranks[place])
-        except Exception as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(600)
-    return [found[place] for place in range(len(ranks))]
 
 
 def test_deaths_are_looked_for_while_others_are_waited_for(comms: list[StoreComm]) -> None:
@@ -76,9 +122,8 @@ def test_whoever_lives_is_waited_for(comms: list[StoreComm]) -> None:
 
 
 def test_agreement(comms: list[StoreComm]) -> None:
-    flags = iter([0b111, 0b101, 0b110, 0b100])
-    for comm in comms:
-        comm.flag = next(flags)  # type: ignore[attr-defined]
+    for comm, flag in zip(comms, (0b111, 0b101, 0b110, 0b100), strict=True):
+        comm.flag = flag  # type: ignore[attr-defined]
     assert on_ranks(comms, lambda comm: comm.Agree(comm.flag)) == [0b100] * 4
     comms[1].watch(lambda: [0])
     assert all(isinstance(each, PeerError) for each in on_ranks(comms[1:], lambda comm: comm.Agree(1)))

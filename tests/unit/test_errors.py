@@ -1,12 +1,19 @@
-"""What ranks are told of a call that has failed."""
+"""What ranks are told of a call that has failed, and what is printed of an error that ends one."""
 
+import logging
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import ucc_hetero
+from ucc_hetero import log
+from ucc_hetero.bootstrap.uncaught import text_of
 from ucc_hetero.calls.state import explain
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 from ucc_hetero.native.libraries import lib
+from ucc_hetero.planner.rules import parse_tune
 
 
 @pytest.fixture
@@ -49,3 +56,37 @@ def test_a_refusal_that_is_heard_of_after_it_has_made_a_rank_leave_is_the_reason
     left.refusal = lambda: next(looks, (7, 0, "TypeError: no buffer"))
     found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "alltoall float32[9]", 5.0)
     assert isinstance(found, RefusedError) and "rank 0 refused its part: TypeError: no buffer" in str(found)
+
+
+def printed(call, *args) -> str:  # type: ignore[no-untyped-def]
+    try:
+        call(*args)
+    except Exception:
+        return text_of(*sys.exc_info())  # type: ignore[arg-type]
+    raise AssertionError("no error")
+
+
+def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(parse_tune, "nonsense")
+    assert "call(*args)" in text and "in parse_tune" in text and "in _section" not in text
+    assert "(1 more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)" in text
+    assert text.splitlines()[-1].startswith("ValueError: UCCH_TUNE: section 'nonsense'")
+    monkeypatch.setattr(log.log("init"), "level", logging.DEBUG)
+    log.log("init").manager._clear_cache()  # type: ignore[attr-defined]
+    assert "in _section" in printed(parse_tune, "nonsense")
+
+
+def test_faults_of_the_package_and_errors_within_errors_are_shown_whole() -> None:
+    inside = Path(ucc_hetero.__file__).with_name("made_up.py")
+    names: dict[str, object] = {}
+    exec(compile("def one():\n    two()\ndef two():\n    3 + ''\n", inside, "exec"), names)
+    assert "in two" in printed(names["one"])
+
+    def handler() -> None:
+        try:
+            raise KeyError("mine")
+        except KeyError:
+            parse_tune("allreduce")  # which names no algorithm
+
+    text = printed(handler)
+    assert "KeyError: 'mine'" in text and "in _section" in text

@@ -1,0 +1,277 @@
+"""The arithmetic of measurements, the roofline against a count of its own, and the checker of results."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ucc_hetero.bench.cases import Buffers, Case, Pool, lengths, longest
+from ucc_hetero.bench.interleave import measure
+from ucc_hetero.bench.links import Links
+from ucc_hetero.bench.memory import Memory, open_memory
+from ucc_hetero.bench.options import Options, parse
+from ucc_hetero.bench.output import Row
+from ucc_hetero.bench.roofline import crossing_bytes, least_seconds, port_bytes
+from ucc_hetero.bench.stats import Interval, osu_percentile, ratio, sizes, verdict
+from ucc_hetero.bench.stats import overlap as overlap_of
+from ucc_hetero.bench.table import BENCHES, COLLECTIVES
+from ucc_hetero.bench.validate import Checker, draw
+
+
+def test_sizes() -> None:
+    assert list(sizes(1, 16, 1)) == [1, 2, 4, 8, 16]
+    assert list(sizes(1, 16, 4)) == [4, 8, 16]
+    assert list(sizes(3, 20, 1)) == [3, 6, 12]
+    assert list(sizes(8, 4096, 4, 8)) == [8, 64, 512, 4096]
+    assert list(sizes(0, 2, 1)) == [1, 2]
+
+
+@pytest.mark.parametrize(("p", "expected"), [(50, 49), (90, 89), (99, 98), (100, 99), (1, 0)])
+def test_percentiles_are_samples(p: int, expected: float) -> None:
+    shuffled = np.random.default_rng(0).permutation(np.arange(100.0))
+    assert osu_percentile(shuffled, p) == expected
+
+
+@pytest.mark.parametrize(("overall", "compute", "test", "pure", "expected"), [
+    (10.0, 10.0, 0.0, 10.0, 100.0),  # all of it hidden
+    (20.0, 10.0, 0.0, 10.0, 0.0),  # none
+    (15.0, 10.0, 0.0, 10.0, 50.0),
+    (15.0, 12.0, 2.0, 10.0, 50.0),  # calls of Test are not computation
+    (30.0, 10.0, 0.0, 10.0, 0.0),  # never negative
+    (1.0, 1.0, 0.0, 0.0, 0.0),
+])  # fmt: skip
+def test_overlap(overall: float, compute: float, test: float, pure: float, expected: float) -> None:
+    assert overlap_of(overall, compute, test, pure) == pytest.approx(expected)
+
+
+def test_ratio_interval_holds_the_truth_and_excludes_others() -> None:
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(100):
+        common = rng.normal(0, 0.3, 30)  # what disturbs both at once
+        got = ratio(13 + common + rng.normal(0, 0.2, 30), 10 + common + rng.normal(0, 0.2, 30), draws=400)
+        inside += got.low <= 1.3 <= got.high
+        assert not got.low <= 1.0 <= got.high
+    assert inside >= 85
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0]), ([1.0, 2.0], [1.0, 2.0, 3.0]), ([], [])])
+def test_ratio_needs_pairs(a: list[float], b: list[float]) -> None:
+    with pytest.raises(ValueError, match="equal length"):
+        ratio(a, b)
+
+
+@pytest.mark.parametrize(("interval", "says"), [
+    (Interval(1.3, 1.2, 1.4), "faster"), (Interval(2.0, 1.1, 4.0), "faster"), (Interval(0.5, 0.4, 0.6), "slower"),
+    (Interval(1.0, 0.99, 1.01), "same"), (Interval(1.05, 1.0, 1.1), "same"), (Interval(1.1, 0.6, 1.9), "too noisy"),
+])  # fmt: skip
+def test_verdict(interval: Interval, says: str) -> None:
+    assert verdict(interval) == says
+
+
+KINDS = sorted({row.kind for row in COLLECTIVES.values()})
+SIZE = 840  # divisible by all numbers of ranks here
+
+
+def blocks(kind: str, ranks: int, root: int) -> Iterator[tuple[set[int], set[int], float]]:
+    """(ranks that contribute to a block of the results, ranks that need it, its bytes)."""
+    everyone = set(range(ranks))
+    if kind == "reduce_all":
+        yield everyone, everyone, SIZE
+    elif kind == "reduce_root":
+        yield everyone, {root}, SIZE
+    elif kind == "bcast":
+        yield {root}, everyone, SIZE
+    for r in range(ranks):
+        if kind == "reduce_scatter":
+            yield everyone, {r}, SIZE / ranks
+        elif kind in ("gather_all", "gather_root"):
+            yield {r}, everyone if kind == "gather_all" else {root}, SIZE
+        elif kind == "scatter_root":
+            yield {root}, {r}, SIZE
+        elif kind == "exchange":
+            yield from (({r}, {other}, SIZE) for other in range(ranks))
+
+
+def crossing(kind: str, ranks: int, root: int, inside: set[int]) -> float:
+    """Blocks that have to enter or leave: those (or one side's sum for them) that the other side needs."""
+    enters = leaves = 0.0
+    for sources, needers, nbytes in blocks(kind, ranks, root):
+        enters += nbytes * bool(needers & inside and sources - inside)
+        leaves += nbytes * bool(needers - inside and sources & inside)
+    return max(enters, leaves)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_bytes_that_must_cross(kind: Any, ranks: int) -> None:
+    for count in range(1, ranks):
+        for inside in map(set, combinations(range(ranks), count)):
+            got = crossing_bytes(kind, SIZE, count, ranks, has_root=0 in inside)
+            assert got == pytest.approx(crossing(kind, ranks, 0, inside))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_bytes_of_a_port(kind: Any, ranks: int) -> None:
+    busiest = max(crossing(kind, ranks, 0, {rank}) for rank in range(ranks))
+    if kind == "reduce_all":
+        # All ports together carry P-1 vectors to the sums and as many back.
+        busiest = 2 * (ranks - 1) * SIZE / ranks
+    assert port_bytes(kind, SIZE, ranks) == pytest.approx(busiest)
+
+
+def test_least_time_of_one_island_and_of_two() -> None:
+    flat = Links(1e-6, None, 1e9, ())
+    assert least_seconds("reduce_all", 1000, flat, [[0, 1, 2, 3]]) == pytest.approx(1e-6 + 1.5e-6)
+    assert least_seconds("barrier", 0, flat, [[0, 1]]) == pytest.approx(1e-6)
+    bridged = Links(1e-6, 5e-6, 1e9, (1e8, 1e8))
+    assert least_seconds("reduce_all", 1000, bridged, [[0, 1], [2, 3]]) == pytest.approx(5e-6 + 1e-5)
+    # Three islands: four vectors over three bridges of this rate, not one over one.
+    three = Links(1e-6, 5e-6, 1e9, (1e8,) * 3)
+    assert least_seconds("reduce_all", 1200, three, [[0, 1], [2, 3], [4]]) == pytest.approx(5e-6 + 4 * 1200 / 3e8)
+    # The root's island receives three blocks, the others send one or two.
+    assert least_seconds("gather_root", 1000, bridged, [[0], [1, 2, 3]]) == pytest.approx(5e-6 + 3e-5)
+
+
+INT, FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+HOST = Memory("host")
+MOVING = sorted(set(COLLECTIVES) - {"barrier"})
+
+
+def job(name: str, ranks: int, count: int, root: int = 0, in_place: bool = False) -> list[Case]:
+    row = COLLECTIVES[name]
+    return [Case(row, rank, ranks, count, root if row.rooted else 0, in_place) for rank in range(ranks)]
+
+
+def loaded(case: Case, dtype: np.dtype[Any], iteration: int = 0) -> tuple[Checker, Buffers]:
+    buffers = Pool(HOST, dtype, longest(case.row, case.count, case.ranks)).take(case)
+    checker = Checker(case, dtype)
+    checker.load(buffers, iteration)
+    return checker, buffers
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
+@pytest.mark.parametrize("name", MOVING)
+def test_what_was_not_done_is_wrong(name: str, dtype: np.dtype[Any], in_place: bool) -> None:
+    """On every rank that receives anything new; that right results pass, tests/mpi/test_bench.py has."""
+    for ranks, count, root in ((2, 4, 0), (3, 5, 2)):
+        for case in job(name, ranks, count, root, in_place):
+            checker, buffers = loaded(case, dtype, iteration=7)
+            receives = lengths(case)[1] is not None or (case.row.kind == "bcast" and case.rank != root)
+            new = receives and not (case.row.kind == "scatter_root" and case.sends_in_place)
+            assert bool(checker.wrong(buffers, 7)) == new
+
+
+def finished(dtype: np.dtype[Any]) -> tuple[Checker, Buffers]:
+    """The first of two ranks after an allreduce."""
+    (checker, buffers), (_, other) = (loaded(case, dtype) for case in job("allreduce", 2, 8))
+    buffers.recv.put(buffers.send.get() + other.send.get())
+    assert checker.wrong(buffers, 0) == 0
+    return checker, buffers
+
+
+@pytest.mark.parametrize("dtype", [INT, FLOAT], ids=str)
+@pytest.mark.parametrize("side", ["send", "recv"])
+def test_one_wrong_element_is_one(dtype: np.dtype[Any], side: str) -> None:
+    """Also where the call has changed what was only to be sent, or what lies behind it."""
+    checker, buffers = finished(dtype)
+    block = getattr(buffers, side)
+    block.whole[5] += 1
+    assert checker.wrong(buffers, 0) == 1
+    block.whole[5] -= 1
+    block.whole[block.count] = 0
+    assert checker.wrong(buffers, 0) == 1
+
+
+def test_data_of_another_iteration_is_wrong() -> None:
+    checker, buffers = finished(INT)
+    assert checker.wrong(buffers, 1) > 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "float16", "float32", "float64", "complex64"])
+def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
+    kind = np.dtype(dtype)
+    a = draw(kind, 1000, 1, 3, 5, summed=16)
+    assert a.dtype == kind
+    assert np.array_equal(a, draw(kind, 1000, 1, 3, 5, summed=16))
+    assert not np.array_equal(a, draw(kind, 1000, 1, 4, 5, summed=16))
+    assert not np.array_equal(a, draw(kind, 1000, 1, 3, 6, summed=16))
+    parts = [draw(kind, 1000, 1, r, 5, summed=16) for r in range(16)]
+    forwards, backwards = parts[0].copy(), parts[-1].copy()
+    for up, down in zip(parts[1:], parts[-2::-1], strict=True):
+        forwards += up
+        backwards += down
+    assert np.array_equal(forwards, backwards)
+    exact = np.sum([part.astype(object) for part in parts], axis=0)
+    assert forwards.tolist() == exact.tolist(), "no sum may overflow or be rounded"
+
+
+def test_more_ranks_than_an_int8_counts() -> None:
+    total = sum(draw(np.dtype(np.int8), 100, 1, r, 0, summed=300).astype(int) for r in range(300))
+    assert np.abs(total).max() <= 127
+
+
+def test_memory_is_guarded() -> None:
+    part = HOST.block(INT, 10).head(4)
+    part.put(np.arange(4, dtype=INT))
+    assert part.array.tolist() == part.get().tolist() == [0, 1, 2, 3]
+    assert not part.overrun()
+    part.whole[4] += 1
+    assert part.overrun()
+
+
+def test_accelerators_that_are_not_there() -> None:
+    assert open_memory("host", 0) == HOST
+    if open_memory("auto", 0).accelerator == "host":
+        with pytest.raises(ValueError, match="leave -d out"):
+            open_memory("cuda", 0)
+
+
+class FakeWorld:
+    def barrier(self) -> None: ...
+
+    def total(self, value: int) -> int:
+        return value
+
+
+@dataclass
+class FakeSession:
+    bench: Any
+    options: Options
+    peers: dict[str, float]
+    asked: list[tuple[float, int, int]] = field(default_factory=list)
+    world: FakeWorld = field(default_factory=FakeWorld)
+
+
+class FakeSeries:
+    """Calls of a peer whose every sample is the same, and of which two elements are wrong."""
+
+    def __init__(self, session: FakeSession, peer: float, dtype: Any, size: int) -> None:
+        self.session, self.peer, self.size, self.wrong = session, peer, size, 2
+
+    def run(self, iterations: int, warmup: int) -> Any:
+        self.session.asked.append((self.peer, iterations, warmup))
+        return np.full(iterations, self.peer)
+
+    def row(self, samples: Any) -> Row:
+        return Row(self.size, float(samples.mean()), iterations=samples.size)
+
+    def free(self) -> None:
+        self.peer = float("nan")
+
+
+@pytest.mark.parametrize(("name", "faster"), [("osu_latency", 3.0), ("osu_bw", 1 / 3), ("osu_iallreduce", 3.0)])
+def test_peers_take_turns(name: str, faster: float) -> None:
+    bench = BENCHES[name]
+    options = parse(bench, ["--peer", "mpi4py", "-i", "7", "-x", "5", "--rounds", "3", "-c"])
+    session: Any = FakeSession(bench, options, {"ours": 2.0, "mpi4py": 6.0})
+    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    assert session.asked == [(2.0, 3, 5), (6.0, 3, 5), (6.0, 2, 1), (2.0, 2, 1), (2.0, 2, 1), (6.0, 2, 1)]
+    assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)
+    value, interval = row.ratios["mpi4py"]
+    assert (value, interval.value) == (6.0, pytest.approx(faster))

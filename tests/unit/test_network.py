@@ -1,0 +1,193 @@
+"""RDMA ports of a host and what is said of idle ones; network threads, and the transports that they may use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ucc_hetero import log
+from ucc_hetero.errors import LibraryError, LibraryNotFound
+from ucc_hetero.machine import rdma
+from ucc_hetero.machine.discover import HostIdentity, replay
+from ucc_hetero.machine.facts import Facts
+from ucc_hetero.machine.rdma import RdmaPort
+from ucc_hetero.machine.ucx_transports import without_devices
+from ucc_hetero.machine.vendors import VENDORS
+from ucc_hetero.native.libraries import lib, load
+from ucc_hetero.transport import carriers, wires
+from ucc_hetero.transport.channels import SLOT, usual_slot
+
+IB, ROCE, EFA = RdmaPort("mlx5_0:1", "InfiniBand"), RdmaPort("mlx5_1:1", "RoCE"), RdmaPort("rdmap0:1", "EFA")
+
+
+@pytest.fixture
+def ucx() -> Path:
+    """The folder of libucc's UCX."""
+    try:
+        return Path(load().ucx_path).resolve().parent
+    except LibraryNotFound as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+def port(name: str, layer: str, state: str = "4: ACTIVE", node: str = "1: CA") -> dict[str, str]:
+    at = f"sys/class/infiniband/{name}"
+    return {f"{at}/node_type": node, f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer}
+
+
+def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
+    files = port("mlx5_0", "InfiniBand") | port("mlx5_1", "Ethernet") | port("mlx5_2", "InfiniBand", "1: DOWN")
+    files |= port("irdma0", "Ethernet", node="4: RNIC") | port("usnic_0", "Unspecified")
+    files |= port("rdmap0", "Unspecified") | {
+        "sys/class/infiniband/rdmap0/device/driver": "-> ../../../../bus/pci/drivers/efa"
+    }
+    assert rdma.active(replay(files, tmp_path)) == (IB, ROCE, EFA)
+
+
+@pytest.mark.parametrize("settings, left", [
+    ({}, (IB, ROCE)), ({"UCX_TLS": "all"}, (IB, ROCE)), ({"UCX_TLS": "^sysv"}, (IB, ROCE)),
+    ({"UCX_TLS": "tcp,sm,self"}, ()), ({"UCX_TLS": "rc_x,cuda"}, (IB, ROCE)), ({"UCX_NET_DEVICES": "eth0"}, ()),
+    ({"UCX_NET_DEVICES": "mlx5_1:1,eth0"}, (ROCE,)), ({"UCX_NET_DEVICES": "mlx5_0"}, (IB,)),
+])  # fmt: skip
+def test_ports_that_users_leave(settings: dict[str, str], left: tuple[RdmaPort, ...]) -> None:
+    assert rdma.meant((IB, ROCE), settings) == left
+
+
+def test_ports_that_ucx_does_not_reach(monkeypatch: pytest.MonkeyPatch, ucx: Path) -> None:
+    monkeypatch.setattr(carriers, "active", lambda: (IB, ROCE))
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    found = {"tcp": ["eth0"], "rc_mlx5": ["mlx5_0:1"], "self": ["memory"], "sysv": ["memory"]}
+    assert carriers.idle_ports(found) == (ROCE,)
+    text = carriers.describe(found)
+    assert "rc_mlx5 (mlx5_0:1)" in text["between hosts"] and str(ucx) in text["between hosts"]
+    assert text["this host"] == "sysv" and text["why"].endswith("UCX does not reach mlx5_1:1 (RoCE)")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert not carriers.idle_ports(found) and "does not reach" not in carriers.describe(found)["why"]
+
+
+def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
+    assert not rdma.site_ucx({"RoCE"}, {}, tmp_path)
+    replay({"usr/lib64/libucp.so.0": "", "usr/lib64/ucx/libuct_ib.so.0": "", "opt/a/ucx/libuct_ib.so.0": ""}, tmp_path)
+    assert rdma.site_ucx({"RoCE", "InfiniBand"}, {"LD_LIBRARY_PATH": "/opt/a:"}, tmp_path) == "/usr/lib64"
+    assert not rdma.site_ucx({"EFA"}, {}, tmp_path)
+    replay({"opt/a/libucp.so.0": "", "opt/h/lib/libucp.so.0": "", "opt/h/lib/ucx/libuct_ib.so.0.0.0": ""}, tmp_path)
+    assert rdma.site_ucx({"RoCE"}, {"LD_LIBRARY_PATH": "/opt/a:"}, tmp_path) == "/opt/a"
+    assert rdma.site_ucx({"RoCE"}, {"HPCX_UCX_DIR": "/opt/h", "LD_LIBRARY_PATH": "/opt/a"}, tmp_path) == "/opt/h/lib"
+
+
+HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
+FACTS = Facts(
+    process="p", package="0.1.0", ucc="1.4.0", ucx="1.22.0", memory_types=("host",), settings=(), byteorder="little",
+    host=HERE, vendor="host", device=0, address=b"", idle_ports=(IB,),
+)  # fmt: skip
+FAR = replace(FACTS, host=replace(HERE, hostname="two", boot_id="boot-2"))
+
+
+def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ucx: Path) -> None:
+    said = [False]
+    monkeypatch.setattr(carriers, "_warned", said)
+    monkeypatch.setattr(log.log("net").parent, "propagate", True)
+    for rank, everyone in (
+        (0, [FACTS, FACTS]), (1, [FACTS, FAR]), (0, [replace(f, idle_ports=()) for f in (FACTS, FAR)]),
+    ):  # fmt: skip
+        carriers.warn_idle(rank, everyone)
+    assert not caplog.records and said == [False]
+    for _ in range(2):
+        carriers.warn_idle(0, [replace(FACTS, idle_ports=()), FAR])
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "two: mlx5_0:1 (InfiniBand)" in text and "one:" not in text and "UCCH_UCX_DIR" in text
+
+
+DEVICES = {name for row in VENDORS.values() for name in row.transports}
+
+
+@pytest.mark.parametrize("users", ["", "all", "^", "^ib", "^sysv,tcp"])
+def test_transports_of_devices_are_shut_out(users: str) -> None:
+    made = without_devices(users)
+    assert made.startswith("^") and set(made[1:].split(",")) >= DEVICES
+    assert set(users.removeprefix("^").split(",")) - {"", "all"} <= set(made[1:].split(","))
+
+
+@pytest.mark.parametrize("users, expected", [
+    ("tcp,self,cuda_copy", "tcp,self"), ("rc,cuda,sm", "rc"), ("sm,self,rocm", "tcp,self"), ("self", "tcp,self"),
+    ("rc_mlx5,tcp,posix,cma", "rc_mlx5,tcp"),
+])  # fmt: skip
+def test_a_list_of_the_users_keeps_its_networks(users: str, expected: str) -> None:
+    assert without_devices(users) == expected
+
+
+@pytest.mark.parametrize("carrier, cores, ranks, expected", [
+    ("tcp", 64, 8, 4), ("tcp", 64, 16, 2), ("tcp", 64, 1000, 1), ("tcp", 2, 1, 1), ("tcp", 192, 8, 4),
+    ("tcp", 32, 1, 8), ("tcp", 96, 1, 12), ("tcp", 20, 1, 5), ("tcp", 12, 1, 4), ("tcp", 64, 2, 4),
+    ("limited", 192, 8, 8), ("limited", 64, 8, 4), ("rdma", 192, 8, 2), ("rdma", 2, 2, 1),
+])  # fmt: skip
+def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, expected: int) -> None:
+    assert wires.count(carrier, cores, ranks) == expected
+
+
+def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    monkeypatch.setattr(wires, "count", lambda _carrier, _cores, ranks: counted.append(ranks) or 1)
+    monkeypatch.setattr(wires, "_sharing", 1)
+    for ranks in (1, 8, 2):
+        wires.share(ranks)
+        wires.wanted()
+    assert counted == [1, 8, 8]
+
+
+@pytest.mark.parametrize("number", range(1, 17))
+def test_all_wires_carry_as_much_of_a_slot(number: int) -> None:
+    slot = usual_slot(number)
+    ranges = [min(lib.UCCH_WIRE_RANGE, slot - at) for at in range(0, slot, lib.UCCH_WIRE_RANGE)]
+    assert len({sum(ranges[wire::number]) for wire in range(number)}) == 1
+    assert usual_slot(0) == SLOT <= slot <= 16 << 20
+
+
+SCRIPT = """
+import os
+from pathlib import Path
+from ucc_hetero.machine import nics
+from ucc_hetero.transport import wires
+
+cores = os.sched_getaffinity(0)
+beside = set() if len(cores) < 2 else set(sorted(cores)[1:])
+nics.cores_for = lambda threads, ranks, near: beside or cores
+assert len(wires.addresses(2)) == 2
+tasks = []
+while len(tasks) < 4:  # they give themselves their name, once they run where they should
+    tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "ucch-wire\\n"]
+for task in tasks:
+    assert os.sched_getaffinity(int(task.name)) == (beside or cores)
+assert os.sched_getaffinity(0) == cores
+wires.stop()
+"""
+
+
+def test_threads_run_where_they_should() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
+    if "LibraryNotFound" in done.stderr:
+        pytest.skip("no UCX")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
+    contexts: list[object] = []
+
+    def opened(devices: str, cores: set[int]) -> int:
+        if len(contexts) == 3 and not failed:
+            failed.append(devices)
+            raise LibraryError("ucp_worker_create", -4, "UCS_ERR_NO_MEMORY")
+        contexts.append(devices)
+        return len(contexts) - 1
+
+    failed: list[str] = []
+    for name, value in (("_contexts", contexts), ("_addresses", []), ("_pid", os.getpid()), ("_open", opened)):
+        monkeypatch.setattr(wires, name, value)
+    monkeypatch.setattr(wires, "_address", lambda wire: b"%d" % wire)
+    assert [wires.addresses(count) for count in (3, 3)] == [((b"0", b"1"),)] * 2 and len(contexts) == 3
