@@ -172,6 +172,8 @@ def _hosts(given: Mapping[str, Any], base: Path, environ: Mapping[str, str]) -> 
     if components and len(components) < count:
         raise ClusterError(f"components: the job has {count}, not {len(components)}")
     vendors = [components[each.component] if components else each.vendor or vendor for each in found]
+    for each, word in zip(found, vendors, strict=True):
+        _vendor(f"{ways[0]}: vendor of {each.name}", word)
     return tuple(replace(e, slots=e.slots or slots or 1, vendor=v) for e, v in zip(found, vendors, strict=True))
 
 
@@ -225,8 +227,8 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
         raise ClusterError(f"reading a cluster file needs PyYAML: {extra('launch')}") from None
     try:
         text = path.read_text()
-    except OSError as error:
-        raise ClusterError(f"{path}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise ClusterError(f"{path}: {getattr(error, 'strerror', 'is not text')}") from None
     try:
         return parse(yaml.safe_load(text), path.parent, environ)
     except yaml.YAMLError as error:

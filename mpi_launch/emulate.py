@@ -111,11 +111,6 @@ class Cluster:
         """MPI slots of all hosts together."""
         return sum(host.slots for host in self.layout)
 
-    @property
-    def hostfile(self) -> Path:
-        """The MPI hostfile; the hosts' environment already names it to ``mpirun``."""
-        return self.directory / "hostfile"
-
     def start(self) -> Cluster:
         """Build the cluster; it is ready for commands on return. Leaves nothing behind if it fails."""
         if self.hosts:

@@ -157,11 +157,6 @@ class EmulatedHost:
         return path
 
     @property
-    def slots(self) -> int:
-        """MPI slots."""
-        return self.layout.slots
-
-    @property
     def address(self) -> str:
         """IPv4 address of the first link."""
         return self.layout.links[0].address

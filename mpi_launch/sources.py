@@ -54,8 +54,8 @@ def hostfile(path: Path) -> list[Host]:
     """
     try:
         lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ValueError(f"hostfile {path}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"hostfile {path}: {getattr(error, 'strerror', 'is not text')}") from None
     found = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -64,8 +64,11 @@ def hostfile(path: Path) -> list[Host]:
         name, _, count = words[0].partition(":")
         given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
         slots = given.get("slots", count or "0")
-        if not slots.isdigit() or len(given) < len(words) - 1 or not name:
-            raise ValueError(f"hostfile {path}, line {number}: {line.strip()!r} is not of the form: host slots=2")
+        unknown = given.keys() - {"slots", "max_slots", "max-slots", "vendor"}
+        if not slots.isdigit() or len(given) < len(words) - 1 or not name or unknown:
+            raise ValueError(
+                f"hostfile {path}, line {number}: {line.strip()!r} is not of the form: host slots=2 vendor=amd"
+            )
         found.append(Host(name, int(slots), given.get("vendor", "")))
     return found
 

@@ -309,12 +309,14 @@ def shared_memory() -> Answer:
     if alone:
         os.environ["HIP_VISIBLE_DEVICES"] = words[0]
     try:
-        return _owner(Hip(), mine)
+        return _owner(Hip(), mine, f"{ROUNDS} rounds on {'two devices' if device else 'one device'}")
+    except EOFError:
+        return answer(False, "the other process has ended")
     finally:
         peer.kill()
 
 
-def _owner(hip: Hip, peer: Connection) -> Answer:
+def _owner(hip: Hip, peer: Connection, words: str) -> Answer:
     """Write a pattern and then the word that tells of it, again and again; the peer says what it found."""
     memory, host = hip.fine(SHARED), hip.pinned(SHARED)
     word = memory + SHARED - 4096
@@ -338,7 +340,6 @@ def _owner(hip: Hip, peer: Connection) -> Answer:
         if found is None:
             return answer(False, f"round {turn}: the other process's kernel does not see the word", rounds=turn)
         stale += found != int(data.astype(np.uint64).sum())
-    words = f"{ROUNDS} rounds"
     return answer(not stale, f"{stale} of {words} read old data" if stale else words, stale=stale)
 
 

@@ -98,6 +98,9 @@ def test_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     path.write_text("hosts: [a\n")
     with pytest.raises(ClusterError, match="c.yaml: is not YAML"):
         load(path)
+    path.write_bytes(b"hosts: [\xff]\n")
+    with pytest.raises(ClusterError, match="c.yaml: is not text"):
+        load(path)
     path.write_text("hosts: [{name: a, slots: 0}]\n")
     assert tool.main(["-c", str(path), "true"]) == 2
     assert f"ucch-run: {path}: hosts[0].slots: must be" in capsys.readouterr().err
@@ -129,10 +132,13 @@ def test_hostfiles(tmp_path: Path) -> None:
     assert sources.hostfile(path) == [Host("node0", 4, "amd"), Host("node1", 2, ""), Host("node2", 0, "")]
     cluster = parse({"hostfile": "hostfile", "slots": 3, "vendor": "host"}, tmp_path)
     assert cluster.hosts == (Host("node0", 4, "amd"), Host("node1", 2, "host"), Host("node2", 3, "host"))
-    for bad in ("node0 slots=x", "node0 4", ":3"):
+    for bad in ("node0 slots=x", "node0 4", ":3", "node0 solts=2"):
         path.write_text("ok\n" + bad + "\n")
         with pytest.raises(ValueError, match="line 2: .* is not of the form: host slots=2"):
             sources.hostfile(path)
+    path.write_text("node0 vendor=nvdia\n")
+    with pytest.raises(ClusterError, match="hostfile: vendor of node0: must be one of auto, .*, not 'nvdia'"):
+        parse({"hostfile": "hostfile"}, tmp_path)
 
 
 HET = {
