@@ -60,5 +60,7 @@ SANITIZER, PRELOADED = os.environ["SANITIZER"], os.environ.get("LD_PRELOAD", "")
 if SANITIZER not in PRELOADED and SANITIZER not in Path("/proc/self/maps").read_text():
     os.environ["LD_PRELOAD"] = ":".join([SANITIZER, *filter(None, PRELOADED)])
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-os.environ["LD_PRELOAD"] = ":".join(name for name in PRELOADED if name != SANITIZER)
+os.environ.pop("LD_PRELOAD", None)
+if others := [name for name in PRELOADED if name not in ("", SANITIZER)]:
+    os.environ["LD_PRELOAD"] = ":".join(others)
 sys.meta_path.insert(0, Sanitized())
