@@ -100,7 +100,7 @@ sys.path.insert(0, str(FAKEGPU))  # the scripts that ranks run on such devices
 FAKES = {"nvidia": "CUDA", "amd": "HIP"}
 
 #: Where the libraries are is a fact of the machine, not of a test.
-INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR")
+INHERITED = ("UCCH_UCC_LIB", "UCCH_UCX_DIR", "PMIX_MCA_gds")
 
 
 def find_mpirun() -> str | None:
@@ -191,7 +191,7 @@ def write_script(folder: Path, script: str | Path) -> Path:
 
 
 #: Variables that are read when a process starts, or imports torch: with them each rank is a new Python.
-COLD = ("LD_PRELOAD", "UCCH_TORCH_REPLACE")
+COLD = ("LD_PRELOAD", "SANITIZER", "UCCH_TORCH_REPLACE")
 #: Test files -> what their ranks import that takes seconds.
 NEEDED = {
     "torch|vllm": ["torch"],

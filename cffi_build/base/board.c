@@ -196,13 +196,23 @@ void ucch_board_stats(ucch_board *b, uint64_t *calls, double *seconds, uint64_t 
 
 /* ---- calls, and refused ones ---- */
 
+/* Words that are read while they may be written, on this page: whether they are whole a number beside them tells. */
+static void *copy_words(void *to, const void *from, size_t bytes) {
+    uint64_t *dst = to;
+    const uint64_t *src = from;
+    for (size_t i = 0; i < bytes / sizeof(*dst); i++)
+        __atomic_store_n(&dst[i], __atomic_load_n(&src[i], __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    return to;
+}
+
 /* The signature and, if asked for, the label with which a rank entered call `seq`: 1, or 0 where it has not, or has
  * moved on past the ring, be it while we read. */
 static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *label) {
     const arrival *a = &s->ring[seq % RING];
     if (__atomic_load_n(&a->seq, __ATOMIC_ACQUIRE) != seq) return 0;
     *signature = __atomic_load_n(&a->signature, __ATOMIC_RELAXED);
-    if (label) memcpy(label, a->label, LABEL);
+    uint64_t words[LABEL / sizeof(uint64_t)];
+    if (label) memcpy(label, copy_words(words, a->label, LABEL), LABEL);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
@@ -224,15 +234,15 @@ static ucch_refusal refusal_by(uint64_t call, int rank, const char *text) {
 static void write_refusal(ucch_refusal *at, const ucch_refusal *made) {
     __atomic_store_n(&at->call, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    at->rank = made->rank;
-    memcpy(at->text, made->text, sizeof(at->text));
+    copy_words(&at->rank, &made->rank, sizeof(*at) - offsetof(ucch_refusal, rank));
     __atomic_store_n(&at->call, made->call, __ATOMIC_RELEASE);
 }
 
 /* 1, or 0 where that is a refusal of another call, be it while we read. */
 static int read_refusal(const ucch_refusal *at, uint64_t call, ucch_refusal *found) {
     if (__atomic_load_n(&at->call, __ATOMIC_ACQUIRE) != call) return 0;
-    *found = *at;
+    found->call = call;
+    copy_words(&found->rank, &at->rank, sizeof(*at) - offsetof(ucch_refusal, rank));
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     found->text[UCCH_REFUSAL_BYTES - 1] = 0;
     return __atomic_load_n(&at->call, __ATOMIC_RELAXED) == call;
@@ -289,7 +299,8 @@ static void write_arrival(ucch_board *b, uint64_t seq, uint64_t signature, const
     __atomic_store_n(&a->seq, 0, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     __atomic_store_n(&a->signature, signature, __ATOMIC_RELAXED);
-    memcpy(a->label, label, LABEL);
+    uint64_t words[LABEL / sizeof(uint64_t)];
+    copy_words(a->label, memcpy(words, label, LABEL), LABEL);
     __atomic_store_n(&a->seq, seq, __ATOMIC_RELEASE);
     if (b->far) ucch_far_call(b->far, seq, signature);
 }

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -146,11 +147,9 @@ static int put(int file, const void *data, size_t bytes) {
 }
 
 static int copy(int from, int to, uint64_t bytes) {
-    static char block[1 << 14]; /* one writes at a time */
-    for (uint64_t at = 0; at < bytes;) {
-        ssize_t n = pread(from, block, bytes - at < sizeof(block) ? bytes - at : sizeof(block), (off_t)at);
-        if (n <= 0 || put(to, block, (size_t)n)) return -1;
-        at += (uint64_t)n;
+    for (off_t at = 0; (uint64_t)at < bytes;) {
+        ssize_t n = sendfile(to, from, &at, bytes - (uint64_t)at);
+        if (n == 0 || (n < 0 && errno != EINTR)) return -1;
     }
     return 0;
 }

@@ -38,7 +38,7 @@ typedef struct ucch_engine ucch_engine;
 struct ucch_team {
     ucc_team_h handle;
     ucch_context *context;
-    ucch_step *head, *tail;
+    ucch_step *head, **tail;
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
     /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */

@@ -22,6 +22,7 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
     if (!team) return NULL;
     team->handle = handle;
     team->context = context;
+    team->tail = &team->head;
     return team;
 }
 
@@ -30,33 +31,25 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
 void ucch_team_enqueue_locked(ucch_step *s) {
     ucch_team *t = s->is.team;
     s->next = NULL;
-    if (t->tail)
-        t->tail->next = s;
-    else
-        t->head = s;
-    t->tail = s;
+    *t->tail = s;
+    t->tail = &s->next;
     t->context->users++;
 }
 
-void ucch_team_dequeue_locked(ucch_step *s) {
-    ucch_team *t = s->is.team;
-    t->head = s->next;
-    if (!t->head) t->tail = NULL;
+static void take_out(ucch_team *t, ucch_step **at) {
+    *at = (*at)->next;
+    if (!*at) t->tail = at;
 }
+
+void ucch_team_dequeue_locked(ucch_step *s) { take_out(s->is.team, &s->is.team->head); }
 
 /* A step that will not be posted, or was: its program is over. */
 void ucch_team_leave_locked(ucch_step *s) {
-    ucch_step **at = &s->is.team->head, *last = NULL;
+    ucch_step **at = &s->is.team->head;
     s->is.team->context->users--;
-    while (*at) {
-        if (*at == s)
-            *at = s->next;
-        else {
-            last = *at;
-            at = &(*at)->next;
-        }
-    }
-    s->is.team->tail = last;
+    while (*at && *at != s)
+        at = &(*at)->next;
+    if (*at) take_out(s->is.team, at);
 }
 
 /* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of

@@ -61,6 +61,9 @@ typedef struct range_state {
 
 /* A wire's part in a flow: pieces whose ranges it has sent. */
 typedef struct share {
+    ucch_poller poller; /* first */
+    ucch_flow *flow;
+    int which;
     uint64_t count;
     int under_way; /* sends that libucp has */
     int news;      /* something has been received, or is to be posted again */
@@ -70,7 +73,6 @@ typedef struct share {
 } share;
 
 struct ucch_flow {
-    ucch_poller poller; /* first */
     ucch_slots ring;
     int sends, nwires, first; /* the wire that carries first ranges, and what the ranks tell each other */
     int ranges;               /* of a slot */
@@ -446,10 +448,11 @@ static int turn_of_receiver(ucch_flow *f, int which) {
 }
 
 /* Called by the threads of all of its wires, each with its wire's lock. */
-static int turn(ucch_poller *poller, int wire) {
-    ucch_flow *f = (ucch_flow *)poller;
-    int which = wire / 2, found = 0;
-    if (__atomic_load_n(f->shares[which].lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
+static int turn(ucch_poller *poller) {
+    const share *s = (share *)poller;
+    ucch_flow *f = s->flow;
+    int which = s->which, found = 0;
+    if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
     if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
     if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? tell_abort(f) : hear_abort(f);
     /* Once a call has failed here, no thread waits for the rest. */
@@ -509,13 +512,16 @@ void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
 /* With the wire's lock: have the wire serve its share. */
 static int join(ucch_flow *f, int which, uint64_t key) {
     share *s = &f->shares[which];
+    s->poller.turn = turn;
+    s->flow = f;
+    s->which = which;
     s->ep = ucch_wire_endpoint(wire_of(f, which), key, &s->lost);
     /* Once for all that goes through them: it takes longer than a range on its way. */
     ucp_mem_map_params_t slots = {.field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = HOST_MEMORY};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
-    int status = s->ep ? ucch_wire_serve(wire_of(f, which), &f->poller) : UCCH_FAIL_PEER;
-    if (status) return status;
+    if (!s->ep) return UCCH_FAIL_PEER;
+    ucch_wire_serve(wire_of(f, which), &s->poller);
     for (int i = 0; !f->sends && i < f->ring.depth * f->ranges; i++)
         if (carrier_of(f, i % f->ranges) == which) post_range(f, which, i);
     s->news = 1;
@@ -531,7 +537,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
 ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t key, uint64_t tag) {
     ucch_flow *f = calloc(1, sizeof(*f));
     if (!f) return NULL;
-    *f = (ucch_flow){.poller = {turn}, .ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
+    *f = (ucch_flow){.ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .room = 64};
     f->key = key;
     f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
     f->range = range_for(ring->stride - UCCH_FLOW_HEADER, nwires);
@@ -587,7 +593,7 @@ int ucch_flow_free(ucch_flow *f) {
         int still = held(f, i, 0);
         left += still;
         if (!still && f->shares[i].slots) ucp_mem_unmap(ucch_wire_context(wire_of(f, i)), f->shares[i].slots);
-        ucch_wire_dismiss(wire_of(f, i), &f->poller);
+        ucch_wire_dismiss(wire_of(f, i), &f->shares[i].poller);
         ucch_wire_unlock(wire_of(f, i));
     }
     if (left) return left;

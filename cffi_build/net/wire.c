@@ -60,8 +60,7 @@ struct ucch_wire {
     pthread_cond_t wake;
     int wanted, rung, state, stop;
     connection *connections;
-    ucch_poller **pollers;
-    int npollers, room;
+    ucch_poller *pollers;
     cpu_set_t cores; /* that it runs on */
 };
 
@@ -149,13 +148,13 @@ static void rest(double now, double quiet) {
         crowded--;
 }
 
-static int turn(ucch_wire *w, int number) {
+static int turn(ucch_wire *w) {
     int found = 0;
     ucch_take(&w->lock, UCCH_AT_WIRE);
     __atomic_store_n(&w->rung, 0, __ATOMIC_SEQ_CST);
     if (ucp_worker_progress(w->worker)) found |= UCCH_MOVED;
-    for (int i = 0; i < w->npollers; i++)
-        found |= w->pollers[i]->turn(w->pollers[i], number);
+    for (ucch_poller *p = w->pollers; p; p = p->next)
+        found |= p->turn(p);
     ucch_give(&w->lock, UCCH_AT_WIRE);
     return found;
 }
@@ -168,7 +167,7 @@ static void *serve(void *at) {
     prctl(PR_SET_NAME, "ucch-wire");
     prctl(PR_SET_TIMERSLACK, SLACK_NS);
     while (!__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST)) {
-        int found = turn(w, number);
+        int found = turn(w);
         for (int i = 0; i < LET_OTHERS && __atomic_load_n(&w->wanted, __ATOMIC_SEQ_CST); i++)
             sched_yield();
         double now = ucch_now(), linger = found & UCCH_WATCHED ? WATCH_POLL_S : BUSY_POLL_S;
@@ -285,25 +284,11 @@ ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed) {
 
 /* ---- pollers ---- */
 
-/* With the wire's lock: have its thread look after a poller. 0, or a failure. */
-int ucch_wire_serve(int wire, ucch_poller *poller) {
-    ucch_wire *w = &wires[wire];
-    if (w->npollers == w->room) {
-        ucch_poller **more = realloc(w->pollers, (size_t)(2 * w->room + 8) * sizeof(*more));
-        if (!more) return UCCH_FAIL_MEMORY;
-        w->pollers = more;
-        w->room = 2 * w->room + 8;
-    }
-    w->pollers[w->npollers++] = poller;
-    return 0;
+/* With the wire's lock: have its thread look after a poller. */
+void ucch_wire_serve(int wire, ucch_poller *poller) {
+    poller->next = wires[wire].pollers;
+    wires[wire].pollers = poller;
 }
 
 /* With the wire's lock. */
-void ucch_wire_dismiss(int wire, ucch_poller *poller) {
-    ucch_wire *w = &wires[wire];
-    for (int i = 0; i < w->npollers; i++)
-        if (w->pollers[i] == poller) {
-            w->pollers[i] = w->pollers[--w->npollers];
-            return;
-        }
-}
+void ucch_wire_dismiss(int wire, ucch_poller *poller) { UCCH_UNLINK(wires[wire].pollers, poller, next); }

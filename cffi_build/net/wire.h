@@ -10,15 +10,16 @@ typedef struct ucch_wire ucch_wire;
  */
 enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4 };
 
-/* Work of a wire's thread: `turn` is called again and again, with the wire's lock. */
+/* Work of one wire's thread: `turn` is called again and again, with the wire's lock. */
 typedef struct ucch_poller {
-    int (*turn)(struct ucch_poller *poller, int wire);
+    int (*turn)(struct ucch_poller *poller);
+    struct ucch_poller *next;
 } ucch_poller;
 
 ucp_context_h ucch_wire_context(int wire);
 ucp_worker_h ucch_wire_worker(int wire);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
-int ucch_wire_serve(int wire, ucch_poller *poller);
+void ucch_wire_serve(int wire, ucch_poller *poller);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);

@@ -235,12 +235,12 @@ int64_t ucch_pieces_outside(uint64_t room, size_t n, const uint64_t *offsets, co
     return -1;
 }
 
-/* What the order points to stays the caller's. */
+/* With a peer, or of `at` alone. What the order points to stays the caller's. */
 ucch_transfer *ucch_transfer_new(ucch_rma *at, ucch_peer *peer, const ucch_order *order) {
     ucch_transfer *t = calloc(1, sizeof(*t));
     if (!t) return NULL;
     t->op.kind = &kind;
-    t->at = at;
+    t->at = peer ? peer->at : at;
     t->peer = peer;
     t->is = *order;
     t->there = order->target ? order->target->id : order->region;
@@ -391,7 +391,7 @@ void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *h, const void *d
     if (lists) memcpy(lists, data, bytes);
     if (!status && ucch_pieces_outside(region->bytes, n, lists, lists + 2 * n) >= 0) status = UCCH_FAIL_RANGE;
     ucch_order order = {.what = UCCH_RMA_PUT, .local = region, .region = h->other, .n = n, .mine = lists};
-    ucch_transfer *t = status ? NULL : ucch_transfer_new(peer->at, peer, &order);
+    ucch_transfer *t = status ? NULL : ucch_transfer_new(NULL, peer, &order);
     if (!t) {
         free(lists);
         ucch_header no = {.what = UCCH_PULLED, .serial = h->serial, .status = status ? status : UCCH_FAIL_MEMORY};

@@ -20,15 +20,16 @@ from ucc_hetero.launch.emulate import Cluster, unavailable
 from ucc_hetero.native.libraries import load
 
 #: Variables of tests/sanitize that its ranks need.
-SANITIZED = ("PMIX_MCA_gds", "ASAN_OPTIONS", "TSAN_OPTIONS", "PYTHONMALLOC", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS")
+SANITIZED = (
+    *("SANITIZER", "SANITIZED_EXTENSION", "SANITIZED_BLOCKS", "ASAN_OPTIONS", "TSAN_OPTIONS"),
+    *("PYTHONMALLOC", "PMIX_MCA_gds"),
+)
 
 
 class Patient(Cluster):
     """A cluster whose commands may take longer, as those of the fixture ``mpirun``; set by `emulate`."""
 
     room = 1
-    #: Library that ranks load first, and not the programs that start them.
-    preload: str | None = None
     #: Words that start Python for ranks with these variables.
     python: Callable[[Mapping[str, str]], list[str]]
     #: Where programs lie that were given as text.
@@ -41,22 +42,18 @@ class Patient(Cluster):
             path = cls.folder / "program.py"
             path.write_text(argv[2])
             argv = [argv[0], str(path), *argv[3:]]
-        program = not cls.preload and argv[0] == sys.executable and argv[1].endswith(".py")
+        program = "SANITIZER" not in os.environ and argv[0] == sys.executable and argv[1].endswith(".py")
         return [*cls.python(env), *argv[1:]] if program else list(argv)
 
-    def _sanitized(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        if not self.preload:
-            return list(argv), dict(env)
-        own = {name: os.environ[name] for name in SANITIZED if name in os.environ}
-        return ["env", f"LD_PRELOAD={self.preload}", *argv], own | dict(env)
+    def _sanitized(self, env: Mapping[str, str]) -> dict[str, str]:
+        return {name: os.environ[name] for name in SANITIZED if name in os.environ} | dict(env)
 
     def mpirun(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> Any:
-        words, own = self._sanitized(self.warm(argv, env or {}), env or {})
-        return super().mpirun(words, env=own, **options)
+        return super().mpirun(self.warm(argv, env or {}), env=self._sanitized(env or {}), **options)
 
     def command(self, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Words and environment by which the first host starts a job on all of them."""
-        words, own = self._sanitized(self.warm(argv, env), env)
+        words, own = self.warm(argv, env), self._sanitized(env)
         return ["mpirun", "-np", str(self.slots), *(word for name in own for word in ("-x", name)), *words], own
 
     def run(self, *args: Any, timeout: float = 60.0, **options: Any) -> Any:
@@ -80,8 +77,6 @@ def hosts(
     """This process as it has to be where clusters are started; without what they need the test is skipped."""
     monkeypatch.setattr(Patient, "python", functools.partial(pythons.of, request.path), raising=False)
     monkeypatch.setattr(Patient, "folder", tmp_path, raising=False)
-    monkeypatch.setattr(Patient, "preload", os.environ.get("LD_PRELOAD"))
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)

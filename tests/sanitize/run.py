@@ -2,8 +2,8 @@
 ``--threads`` before these: under ThreadSanitizer.
 
 Builds the native engine with them (in build/sanitize; the ordinary build stays as it is), and runs the tests of the
-engine and of all calls on host memory, or of the network threads, with the sanitizer's library loaded first in pytest's
-process and in the ranks, not in mpirun. libucc and libucp are as they are. A finding is an error here even where a
+engine and of all calls on host memory, or of the network threads, with the sanitizer's library loaded first in every
+Python (sitecustomize.py). libucc and libucp are as they are. A finding is an error here even where a
 test expects that its process ends.
 """
 
@@ -141,13 +141,10 @@ def environment(way: Way, library: Path) -> dict[str, str]:
     return {
         **os.environ,
         **way.settings,
-        "LD_PRELOAD": str(library),
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "SANITIZED_EXTENSION": str(next((way.folder / "ucc_hetero").glob("_native*.so"))),
         "SANITIZED_BLOCKS": str(OUT / "blocks.so"),
         "SANITIZER": str(library),
-        "MPIRUN": str(HERE / "mpirun"),
-        "SANITIZED_MPIRUN": os.environ.get("MPIRUN") or str(Path(sys.executable).parent / "mpirun"),
     }
 
 

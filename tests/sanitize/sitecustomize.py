@@ -1,6 +1,8 @@
 """The sanitized build of the native engine in every Python that tests/sanitize/run.py starts, directly or not.
 
-That program puts this folder first in PYTHONPATH; the interpreter imports a module of this name by itself.
+That program puts this folder first in PYTHONPATH; the interpreter imports a module of this name by itself. A Python
+without the sanitizer's library begins anew with it. No other program gets it: shells end by a fault with libtsan, and
+MPI's launcher is not what is tested.
 """
 
 import ctypes
@@ -8,6 +10,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 NATIVE = "ucc_hetero._native"
 NUMPY = "numpy._core._multiarray_umath"
@@ -53,4 +56,11 @@ class Sanitized(importlib.abc.MetaPathFinder):
         return spec
 
 
+SANITIZER, PRELOADED = os.environ["SANITIZER"], os.environ.get("LD_PRELOAD", "").split(":")
+if SANITIZER not in PRELOADED and SANITIZER not in Path("/proc/self/maps").read_text():
+    os.environ["LD_PRELOAD"] = ":".join([SANITIZER, *filter(None, PRELOADED)])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+os.environ.pop("LD_PRELOAD", None)
+if others := [name for name in PRELOADED if name not in ("", SANITIZER)]:
+    os.environ["LD_PRELOAD"] = ":".join(others)
 sys.meta_path.insert(0, Sanitized())

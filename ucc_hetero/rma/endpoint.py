@@ -361,24 +361,32 @@ class Endpoint(Sided):
         except ValueError:
             _ = self.native  # PeerError: an endpoint closes its targets, be it when a peer's end is heard of
             raise
-        mine, theirs, lengths = (ffi.from_buffer("uint64_t *", each) for each in lists)
-        places = {"n": len(lists[0]), "mine": mine, "theirs": theirs, "lengths": lengths}
-        return {"what": what, "local": sides[0], "target": sides[1], **places}
+        mine, theirs, lengths = lists
+        return {
+            "what": what,
+            "local": sides[0],
+            "target": sides[1],
+            "n": len(mine),
+            "mine": ffi.from_buffer("uint64_t *", mine),
+            "theirs": ffi.from_buffer("uint64_t *", theirs),
+            "lengths": ffi.from_buffer("uint64_t *", lengths),
+        }
 
     def _start(self, order: dict[str, Any], what: str, keep: object, stream: Any, timeout: float | None) -> Request:
         seconds = self.worker.timeout if timeout is None else timeout
-        return begin(self.worker, self.native, order, what, keep, stream, seconds)
+        return begin(ffi.NULL, self.native, order, what, keep, stream, seconds)
 
 
 def _told(data: bytes | None, counter: int | None) -> dict[str, Any]:
     """What an order has of a notification."""
-    data = b"" if data is None else data
-    if len(data) > lib.UCCH_RMA_NOTICE:
-        raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
     if counter is not None and not 0 <= counter < 1 << 31:
         raise ValueError(f"counter: {counter} is not the number of a counter")
-    number = 0 if counter is None else counter + 1
-    return {"tells": 1, "counter": number, "notice": ffi.from_buffer(data), "notice_bytes": len(data)}
+    told: dict[str, Any] = {"tells": 1, "counter": 0 if counter is None else counter + 1}
+    if not data:
+        return told
+    if len(data) > lib.UCCH_RMA_NOTICE:
+        raise ValueError(f"notify: {len(data)} bytes, and a notification has {lib.UCCH_RMA_NOTICE} at most")
+    return told | {"notice": ffi.from_buffer(data), "notice_bytes": len(data)}
 
 
 def _lists(here: int, there: int, local: Any, remote: Any, lengths: Any) -> tuple[Array, Array, Array]:

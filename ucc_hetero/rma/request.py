@@ -111,8 +111,8 @@ class Request:
 def begin(
     worker: Any, peer: Any, order: dict[str, Any], what: str, keep: object, stream: Any, seconds: float
 ) -> Request:
-    """Begin what an ``ucch_order`` says, by a worker, with the native side of a peer."""
-    native = owned(lib.ucch_transfer_new(worker.native, peer, [order]), lib.ucch_transfer_free)
+    """Begin what an ``ucch_order`` says, with the native side of a peer, or of our worker alone."""
+    native = owned(lib.ucch_transfer_new(worker, peer, [order]), lib.ucch_transfer_free)
     request = Request(native, lib.ucch_transfer_op(native), what, keep)
     status = lib.ucch_transfer_begin(native, seconds, *stream_argument(stream))
     if status < 0:

@@ -84,7 +84,7 @@ class Counter(Handle):
         theirs = peer.native if peer is not None else ffi.NULL
         order = {"what": lib.UCCH_RMA_AWAIT, "counter": self.number, "least": least}
         seconds = self.worker.timeout if timeout is None else timeout
-        request = begin(self.worker, theirs, order, f"the wait for counter {self.number}", None, None, seconds)
+        request = begin(self.worker.native, theirs, order, f"the wait for counter {self.number}", None, None, seconds)
         if stream is not None:
             request.Wait(stream)
         return request
