@@ -94,6 +94,10 @@ def test_every_difference_is_listed_and_not_every_rank() -> None:
     assert "…" in str(refused.value) and len(str(refused.value)) < 1000
 
 
+def test_an_empty_setting_of_ours_is_none() -> None:
+    assert agreement.steering({"UCCH_TUNE": " ", "UCC_CLS": ""}) == (("UCC_CLS", ""),)
+
+
 def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
     environ = {"UCC_TLS": "ucp", "UCCHB_UCC_TLS": "all"}
     apply_settings("1.4.0", environ)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from .. import env
 from ..errors import AgreementError, ranks_text
 from ..machine.facts import Facts
 from ..machine.ucx_transports import tcp_connections, within_host
@@ -68,10 +69,9 @@ LOCAL = ("UCC_LOG", "UCCH_LOG", "UCC_PROFILE", "UCC_CONFIG_FILE", "UCC_EC_", "UC
 
 
 def steering(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of a process that steer algorithm choice, sorted."""
-    return tuple(
-        sorted((k, v) for k, v in environ.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
-    )
+    """The settings of a process that steer algorithm choice, sorted. An empty one of ours is as if it were not set."""
+    found = ((k, v) for k, v in environ.items() if k.startswith(STEERING_PREFIXES) and not k.startswith(LOCAL))
+    return tuple(sorted((k, v) for k, v in found if v.strip() or not k.startswith(env.PREFIX)))
 
 
 def bridge_settings(ucc: str) -> dict[str, str]:
