@@ -273,7 +273,7 @@ static void hear_waits(spoke *s, const waits *word) {
     if (s->since < 0) s->since = 0; /* this host was not up */
 }
 
-/* ---- what the thread calls ---- */
+/* ---- the listener ---- */
 
 static int fits(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
@@ -285,7 +285,7 @@ static int fits(uint32_t kind, const void *data, size_t bytes) {
     return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
 }
 
-int ucch_circles_hear(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
     ucch_circle *c = circle_of(key);
     static union {
         calls calls;
@@ -331,13 +331,13 @@ static void take_turn_of(ucch_circle *c) {
     note_waiter(c);
 }
 
-void ucch_circles_turn(void) {
+static void take_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next)
         take_turn_of(c);
 }
 
 /* The process at a link's other end is gone, or all of its host. */
-void ucch_circles_lose(int link, int how) {
+static void lost(int link, int how) {
     for (ucch_circle *c = circles; c; c = c->next)
         for (int i = 0; i < c->nspokes; i++) {
             if (c->spokes[i].link != link) continue;
@@ -363,6 +363,7 @@ static void release(ucch_circle *c) {
  * memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
+    static const ucch_listener listener = {heard, take_turn, lost};
     ucch_circle *c = calloc(1, sizeof(*c));
     if (c) {
         *c = (ucch_circle){.key = key, .board = board, .far = ucch_board_far(board), .rank = rank, .size = size};
@@ -376,6 +377,7 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
     }
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
     ucch_links_lock();
+    ucch_links_listen(&listener);
     for (int i = 0; i < n; i++) {
         c->spokes[i].link = links[i];
         c->spokes[i].rank = ranks[i];

@@ -55,7 +55,9 @@ static pthread_t thread;
 static int running, stop, nlinks;
 static int awaited = -1, bell = -1; /* epoll of all connections, and what ends its wait */
 static link_t **links;
+static ucch_listener listener;
 
+void ucch_links_listen(const ucch_listener *l) { listener = *l; }
 void ucch_links_lock(void) { ucch_take(&lock, UCCH_AT_LINKS); }
 void ucch_links_unlock(void) { ucch_give(&lock, UCCH_AT_LINKS); }
 
@@ -72,7 +74,7 @@ static void hang_up(link_t *l, int number, int how) {
     l->fd = -1;
     if (l->how) return;
     l->how = how;
-    if (how != UCCH_LEFT) ucch_circles_lose(number, how);
+    if (how != UCCH_LEFT && listener.lost) listener.lost(number, how);
 }
 
 static void flush(link_t *l, int number) {
@@ -106,7 +108,7 @@ int ucch_link_say(int number, uint32_t kind, uint64_t key, const void *data, siz
 static int take(link_t *l, int number, const ucch_word_t *head, const char *data) {
     if (head->kind == BYE) hang_up(l, number, UCCH_LEFT);
     if (head->kind <= BYE) return head->bytes != 0;
-    return ucch_circles_hear(number, head->kind, head->key, data, head->bytes);
+    return listener.heard ? listener.heard(number, head->kind, head->key, data, head->bytes) : 0;
 }
 
 static void parse(link_t *l, int number) {
@@ -160,7 +162,7 @@ static void beat(link_t *l, int number, double now, double passed) {
     int gone = unheard(l);
     if (!gone && l->quiet < BUSY * l->patience) return;
     l->how = gone ? UCCH_UNREACHABLE : UCCH_SILENT; /* it may come back, and hear that it is given up */
-    ucch_circles_lose(number, l->how);
+    if (listener.lost) listener.lost(number, l->how);
 }
 
 static void turn(void) {
@@ -168,7 +170,7 @@ static void turn(void) {
     double now = ucch_now(), passed = now - last;
     if (passed < TURN_S) return;
     last = now;
-    ucch_circles_turn();
+    if (listener.turn) listener.turn();
     for (int i = 0; i < nlinks; i++)
         beat(links[i], i, now, passed);
 }
@@ -256,7 +258,7 @@ int ucch_link_ask(int link) {
 void ucch_links_stop(void) {
     ucch_links_lock();
     int was = running;
-    if (was) ucch_circles_turn();
+    if (was && listener.turn) listener.turn();
     for (int i = 0; was && i < nlinks; i++)
         ucch_link_say(i, BYE, 0, NULL, 0);
     for (double until = ucch_now() + FAREWELL_S; was && ucch_now() < until;) {

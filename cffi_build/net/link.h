@@ -8,15 +8,18 @@
 #define UCCH_WORD_BYTES 8224
 
 typedef struct ucch_word {
-    uint32_t bytes, kind; /* of what follows; kinds from 2 on are those of circle.c */
+    uint32_t bytes, kind; /* of what follows; kinds from 2 on are the listener's */
     uint64_t key;
 } ucch_word_t;
 
-/* circle.c, by the thread: a word has come (0, or not 0: nonsense), a turn, and what has become of a process. */
-int ucch_circles_hear(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
-void ucch_circles_turn(void);
-void ucch_circles_lose(int link, int how);
+/* Callbacks of one user of the connections: all are called by the thread, and with the lock. */
+typedef struct ucch_listener {
+    int (*heard)(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes); /* 0, or not 0: nonsense */
+    void (*turn)(void);                                                                  /* now and then */
+    void (*lost)(int link, int how); /* UCCH_DIED or what else has become of the process */
+} ucch_listener;
 
+void ucch_links_listen(const ucch_listener *listener);
 void ucch_links_lock(void);
 void ucch_links_unlock(void);
 int ucch_link_say(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes);
