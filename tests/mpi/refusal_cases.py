@@ -255,8 +255,12 @@ def answered_late(comm: Communicator) -> None:
     the one that gives it makes the team, would be alone there, and spoil the context for all communicators."""
     teams, ends = comm._run.members.teams, (0, comm.size - 1)
 
+    told: list[bool] = []
+
     def refused() -> None:
-        WORLD.Send(np.zeros(1), 0, 7)
+        if not told:
+            WORLD.Send(np.zeros(1), 0, 7)
+        told.append(True)
         raise RefusedError("by a third one")
 
     if comm.rank == 0:
@@ -266,8 +270,6 @@ def answered_late(comm: Communicator) -> None:
     if comm.rank in ends:
         teams._create(ends, "native" if comm.topology.flat else "bridge").close(20)
     teams.look = None
-    while WORLD.Iprobe(tag=7):  # it looks more than once
-        WORLD.Recv(np.zeros(1), tag=7)
 
 
 def refused_by_others(comm: Communicator) -> None:
