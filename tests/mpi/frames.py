@@ -8,13 +8,16 @@ from types import CodeType
 from typing import Any
 
 import ucc_hetero
-from ucc_hetero.calls.request import wait_op
+from ucc_hetero.calls.request import reap, wait_op
 
 PACKAGE = str(Path(ucc_hetero.__file__).parent)
 
 
 def frames_of(call: Callable[[], object]) -> list[str]:
-    """Names of the package's Python functions that run in a call, but for those while it waits for other ranks."""
+    """Names of the package's Python functions that run in a call.
+
+    But for those while it waits for other ranks, and those that end what earlier callers have dropped.
+    """
     return [code.co_qualname for code in codes_of(call)]
 
 
@@ -33,7 +36,7 @@ def codes_of(call: Callable[[], object]) -> list[CodeType]:
             if event == "return" and frame is waiting[0]:
                 waiting.clear()
         elif event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            if frame.f_code is wait_op.__code__:
+            if frame.f_code in (wait_op.__code__, reap.__code__):
                 waiting.append(frame)
             else:
                 found.append(frame.f_code)

@@ -18,12 +18,10 @@ world = MPI.COMM_WORLD
 def few_files() -> None:
     """A call that was never made before passes the files of docs/design.md, and no layers beside them."""
     with Communicator(world) as comm:
-        found = []
-        for n in (3, 4, 5):  # one may be asked to end what cases before this one have dropped
-            mine, total = np.full(n, 2.0), np.empty(n)
-            found.append(files_of(lambda mine=mine, total=total: comm.Allreduce(mine, total)))
-            assert (total == 2 * comm.size).all()
-    assert min(map(len, found)) <= 15, sorted(min(found, key=len))
+        total = np.empty(4)
+        found = files_of(lambda: comm.Allreduce(np.full(4, 2.0), total))
+    assert (total == 2 * comm.size).all()
+    assert len(found) <= 15, sorted(found)
 
 
 def few_frames() -> None:
