@@ -204,6 +204,16 @@ def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, j
     assert job.spoilt
 
 
+def test_no_team_is_made_where_one_was_given_up() -> None:
+    """A context that ranks have died in goes on: those of a communicator without them still make teams."""
+    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, outlived=True)
+    found = Teams(job, [10], 0, 1, 5.0)
+    assert found._all_ready([10], True) and not found._all_ready([10], False)
+    job.spoilt = True
+    with pytest.raises(CollectiveError, match=r"rank 0: a team .* was given up .* make a new one"):
+        found._all_ready([10], True)
+
+
 def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
     asked: list[Any] = []

@@ -147,7 +147,7 @@ class _Meeting:
 
 
 def _table() -> Table:
-    """Measured choices, as a rank finds them; or as another one had them, where the file is not on this rank's host."""
+    """Measured choices, as this rank finds them; those of an earlier communicator where its host lacks the file."""
     path = env.get("TUNE_FILE")
     try:
         return read_table(path)

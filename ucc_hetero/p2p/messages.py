@@ -346,8 +346,8 @@ class Messages:
 
     def hand(self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool) -> Letter:
         """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device, without a time
-        limit. Everything else has been looked at, as few functions as possible are called here, and most messages are
-        short."""
+        limit. The caller has checked peer, tag and memory; each function that is called here takes a hundredth of a
+        short message."""
         if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
             self.usable()
         how = _COMES if comes else 0
