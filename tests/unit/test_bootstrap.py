@@ -206,7 +206,7 @@ def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, j
 
 def test_no_team_is_made_where_one_was_given_up() -> None:
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
-    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, outlived=True)
+    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, stale=True)
     found = Teams(job, [10], 0, 1, 5.0)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True

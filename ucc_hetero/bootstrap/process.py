@@ -143,8 +143,9 @@ class Job:
         self.process, self.name = process, name
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
-        #: True if ranks of it have died: what they have left under way may be taken for a new communicator's.
-        self.outlived = False
+        #: True if ranks of it have died or a call did not end in time: what they have left under way may be taken for a
+        #: new communicator's, and libucp may have dropped a broken connection in silence.
+        self.stale = False
         #: Operations that had ended in endpoint errors when the contexts were made: of later ones connections may be
         #: broken, and what libucc still receives for a failed task it may count for the next one.
         self._errors = 0
@@ -241,7 +242,7 @@ class Job:
 
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
-        return not (self.spoilt or self.outlived) and lib.ucch_endpoint_errors() == self._errors
+        return not (self.spoilt or self.stale) and lib.ucch_endpoint_errors() == self._errors
 
     def drop_spare(self, seconds: float, most: int = 0) -> None:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""

@@ -66,6 +66,8 @@ class State:
     def broke(self, failure: Exception, keep: object) -> None:
         """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
+        if isinstance(failure, CollectiveTimeout):
+            self.members.job.stale = True
         quarantine.keep(keep)
 
     def orphan(self) -> None:
