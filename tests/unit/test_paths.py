@@ -13,7 +13,7 @@ from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.transport.paths import MessagePaths, crowded_hosts, path_of
+from ucc_hetero.transport.paths import Device, MessagePaths, crowded_hosts, path_of
 from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport
@@ -44,6 +44,18 @@ BOTH = ("host", "cuda", "rocm")
 ])  # fmt: skip
 def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
+
+
+@pytest.mark.parametrize("ranks, reason", [
+    ([replace(CUDA, board="01:00.0"), replace(CUDA, board="02:00.0")], ""),
+    ([replace(CUDA, board="01:00.0"), replace(rank("cuda", THERE), board="01:00.0")], ""),
+    ([replace(CUDA, board="01:00.0")] * 2, "share a device"),  # NCCL has none of both
+    ([CUDA, rank("cuda", moves=("host",))], "cannot move"),
+])  # fmt: skip
+def test_an_island_whose_devices_no_library_serves(ranks: list[Facts], reason: str) -> None:
+    found = Device.of(0, range(2), ranks, None).by_host
+    assert reason in found and bool(reason) == bool(found)
+    assert not Device.of(0, [0], ranks, None).by_host
 
 
 def test_what_cannot_be_is_refused() -> None:

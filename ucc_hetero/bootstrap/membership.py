@@ -118,7 +118,7 @@ class Membership:
         """Channels among devices, where calls can be queued."""
         memory = None if self.runtime is None else self.runtime.memory_type
         native_in_stream = self.island.size == 1 or (
-            memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
+            memory is not None and not self.device.by_host and self.job.vendors_library(memory)
         )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""

@@ -84,6 +84,7 @@ class Process:
             vendor=place.vendor,
             device=place.device,
             address=self.worker.address,
+            board="" if runtime is None else runtime.bus(place.device),
             device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
             lazy_loading=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
             link_speed=env.get("LINK_SPEED") or self._speed,
