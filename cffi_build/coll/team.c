@@ -99,14 +99,16 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
     return 0;
 }
 
-/* Post on the engine, and take back the event with which libucc says so. */
+/* Post on the engine, and take back the event with which the vendor's library says so at once. Where there is none,
+ * that library could not begin, and libucc does the call by itself: with a kernel that stays in the stream until the
+ * hosts are done, and in the default stream without regard to what is in it (ec_cuda_executor.c of UCC 1.4). */
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
     ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
-    int status = ucc_collective_triggered_post(engine, &event);
+    int status = ucc_collective_triggered_post(engine, &event), posted = 0;
     if (status < 0) return status;
-    while (ucc_ee_get_event(engine, &out) == UCC_OK)
+    for (; ucc_ee_get_event(engine, &out) == UCC_OK; posted = 1)
         ucc_ee_ack_event(engine, out);
-    return 0;
+    return posted ? 0 : UCCH_FAIL_VENDOR;
 }
 
 void ucch_team_free(ucch_team *team) {

@@ -106,6 +106,16 @@ def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
 
 
+@pytest.mark.parametrize("tls, used", [
+    ("", True), ("^mlx5,sharp", True), ("all", True), ("ucp,nccl", True), ("^cuda,nccl", False), ("ucp,self", False),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["UCC_TLS", "UCC_CL_BASIC_TLS"])
+def test_a_vendors_library_that_settings_shut_out(name: str, tls: str, used: bool) -> None:
+    environ = {name: tls} if tls else {}
+    apply_settings("1.4.0", environ)
+    assert agreement.native_uses("nccl", environ) == used
+
+
 def test_variables_are_set_meanwhile_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "32K")
     monkeypatch.delenv("UCX_TCP_TX_SEG_SIZE", raising=False)

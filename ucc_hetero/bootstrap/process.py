@@ -220,7 +220,7 @@ class Job:
         prefixes = [agreement.BRIDGE_PREFIX]
         if native:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-            prefixes += [agreement.NATIVE_PREFIX] * collective_library(runtime.memory_type)
+            prefixes += [agreement.NATIVE_PREFIX] * _collectives(runtime.memory_type)
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if not users or users.startswith("^"):
@@ -234,7 +234,7 @@ class Job:
 
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
-        return self.native is not None and collective_library(memory)
+        return self.native is not None and _collectives(memory)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:
         """True when all of these ranks took part in this job, with the fabrics that they have now."""
@@ -269,6 +269,14 @@ _process: Process | None = None
 _jobs: list[Job] = []
 _made = [0]
 _place: Place | None = None
+
+
+def _collectives(memory: int) -> bool:
+    """True if native teams leave collectives on this memory to the vendor's library: it is there, and not shut out."""
+    if not collective_library(memory):
+        return False
+    component = vendors.of_memory(memory).collectives[0].removeprefix("libucc_tl_")
+    return agreement.native_uses(component)
 
 
 def spin_rounds(ranks_here: int) -> int:
@@ -343,7 +351,7 @@ def job_of(
 
     def library() -> bool:
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-        return runtime is not None and collective_library(runtime.memory_type)
+        return runtime is not None and _collectives(runtime.memory_type)
 
     job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
     _jobs.append(job)

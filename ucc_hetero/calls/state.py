@@ -210,6 +210,12 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
         "two graphs with calls of this communicator ran at a time; replay them in one stream, or let one stream wait "
         "for the other",
     ),
+    lib.UCCH_FAIL_VENDOR: (
+        CollectiveError,
+        "libucc has not given it to the vendor's library (NCCL or RCCL), which could not begin: NCCL_DEBUG=WARN says "
+        "why; "
+        "UCC_TLS=^mlx5,sharp,cuda,shm,nccl,rccl goes on without it, more slowly",
+    ),
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }
 #: How calls and messages end where a refused call has ended the communicator: ranks leave it.
