@@ -25,8 +25,8 @@ _tables: dict[str, Table] = {}
 
 
 class Claim(NamedTuple):
-    """What a rank says of each communicator: ``taken`` of :mod:`.numbers`, numbers that had teams it could use again,
-    and a page for the arrival board."""
+    """What a rank that has its turn says of each communicator: ``taken`` of :mod:`.numbers`, numbers that had teams it
+    could use again, and a page for the arrival board."""
 
     taken: tuple[int, bytes]
     spare: tuple[int, ...]
@@ -44,7 +44,7 @@ class Words(NamedTuple):
     place: int
     offer: tuple[str, ...]
     unchanged: tuple[str, ...]
-    claim: Claim
+    claim: Claim | None
 
 
 class Known(NamedTuple):
@@ -78,7 +78,7 @@ class _Meeting:
     def come(self, ready: bool) -> bool:
         """Exchange words, and facts where these ranks do not have those of a job in common. True if all ranks are
         ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
-        everyone = self._mpi.allgather((self._mistake or ready, *self._said_again()))
+        everyone = self._mpi.allgather((self._mistake or ready, *self._said_again(ready)))
         if mistakes := {rank: each for rank, (each, *_) in enumerate(everyone) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
         words = [each for _, each, _ in everyone if each is not None]
@@ -93,22 +93,22 @@ class _Meeting:
         places, claims, offers = ([getattr(each, of) for each in words] for of in ("place", "claim", "offer"))
         self.known = Known(facts, places, claims, table, offers)
 
-    def _said_again(self) -> tuple[Words | None, Table]:
+    def _said_again(self, ready: bool) -> tuple[Words | None, Table]:
         """The words and the table of a rank that has had communicators before; none where it has more to say."""
         if not process.begun():
             return None, NO_TABLE
         try:
-            return self._say()[1:]
+            return self._say(ready)[1:]
         except (UCCHError, ValueError):
             return None, NO_TABLE
 
-    def _say(self) -> tuple[Facts, Words, Table]:
+    def _say(self, ready: bool) -> tuple[Facts, Words, Table]:
         """This rank's facts, words and table."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
         mine = process.process().facts(place, __version__)
         unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
-        words = Words(mine.process, number, process.offer(), unchanged, _claim(self._size))
+        words = Words(mine.process, number, process.offer(), unchanged, _claim(self._size) if ready else None)
         return mine, words, _table() if self._rank == 0 else NO_TABLE
 
     def _exchange(self, ready: bool) -> bool:
@@ -116,7 +116,7 @@ class _Meeting:
         self._divide_ports()
         failure: Exception | None = None
         try:
-            facts, words, table = self._say()
+            facts, words, table = self._say(ready)
             mine: Any = facts.packed(), words, table, ready
             log.set_rank(words.place, facts.vendor)
         except (UCCHError, ValueError) as error:
@@ -196,7 +196,8 @@ def met_again(mpi: Any, parent: Known) -> Iterator[Callable[[Any], Known | None]
     claims: list[Claim | None] = []
 
     def come(ready: bool) -> bool:
-        mine = _claim(len(parent.facts)) if parent.job is not None and parent.job.sound() else None
+        usable = ready and parent.job is not None and parent.job.sound()
+        mine = _claim(len(parent.facts)) if usable else None
         everyone = mpi.allgather((ready, mine))
         claims[:] = [claim for _, claim in everyone]
         return all(each for each, _ in everyone)
