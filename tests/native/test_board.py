@@ -174,6 +174,34 @@ def test_a_dead_process_is_gone() -> None:
     lib.ucch_board_free(ours)
 
 
+def test_one_that_dies_before_it_has_its_board_is_gone() -> None:
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    ours = lib.ucch_board_new(ffi.from_buffer(page), 2, 0, [0, 1])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert not lib.ucch_process_ended(child.pid)
+        lib.ucch_board_expect(ours, [os.getpid(), child.pid])
+        assert lib.ucch_board_gone(ours, 1) == -1
+        child.kill()
+    assert lib.ucch_board_gone(ours, 1) == 1
+    lib.ucch_board_free(ours)
+
+
+def test_a_page_is_cleared_for_its_next_communicator() -> None:
+    """Calls, refusals and the end of all; what a rank that has left says is not undone by those who expect it."""
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1]) for slot in (0, 1)]
+    publish(boards[0], 1, "one")
+    lib.ucch_board_refuse(boards[1], b"no")
+    assert refusal_of(boards[0]) is not None
+    lib.ucch_board_leave(boards[1])
+    lib.ucch_board_expect(boards[0], [os.getpid()] * 2)
+    assert lib.ucch_board_fate(boards[0], 1) == lib.UCCH_LEFT
+    for board in boards:
+        lib.ucch_board_clear(board)
+        lib.ucch_board_free(board)
+    assert not any(page[:])
+
+
 #: In a namespace of its own, where the next process's number can be chosen.
 REUSED = """
 import subprocess

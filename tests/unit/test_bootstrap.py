@@ -317,7 +317,7 @@ def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
     job: Any = SimpleNamespace(facts=[FACTS] * 4, native=context, bridge=context, island_index=range(4), tried=set())
     job.tried |= {(link, ranks) for link in ("native", "bridge") for ranks in ((0, 1), (0, 1, 2, 3), (0, 2))}
     for claimed, first in ((7, 7), (MOST_NUMBERS, None)):
-        made = Teams(job, range(4), 0, 1, 5.0, claimed=claimed)
+        made = Teams(job, range(4), 0, claimed, 5.0)
         made.together = True
         for ranks, link in (((0, 1), "native"), ((0, 1, 2, 3), "bridge"), ((0, 2), "bridge")):
             made.get(ranks, link)
@@ -343,25 +343,35 @@ def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
 
 
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
+    """And its cleared page, by the number that the first of them had."""
     job, closed = left
-    first = Teams(job, [2, 0, 1], 0, 1, 5.0, b"one")
-    team = first.get((0, 1, 2), "native")
-    first.close()
-    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [b"two"]), ([0, 1, 2], [b"one"]), ([2, 0], [b"one"])):
-        other = Teams(job, members, 0, 2, 5.0, b"other", spare)
-        assert not other.reused and other.get((0, 1), "native") is not team
-    again = Teams(job, [2, 0, 1], 0, 3, 5.0, b"three", [b"two", b"one"])
-    assert again.reused and again.get((0, 1, 2), "native") is team and not closed
-    assert not Teams(job, [2, 0, 1], 0, 4, 5.0, b"four", [b"one"]).reused, "somebody else has them"
+    first = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    team, page = first.get((0, 1, 2), "native"), object()
+    first.close(page)
+    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [1]), ([2, 0], [1])):
+        other = Teams(job, members, 0, 3, 5.0, spare)
+        assert not other.reused and other.page is None and other.get((0, 1), "native") is not team
+    again = Teams(job, [2, 0, 1], 0, 4, 5.0, [2, 1])
+    assert again.reused and again.page is page and again.get((0, 1, 2), "native") is team and not closed
+    assert not Teams(job, [2, 0, 1], 0, 5, 5.0, [1]).reused, "somebody else has them"
     again.close()
-    assert Teams(job, [2, 0, 1], 0, 5, 5.0, b"five", [b"one"]).get((0, 1, 2), "native") is team
+    assert Teams(job, [2, 0, 1], 0, 6, 5.0, [1]).get((0, 1, 2), "native") is team
+
+
+def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) -> None:
+    """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
+    job, closed = left
+    late = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    late.get((0, 1, 2), "native")
+    late.close(together=False)
+    assert not closed and not job.spare and not len(late)
 
 
 def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
     """And all that hold memory of a device."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
-        made = Teams(job, [0, 1], 0, number, 5.0, bytes([number]))
+        made = Teams(job, [0, 1], 0, number, 5.0)
         made.get((0, 1), "native")
         made.get((0, 1), "bridge")
         made.close()
@@ -369,7 +379,7 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     job.drop_spare(5.0, MOST_SPARE)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
     job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
-    made = Teams(job, [0, 1], 0, 70, 5.0, b"one")
+    made = Teams(job, [0, 1], 0, 70, 5.0)
     made.get((0, 1), "native")
     made.close()
     assert closed[4:] == [(70, (0, 1), "native")]

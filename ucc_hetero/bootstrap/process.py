@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import env, log
 from ..bindings import quarantine, ucc, ucx
@@ -133,6 +133,14 @@ class Process:
         self._libs.clear()
 
 
+class Spare(NamedTuple):
+    """Teams of these ranks of a job, and the page of their arrival board, if they share one."""
+
+    members: tuple[int, ...]
+    teams: dict[tuple[tuple[int, ...], str], ucc.Team]
+    page: Any
+
+
 class Job:
     """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges.
 
@@ -158,8 +166,9 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
-        #: Teams of communicators that are gone, for new ones of the same ranks (:class:`.teams.Teams`), by their names.
-        self.spare: dict[bytes, tuple[tuple[int, ...], dict[Any, ucc.Team]]] = {}
+        #: What communicators that are gone have left for new ones of the same ranks (:class:`.teams.Teams`), by the
+        #: number that the first of them had.
+        self.spare: dict[int, Spare] = {}
         #: Ranks, by link, whose first team has been found to work.
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         hosts = numbered(f.host.node for f in everyone)
@@ -249,7 +258,7 @@ class Job:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
         while len(self.spare) > most:
             oldest, *_ = tuple(self.spare)  # other threads add to it
-            _, teams = self.spare.pop(oldest)
+            teams = self.spare.pop(oldest).teams
             while teams:
                 teams.popitem()[1].close(seconds)
 
@@ -331,13 +340,13 @@ def offer() -> tuple[str, ...]:
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if job.sound())
 
 
-def spare() -> tuple[bytes, ...]:
-    """Names of teams that communicators have left, each for another one of the same ranks."""
-    return tuple(name for job in _jobs for name in tuple(job.spare))
+def spare() -> tuple[int, ...]:
+    """Numbers by which communicators have left something, each for another one of the same ranks."""
+    return tuple(number for job in _jobs for number in tuple(job.spare))
 
 
 def job_of(
-    comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
+    comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
 ) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 

@@ -15,6 +15,7 @@ from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
 from ..bootstrap.board import Board
+from ..bootstrap.meeting import Known
 from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
@@ -41,13 +42,16 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create."""
+    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
-    def __init__(self, mpi: Any) -> None:
+    ``known``: what its ranks know of each other from the communicator that it is made from.
+    """
+
+    def __init__(self, mpi: Any, known: Known | None = None) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, known)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.

@@ -52,6 +52,9 @@ class Facts:
     #: Fabric that joins the rank's host to others, for its vendor's library.
     fabric: Fabric = NO_FABRIC
 
+    def __hash__(self) -> int:
+        return hash(self.process)  # quick: facts are looked up whenever their ranks make a communicator
+
     @property
     def joined(self) -> Hashable:
         """Equal for ranks that one vendor's own fabric joins: those of its devices on one host, and on hosts with RDMA
