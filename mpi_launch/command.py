@@ -38,7 +38,6 @@ class Job:
     numa: bool = True
     #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using their devices.
     emulate: bool = False
-    tag: bool = False
     report: bool = False
     #: Words for the launcher, before all others.
     mpi_args: tuple[str, ...] = ()
@@ -137,7 +136,7 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
     words += [] if job.devices == "auto" else ["--devices", job.devices]
     words += [] if job.numa else ["--numa", "off"]
     words += ["--first-local", str(part.first_local)] if part.first_local else []
-    words += [f"--{flag}" for flag in ("tag", "report") if getattr(job, flag)]
+    words += ["--report"] if job.report else []
     for name, value in sorted(_env(job, part, environ).items()):
         words += ["--set", f"{name}={value}"]
     special = job.cluster.part(part.vendor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -179,17 +178,6 @@ def _short_windows(facts: Facts) -> str:
     return ", ".join(f"{name} ends at {n} bytes" for name, n in words.items() if n.isdigit() and int(n) < MIN_WINDOW)
 
 
-def _capped_buffers(facts: Facts) -> str:
-    """Buffers that UCX was told to ask for, and does not get."""
-    told, limits = dict(facts.env), dict(facts.sysctl)
-    wrong = []
-    for name, limit in (("UCX_TCP_RCVBUF", "net.core.rmem_max"), ("UCX_TCP_SNDBUF", "net.core.wmem_max")):
-        with contextlib.suppress(ValueError):
-            if variables.parse_size(told.get(name, "")) > int(limits.get(limit, "")):
-                wrong.append(f"{name}={told[name]}, but {limit} is {limits[limit]}")
-    return ", ".join(wrong)
-
-
 def _timid(facts: Facts) -> str:
     control = dict(facts.sysctl).get("net.ipv4.tcp_congestion_control", "")
     return f"TCP's congestion control is {control}: {_TIMID[control]}" if control in _TIMID else ""
@@ -269,7 +257,6 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"{f.flow_limit[0]} limits a connection to {f.flow_limit[1] / 1000:g} Gbit/s; network threads have up to 8 "
      "between two ranks, all else has one"),
     ("tcp-window", lambda f: over_tcp(f) and _short_windows(f)),
-    ("tcp-buffer", _capped_buffers),
     ("tcp-congestion", lambda f: over_tcp(f) and _timid(f)),
     ("clock", lambda f: not f.clock_synchronised
      and "nothing keeps this host's clock right: logs and traces of several hosts will not fit"),

@@ -93,9 +93,9 @@ def test_the_users_choice_of_transport_stays() -> None:
 
 
 def test_options_of_the_wrapper() -> None:
-    job = replace(JOB, devices="all", numa=False, tag=True, report=True, emulate=True, env={"A": "b"})
+    job = replace(JOB, devices="all", numa=False, report=True, emulate=True, env={"A": "b"})
     words = compile_job(job, OPENMPI5, {"UCX_TLS": "tcp", "HOME": "/"})
-    for word in ("--devices", "all", "--numa", "off", "--tag", "--report", "A=b", "UCX_TLS=tcp"):
+    for word in ("--devices", "all", "--numa", "off", "--report", "A=b", "UCX_TLS=tcp"):
         assert word in words
     assert "UCCH_EMULATE=nvidia:8,amd:2" in words
     assert words[words.index("--vendor") + 1] == "host", "pretended devices are not bound"
