@@ -102,11 +102,10 @@ def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
     for host, each in enumerate(((4e8, 2e8), (1e9, 3e8))):
         assert [rates(cluster, host, link) for link in (0, 1)] == [[rate] * 2 for rate in each]
-    assert all(goodput(cluster, *ends) > 0 for ends in ((0, 1), (1, 0))) and goodput(cluster, link=None, both=True) > 0
     for text, rate in (("100mbit", 1e8), ("none", math.inf), ("1gbit", 1e9)):
         cluster.set_rate(1, text)
         assert (rates(cluster, 0), rates(cluster, 1)) == ([4e8] * 2, [rate] * 2)
-    assert goodput(cluster) > 0
+    assert goodput(cluster, 1, 0) > 0
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('node1', 9), 0.5)"]
     for up in (True, False, True):
         cluster.set_link(1, up)
