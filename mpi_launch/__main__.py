@@ -163,7 +163,7 @@ def run(arguments: Sequence[str]) -> int:
     )  # fmt: skip
     words = command.compile_job(job, starter)
     if options.dry_run:
-        print("\n".join(command.lines(words)))
+        print(shlex.join(words))
         return 0
     hosts = [(host.name, host.slots) for host in found.hosts]
     return supervise.supervise(words, hosts, options.start_timeout)

@@ -263,14 +263,3 @@ def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None 
     """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
     checked(job.program, "-np 4")
     return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)
-
-
-def lines(words: Sequence[str]) -> Iterator[str]:
-    """The command for people: a line per part, ready for a shell."""
-    line: list[str] = []
-    for word in words:
-        line.append(shlex.quote(word))
-        if word == ":":
-            yield " ".join(line) + " \\"
-            line = ["   "]
-    yield " ".join(line)

@@ -283,14 +283,11 @@ def die_of(number: int) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options that ucch-run gives."""
+    """The options that ucch-run gives; those that it has itself mean the same."""
     found = argparse.ArgumentParser(prog="rank.py", description="Bind a rank's device and run its program.")
-    found.add_argument("--vendor", default="auto", help="whose devices: nvidia, amd, host, or auto: as found here")
-    found.add_argument(
-        "--devices", choices=("auto", "one", "all"), default="auto",
-        help="how many of them the rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
-    )  # fmt: skip
-    found.add_argument("--numa", choices=("on", "off"), default="on", help="run beside the device")
+    found.add_argument("--vendor", default="auto")
+    found.add_argument("--devices", choices=("auto", "one", "all"), default="auto")
+    found.add_argument("--numa", choices=("on", "off"), default="on")
     found.add_argument("--size", type=int, default=0, help="ranks of the job")
     found.add_argument("--first-local", type=int, default=0, help="local rank that gets the first device")
     found.add_argument("--master", default="", help="host:port of rank 0's rendezvous")

@@ -244,14 +244,15 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
     ("nofile", lambda f: 0 <= f.nofile < MIN_NOFILE and f"only {f.nofile} files and sockets may be open"),
-    ("ptrace", lambda f: f.ptrace_scope > 0
-     and f"kernel.yama.ptrace_scope is {f.ptrace_scope}: ranks cannot copy from each other's memory (cma)"),
+    ("ptrace", lambda f: (scope := f.kernel_number("kernel.yama.ptrace_scope"))
+     and f"kernel.yama.ptrace_scope is {scope}: ranks cannot copy from each other's memory (cma)"),
     ("cores-few", lambda f: f.ranks_here > f.cores
      and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
-    ("sched-groups", lambda f: f.session_groups and f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
+    ("sched-groups", lambda f: f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
+     and f.kernel_number("kernel.sched_autogroup_enabled")
      and "Linux 6.18 shares cores among sessions: threads that yield and nap, as those of waiting ranks do, can keep "
      "other sessions from the cores for seconds"),
-    ("numa-balancing", lambda f: f.numa_balancing and f.usable
+    ("numa-balancing", lambda f: f.usable and f.kernel_number("kernel.numa_balancing")
      and "the kernel moves pages between NUMA nodes under running transfers"),
     ("flow-limit", lambda f: over_tcp(f) and f.flow_limit[1]
      and f"{f.flow_limit[0]} limits a connection to {f.flow_limit[1] / 1000:g} Gbit/s; network threads have up to 8 "

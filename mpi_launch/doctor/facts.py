@@ -65,7 +65,10 @@ class Port:
 _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_|OMPI_MCA_pml|WORLD_SIZE$)")
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
-_SYSCTL = ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.tcp_congestion_control")
+_SYSCTL = (
+    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.tcp_congestion_control", "kernel.yama.ptrace_scope",
+    "kernel.numa_balancing", "kernel.sched_autogroup_enabled",
+)  # fmt: skip
 
 
 def _mpi(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -210,9 +213,6 @@ class _Here:
     def text(self, name: str) -> str:
         return text(self.root / name)
 
-    def number(self, name: str) -> int:
-        return number(self.text(name), 0)
-
 
 def _read(how: Callable[[_Here], object]) -> Any:
     """A fact, and how it is read."""
@@ -261,23 +261,23 @@ class Facts:
     )
     #: Fabric that joins this host to others for the library of each vendor of these GPUs.
     fabrics: tuple[tuple[str, Fabric], ...] = _read(_fabrics)
-    #: Settings of the kernel for TCP, as far as they can be read.
+    #: Settings of the kernel, as far as they can be read.
     sysctl: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple((n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/"))))
     )
     memlock: int = _read(lambda here: _limit(resource.RLIMIT_MEMLOCK))
     nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
     shm: int = _read(lambda here: _shm())
-    ptrace_scope: int = _read(lambda here: here.number("proc/sys/kernel/yama/ptrace_scope"))
     cores: int = _read(lambda here: discover.cores())
-    numa_balancing: bool = _read(lambda here: here.number("proc/sys/kernel/numa_balancing") > 0)
-    #: True if the scheduler shares cores among sessions first.
-    session_groups: bool = _read(lambda here: here.number("proc/sys/kernel/sched_autogroup_enabled") > 0)
     clock_synchronised: bool = _read(lambda here: _clock_synchronised())
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))
     )
+
+    def kernel_number(self, name: str) -> int:
+        """A setting of the kernel, 0 where it cannot be read."""
+        return number(dict(self.sysctl).get(name, ""), 0)
 
     @property
     def vendors(self) -> list[str]:

@@ -39,7 +39,7 @@ NETWORK = {
 #: Answers of system calls, which no file records.
 ANSWERS = {
     "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
-    "clock_synchronised": True, "denied": (), "kernel_config": True, "session_groups": False,
+    "clock_synchronised": True, "denied": (), "kernel_config": True,
 }  # fmt: skip
 
 
@@ -119,7 +119,10 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("nofile", {"nofile": 1024}),
     ("shm-small", {"shm": 64 << 20}),
     ("cores-few", {"ranks_here": 17}),
-    ("sched-groups", {"ranks_here": 16, "kernel": "6.18.44", "session_groups": True}),
+    (
+        "sched-groups",
+        {"ranks_here": 16, "kernel": "6.18.44", "files": {"proc/sys/kernel/sched_autogroup_enabled": "1"}},
+    ),
     ("clock", {"clock_synchronised": False}),
     ("env-unknown", env(UCCH_TIMOUT="3")),
     ("env-bad", env(UCCH_TIMEOUT="soon")),
