@@ -90,8 +90,8 @@ def serve(config: dict[str, Any]) -> None:
         door.listen(64)
         os.write(1, b"up\n")
         while True:
-            ready, _, _ = select.select([0, door], [], [])
-            if door in ready:
+            ready, _, _ = select.select([0, door.fileno()], [], [])
+            if door.fileno() in ready:
                 client, _ = door.accept()
                 with client:
                     if os.fork() == 0:
@@ -128,7 +128,7 @@ def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
         for fd in fds:
             os.close(fd)
         ended = os.pidfd_open(pid)
-        while ended not in select.select([client, ended], [], [])[0]:
+        while ended not in select.select([client.fileno(), ended], [], [])[0]:
             if number := client.recv(1):
                 _kill_group(pid, number[0])
                 continue

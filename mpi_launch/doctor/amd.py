@@ -80,13 +80,14 @@ def ask(question: Question, environ: Mapping[str, str]) -> dict[str, Any]:
     start = time.monotonic()
     words = [sys.executable, *module(amd_probes.MODULE), question.probe]
     status, out, err = _run(words, {**environ, **question.env}, question.seconds)
+    took = round(time.monotonic() - start, 2)
     said = {"question": question.name, "asks": question.text, "needed": question.needed, "env": dict(question.env)}
-    said["took"] = round(time.monotonic() - start, 2)
+    said["took"] = took
     lines = [line for line in out.splitlines() if line.startswith(amd_probes.MARK)]
     if lines:
         found = json.loads(lines[-1][len(amd_probes.MARK) :])
         return {**said, "verdict": found.pop("verdict"), "text": found.pop("text"), "data": found}
-    if status in _LATE and said["took"] >= question.seconds:
+    if status in _LATE and took >= question.seconds:
         return {**said, "verdict": "hung", "text": f"no answer in {question.seconds:g} s", "error": err}
     how = f"signal {-status}" if status < 0 else f"status {status}"
     return {**said, "verdict": "died", "text": f"{how}: {err.splitlines()[-1]}" if err else how, "error": err}
