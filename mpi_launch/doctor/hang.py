@@ -36,8 +36,6 @@ _SHORT_NS = 10**9
 #: Transfers by their kinds, and words for where the other one is.
 _TRANSFERS = ("put", "get", "flush", "question for a region")
 _WAYS = ("to", "from", "to", "to")
-#: Words of a call's label, by their places.
-_PARTS = ("collective", "datatype or count", "operation or root", "root")
 _REFUSED = lib.UCCH_RECORD_REFUSED
 
 Key = tuple[int, int, tuple[int, ...]]
@@ -152,10 +150,9 @@ def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]
     usual = group.calls[alike[0][0]][seq]
     for odd in alike[1:]:
         record = group.calls[odd[0]][seq]
-        ours, theirs = _label(record), _label(usual)
-        hint = _shifted(group, seq, odd[0], alike[0][0]) or _difference(ours, theirs)
-        here = f"{group.who(odd)} called {ours} as call {seq}{group.name}"
-        text = f"{here}, where {group.who(alike[0])} called {theirs}{hint}"
+        here = f"{group.who(odd)} called {_label(record)} as call {seq}{group.name}"
+        hint = _shifted(group, seq, odd[0], alike[0][0])
+        text = f"{here}, where {group.who(alike[0])} called {_label(usual)}{hint}"
         yield _Found(_wall(group.dumps[odd[0]], record["called"]), finding("hang-differs", text), group.ranks[odd[0]])
 
 
@@ -168,17 +165,6 @@ def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
     if same[0] and same[0] == two[seq]["signature"]:
         return "; what the others called comes next: it has made one call more, or is one behind"
     return ""
-
-
-def _difference(one: str, two: str) -> str:
-    words = one.split(), two.split()
-    unlike = [i for i, pair in enumerate(zip(*words, strict=False)) if pair[0] != pair[1]]
-    if len(words[0]) != len(words[1]) or len(unlike) != 1:
-        return ""
-    if unlike[0] == 1:
-        types = [each[1].partition("[")[0] for each in words]
-        return f" (another {'count' if types[0] == types[1] else 'datatype'})"
-    return f" (another {_PARTS[min(unlike[0], len(_PARTS) - 1)]})"
 
 
 def _missing(

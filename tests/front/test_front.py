@@ -145,6 +145,18 @@ def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
     assert "pip install -e" in install and "flat" in shell(active + install + start, clone, environ)
 
 
+def test_the_tutorial(clone: Path, environ: dict[str, str]) -> None:
+    """A plan, a rank that does not come, and a figure; in the environment that `make demo` has made."""
+    shell("make demo", clone, environ)
+    plan, late, doctor, measure = blocks("docs/tutorial.md", "sh")
+    (clone / "late.py").write_text(blocks("docs/tutorial.md", "python")[0])
+    active = ". .venv/bin/activate\n"
+    assert "split_rail in 16 fragments" in shell(active + plan, clone, environ)
+    assert "rank(s) [2] have not called it" in shell(f"{active}! {late.strip()} 2>&1", clone, environ)
+    assert re.search(r"rank 2 has not called .*\n.*line 9 in load_batch", shell(f"{active}! {doctor}", clone, environ))
+    assert "report/index.html: 1 figures" in shell(active + measure, clone, environ)
+
+
 def test_an_installation(installed: dict[str, str], clone: Path, example: Path) -> None:
     """Not in place: elsewhere it runs, in the clone's folder the doctor does, and the rest is told what is wrong."""
     assert "3.0" in shell("ucch-run -np 2 python example.py", example, installed)

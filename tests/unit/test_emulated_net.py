@@ -7,15 +7,15 @@ from ucc_hetero.launch import emulate, emulated_net, emulated_node
 
 @pytest.mark.parametrize(
     ("text", "bits"),
-    [("4gbit", 4 * 10**9), ("800 Mbit/s", 8 * 10**8), ("2.5gbit", 25 * 10**8), (1e9, 10**9), ("none", 0)],
+    [("4gbit", 4 * 10**9), ("800 Mbit/s", 8 * 10**8), ("2.5gbit", 25 * 10**8), ("none", 0)],
 )
-def test_rate(text: str | float, bits: int) -> None:
+def test_rate(text: str, bits: int) -> None:
     assert emulated_net.parse_rate(text) == bits
 
 
-@pytest.mark.parametrize("text", ["fast", "4", "4gb", "-1gbit", "1kbit", 0, "nan"])
-def test_rate_that_is_none(text: str | float) -> None:
-    with pytest.raises(ValueError, match=f"rate '?{text}'?: "):
+@pytest.mark.parametrize("text", ["fast", "4", "4gb", "-1gbit", "1kbit", "0", "nan"])
+def test_rate_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=f"rate '{text}': "):
         emulated_net.parse_rate(text)
 
 
@@ -24,6 +24,8 @@ def test_rate_that_is_none(text: str | float) -> None:
     ((2, 0, "1gbit", 1), "slots=0"),
     ((2, [1], "1gbit", 1), r"slots=\[1\]"),
     ((2, 1, "1gbit", 9), "links=9"),
+    ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
+    ((2, 1, "1gbit+1gbit", 3), "2 rates for 3 links"),
 ])  # fmt: skip
 def test_layout_that_cannot_be(arguments: tuple[int, int, str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -182,17 +182,6 @@ def test_jobs(what: str) -> None:
     assert all(text in found[code] for code, text in wanted.items()), found
 
 
-@pytest.mark.parametrize("label, difference", [
-    ("allreduce float32[1023] SUM", "another count"), ("allreduce int32[1024] SUM", "another datatype"),
-    ("allreduce float32[1024] MAX", "another operation or root"), ("reduce float32[1024] SUM", "another collective"),
-    ("bcast int32[2] root=1", ""),
-])  # fmt: skip
-def test_one_thing_differs(label: str, difference: str) -> None:
-    text = errors(*files([call(SUM, 1, 3)], [call(label, 1, 3)]))["hang-differs"]
-    assert f"rank 1 called {label} as call 1, where rank 0 called {SUM}" in text
-    assert re.findall(r" \((.*)\)", text) == [difference] * bool(difference)
-
-
 def test_rings_that_have_gone_round() -> None:
     """Operations older than the ring are not taken for never called or sent."""
 

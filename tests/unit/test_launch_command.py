@@ -4,6 +4,7 @@
 # ruff: noqa: E501
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -42,29 +43,25 @@ _A = (
 GOLDEN = {
     "openmpi4": (
         OPENMPI4,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
-    -np 2 --host c:2 {_A}""",
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
     ),
     "openmpi5": (
         OPENMPI5,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
-    -np 2 --host c:2 {_A}""",
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
     ),
     "hydra": (
         HYDRA,
-        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : \\
-    -n 2 {_A}""",
+        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}""",
     ),
     "srun": (
         SRUN,
-        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : \\
-    --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
+        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
     ),
 }  # fmt: skip
 
 
 def shown(job: Job, starter: Launcher, environ: dict[str, str]) -> str:
-    text = "\n".join(command.lines(compile_job(job, starter, environ)))
+    text = shlex.join(compile_job(job, starter, environ))
     return text.replace(str(command.RANK_WRAPPER), "rank.py")
 
 
@@ -93,9 +90,9 @@ def test_the_users_choice_of_transport_stays() -> None:
 
 
 def test_options_of_the_wrapper() -> None:
-    job = replace(JOB, devices="all", numa=False, tag=True, report=True, emulate=True, env={"A": "b"})
+    job = replace(JOB, devices="all", numa=False, report=True, emulate=True, env={"A": "b"})
     words = compile_job(job, OPENMPI5, {"UCX_TLS": "tcp", "HOME": "/"})
-    for word in ("--devices", "all", "--numa", "off", "--tag", "--report", "A=b", "UCX_TLS=tcp"):
+    for word in ("--devices", "all", "--numa", "off", "--report", "A=b", "UCX_TLS=tcp"):
         assert word in words
     assert "UCCH_EMULATE=nvidia:8,amd:2" in words
     assert words[words.index("--vendor") + 1] == "host", "pretended devices are not bound"

@@ -274,14 +274,12 @@ def events(stderr: str) -> list[dict[str, object]]:
     return [json.loads(line.partition(mark)[2]) for line in stderr.split("\n") if mark in line]
 
 
-def test_reports_and_tags() -> None:
-    script = "import sys; print('out'); sys.stderr.write('one\\ntwo\\nhalf'); sys.exit(7)"
-    done = run_wrapper("--report", "--tag", script=script)
-    assert done.returncode == 7
-    assert done.stdout.startswith("[0 ") and done.stdout.endswith("] out\n")
+def test_reports() -> None:
+    script = "import sys; print('out'); sys.stderr.write('one\\n\\ntwo\\nhalf'); sys.exit(7)"
+    done = run_wrapper("--report", script=script)
+    assert (done.returncode, done.stdout) == (7, "out\n")
     started, failed = events(done.stderr)
     assert (started["event"], failed["status"], failed["lines"]) == ("started", 7, "one\ntwo\nhalf")
-    assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "] " in line] == ["one", "two", "half"]
     done = run_wrapper("--report")
     assert done.returncode == 127
     assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
@@ -306,6 +304,14 @@ def test_reports_are_taken_out_of_the_stream() -> None:
     assert stream.missing([("a", 1), ("b", 1)]) == ["a"]
     assert stream.feed(b'aborted\n\0\x1e\0{"event": "started", "rank": 0, "host": "a"}\n') == b"aborted\n"
     assert stream.started == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize("tag", [b"[1,0]<stderr>: ", b"[1,0]<stderr>:", b"[0] ", b"0: "])
+def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
+    stream = Reports(1)
+    report = b'\x1e{"event": "started", "rank": 0, "host": "a"}\n'
+    assert stream.feed(tag + b"said\n" + tag + report + tag + b"more\n") == tag + b"said\n" + tag + b"more\n"
+    assert stream.feed(b"half of a line" + report) == b"half of a line" and stream.started == {0: "a"}
 
 
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:

@@ -99,3 +99,17 @@ def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
     monkeypatch.setattr(aside, "_idle", [])
     assert not Aside(time.time).ended(0.01)
+
+
+def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 begins no thread for functions of ``atexit``; another reason is an error."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError(refusals.pop())
+
+    refusals = ["can't start new thread", "can't create new thread at interpreter shutdown"]
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(aside, "_idle", [])
+    assert Aside(threading.get_ident).result() == threading.get_ident()
+    with pytest.raises(RuntimeError, match="start new thread"):
+        Aside(time.time)
