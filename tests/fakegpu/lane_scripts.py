@@ -41,7 +41,7 @@ with Communicator() as comm:
 )
 
 #: Random ones.
-RANDOM = program("random_messages.py", "streams")
+RANDOM = program("random_messages.py")
 
 #: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.
 HELD = (

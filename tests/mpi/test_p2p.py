@@ -53,10 +53,6 @@ def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
     assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
-def test_random_messages(crew) -> None:
-    assert crew("tests/mpi/random_messages.py", 3).said("right") == 3
-
-
 def test_what_never_comes(crew) -> None:
     """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
     script = """
