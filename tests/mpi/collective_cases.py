@@ -240,7 +240,6 @@ def on_devices() -> None:
     """Random cases under the job's own rules, and whether their calls were queued in streams whole."""
     import arrays
 
-    collective_call.device_memory = arrays.Array
     gpu, world = arrays.runtime() if device.available() else None, MPI.COMM_WORLD
     seed = world.bcast(secrets.randbelow(1 << 30))
     everywhere = all(world.allgather(gpu is not None))

@@ -29,8 +29,6 @@ WORLD = MPI.COMM_WORLD
 STREAM: Any = None
 if "FAKEGPU_LAYOUT" in os.environ:
     import arrays  # before a communicator is made
-
-    collective_call.device_memory = arrays.Array
 #: Calls in which a rank may have done its part, rightly, before another one refuses its own.
 LOOSE = {"bcast", "reduce", "gather", "gatherv", "scatter", "scatterv", "scan", "exscan"}
 
