@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
-from cases import ADD, seen
+from cases import ADD, raises, seen
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
@@ -286,38 +285,40 @@ def in_pairs(dice: Dice) -> None:
     to, of = (r + shift) % p, (r - shift) % p
     mine, theirs = messages[r], messages[of]
     data, into = dice.filled(mine), dice.room(theirs)
+    if how in INITS:
+        several_times(dice, how, (data, to, mine), (into, of, theirs))
+        return
     if "replace" in how:
-        made = getattr(comm, how)(data, to, mine.tag, of, theirs.tag, *[status] * (how[0] == "S"))
-        into = data
+        into, made = data, getattr(comm, how)(data, to, mine.tag, of, theirs.tag, *[status] * (how[0] == "S"))
     elif "sendrecv" in how.lower():
         sides = dice.spelt(data), to, mine.tag, dice.spelt(into), of, theirs.tag
         made = getattr(comm, how)(*sides, *[status] * (how[0] == "S"))
-    elif how in INITS:
-        made = None
-        requests = [comm.Recv_init(into, of, theirs.tag), getattr(comm, how)(data, to, mine.tag)]
-        for turn in range(3):
-            again = [each._replace(first=each.first + turn) for each in (mine, theirs)]
-            seen(data)[:], seen(into)[:] = dice.data(again[0]), -1000
-            PersistentRequest.Startall(requests)
-            with pytest.raises(ValueError, match="still active"):
-                requests[turn % 2].Start()
-            Request.Waitall(requests, statuses := list[MPI.Status]())
-            dice.judge(into, again[1], of, statuses[0])
-            assert requests[0].Wait(status) and status.source == MPI.ANY_SOURCE
-        for request in requests:
-            request.Free()
-            with pytest.raises(ValueError, match="freed"):
-                request.Start()
-        return
-    elif r or not shift:
-        made = comm.Irecv(into, of, theirs.tag)
-        getattr(comm, how)(data, to, mine.tag)
-    else:
-        made = comm.Recv(into, of, theirs.tag, status)
+    else:  # one rank receives first
+        made = (comm.Irecv if r or not shift else comm.Recv)(into, of, theirs.tag, *[status] * (r == 0 < shift))
         getattr(comm, how)(data, to, mine.tag)
     if made is not None:
-        made.Wait(status)
-    dice.judge(into, theirs, of, status)
+        end(dice, [Begun(made, lambda status: dice.judge(into, theirs, of, status)), *decoys(dice)])
+    else:
+        dice.judge(into, theirs, of, status)
+
+
+def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incoming: tuple[Any, int, Sent]) -> None:
+    """With what the memory then holds."""
+    comm, status, (data, to, mine), (into, of, theirs) = dice.comm, MPI.Status(), outgoing, incoming
+    requests = [comm.Recv_init(into, of, theirs.tag), getattr(comm, how)(data, to, mine.tag)]
+    for turn in range(3):
+        again = [each._replace(first=each.first + turn) for each in (mine, theirs)]
+        seen(data)[:], seen(into)[:] = dice.data(again[0]), -1000
+        PersistentRequest.Startall(requests)
+        with raises(ValueError, "still active"):
+            requests[turn % 2].Start()
+        Request.Waitall(requests, statuses := list[MPI.Status]())
+        dice.judge(into, again[1], of, statuses[0])
+        assert requests[0].Wait(status) and status.source == MPI.ANY_SOURCE
+    for request in requests:
+        request.Free()
+        with raises(ValueError, "freed"):
+            request.Start()
 
 
 def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
