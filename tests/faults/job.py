@@ -268,7 +268,7 @@ def by_store() -> Any:
     store = Store(FOLDER / "store", TRIAL.host(RANK))
     load()
     at_exit.register()
-    first = StoreComm.first(store, RANK, range(TRIAL.size), TRIAL.size, float(TIMEOUT))
+    first = StoreComm.first(store, RANK, range(TRIAL.size), TRIAL.size, TRIAL.timeout)
     return ucc_hetero.Communicator._adopt(first)
 
 

@@ -322,16 +322,21 @@ def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incomin
 
 
 def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
-    """In the order in which both sides begin them, with the tag or any."""
-    comm, status, r = dice.comm, MPI.Status(), dice.rank
+    """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
+    fills its memory anew at once."""
+    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, list[Any]()
     plan = dice.plan(1)
     sends, receives = list[Any](), list[tuple[Any, Any, int, Sent]]()
 
     def send() -> None:
         for (_, d), messages in (each for each in plan.items() if each[0][0] == r):
             for message in messages:
-                form = comm.Issend if dice.rarely() else comm.Isend
-                sends.append(form(dice.filled(message, True), d, message.tag, stream=dice.pick(streams)))
+                form, stream = comm.Issend if dice.rarely() else comm.Isend, dice.pick(streams)
+                source, data = dice.filled(message, True), Array(message.count).set(-5)
+                kept.append((source, data))
+                runtime().copy(data.block.handle, source.block.handle, 4 * message.count, stream.handle)
+                sends.append(form(data, d, message.tag, stream=stream))
+                data.fill(stream, -7.0)
 
     def receive() -> None:
         for (s, _), messages in (each for each in plan.items() if each[0][1] == r):
