@@ -268,9 +268,7 @@ print("right")
 #: longest messages, slots of twice the length: with few calls of the driver.
 LONG = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{COMMON}"
 LONG += """
-import collective_call
 from collective_call import Call, Case
-collective_call.device_memory = Array
 
 def most(nbytes, slot=65536):
     "Calls of the driver for a message: three for a chunk that is sent, and two for one that is received."

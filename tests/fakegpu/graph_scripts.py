@@ -23,10 +23,8 @@ def there(stream, array, want, *about):
 #: Calls of tests/mpi/collective_call.py.
 CALLS = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{CAPTURE}"
 CALLS += """
-import collective_call
 from collective_call import Call, Case
 from dataclasses import replace
-collective_call.device_memory = Array
 
 def right(call):
     [buffer.seen(stream) for buffer in call.buffers()]

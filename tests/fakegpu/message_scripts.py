@@ -221,8 +221,6 @@ with Communicator() as comm:
 print("right")
 """
 
-RANDOM = program("random_messages.py")
-
 #: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
 #: its sender is done, and the next message comes.
 ON_ITS_WAY = COMMON

@@ -19,7 +19,7 @@ NAMES = {id(CAREFUL): "few queues", id(EITHER): "any queues"}
 CASES: list[tuple[str, str, str, dict[str, str]]] = [
     ("random", _S.RANDOM, "nvidia:2,amd:2", EITHER),
     ("held", _S.HELD, "nvidia:2,amd:1", OWN_QUEUES),
-    ("by copies", _S.COPIES, "nvidia:2,amd:1", EITHER), ("refilled", _S.REFILLED, "nvidia:1,amd:1", EITHER),
+    ("by copies", _S.COPIES, "nvidia:2,amd:1", EITHER),
     ("mistakes", _S.MISTAKES, "nvidia:1,amd:1", EITHER), ("late", _S.LATE, "nvidia:1,amd:1", EITHER),
     ("after many groups", _S.GROUPS, "nvidia:1,amd:1", {"FAKEGPU_AHEAD": "150", **OWN_QUEUES}),
 ]  # fmt: skip
