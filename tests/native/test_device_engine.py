@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import device_scripts
-import message_scripts
 import pytest
 
 FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
@@ -40,10 +39,6 @@ def test_random_mistakes(fake_crew: Callable[..., Any], layout: str, env: dict[s
     """Of one rank, or of all: all say who has refused what."""
     env = {"UCCH_TIMEOUT": "300", **env, **device_scripts.OWN_QUEUES}
     assert fake_crew(device_scripts.MISTAKES, layout, **env).said("15 mistakes told") == 1
-
-
-def test_messages_that_libucp_alone_carries(fake_crew: Callable[..., Any]) -> None:
-    assert fake_crew(message_scripts.MATCHING, "nvidia:2,amd:1", UCCH_STAGING="direct").said("right") == 3
 
 
 @pytest.mark.parametrize("layout, env", [

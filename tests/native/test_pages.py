@@ -9,9 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pages_scripts
 import pytest
-from device_scripts import OWN_QUEUES
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError, UCCHError
@@ -365,24 +363,3 @@ def test_damage_is_noticed(two: Two, table: Any) -> None:
     ):
         with pytest.raises(rma.FormatError, match="contradicts itself"):
             Table.unpack(found._replace(form=found.form._replace(**{name: value})).pack())
-
-
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2"])
-def test_pages_of_devices(fake_crew: Callable[..., Any], layout: str) -> None:
-    assert fake_crew(pages_scripts.EVERY, layout).said("right") == 2
-
-
-def test_pages_of_devices_that_open_each_others_memory(fakes: Callable[..., Any]) -> None:
-    script = pages_scripts.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
-    assert fakes(script, "nvidia:2").said("right") == 2
-
-
-def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
-    done = fakes(pages_scripts.NO_COMPILER, "nvidia:1,amd:1", UCCH_RTC_LIB="none")
-    assert done.said("right") == 2
-
-
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1"])
-def test_streams_start_pages_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
-    """Ranks that have loaded no kernel yet."""
-    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2
