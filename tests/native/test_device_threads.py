@@ -1,14 +1,12 @@
 """GPU runtimes that several threads use at a time: memory, words, and the reasons of failures."""
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from processes import python
 
 from ucc_hetero.device import DeviceRuntime
 from ucc_hetero.native.libraries import ffi, lib
@@ -86,12 +84,4 @@ assert lib.ucch_pool_take(0, 1 << 20, ffi.NULL, 0) == made[0]
 def test_an_allocation_keeps_nobody_from_the_pool(compiled: Callable[..., Path], tmp_path: Path) -> None:
     include = f"-I{ROOT / 'cffi_build'}", f"-I{ROOT / 'examples'}"
     library = compiled(tmp_path / "libsim.so", *SHARED, *include, HERE / "slow_vendor.c", "-lpthread")
-    job = subprocess.run(
-        [sys.executable, "-c", POOL, str(library)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "UCCH_SIM_LIB": str(library)},
-    )
-    assert job.returncode == 0, job.stderr
+    python(POOL, library, env={"UCCH_SIM_LIB": str(library)})

@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from ucc_hetero.native.libraries import load
 
@@ -40,12 +39,7 @@ def test_what_is_no_request_is_left_alone(compiled: Callable[..., Path], tmp_pat
     source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
     source.write_text(PLUGIN)
     compiled(plugin, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", source, load().ucx_path)
-
-    def provoke(how: str) -> subprocess.CompletedProcess[str]:
-        job = [sys.executable, "-c", PROVOKE, str(plugin), how]
-        env = os.environ | {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"}
-        return subprocess.run(job, capture_output=True, text=True, timeout=600, env=env)
-
-    assert provoke("as it is").returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
-    guarded = provoke("guarded")
-    assert guarded.stdout == "1\n", guarded.stderr
+    env = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"}
+    bare = python(PROVOKE, plugin, "as it is", env=env, check=False)
+    assert bare.returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
+    assert python(PROVOKE, plugin, "guarded", env=env).stdout == "1\n"

@@ -4,8 +4,6 @@ import array
 import ctypes
 import gc
 import mmap
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
+from processes import python
 
 from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, pack, unpack
 from ucc_hetero.buffers.buffer import bounds, merge, scattered
@@ -155,13 +154,8 @@ def test_ml_dtypes_without_the_buffer_protocol() -> None:
 
 
 def test_import_loads_neither_mpi_nor_frameworks() -> None:
-    code = (
-        "import sys, ucc_hetero.buffers\n"
-        "unwanted = {'mpi4py.MPI', 'torch', 'ml_dtypes', 'asyncio', 'ssl'}\n"
-        "loaded = unwanted & set(sys.modules)\n"
-        "assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    unwanted = {"mpi4py.MPI", "torch", "ml_dtypes", "asyncio", "ssl"}
+    python(f"import sys, ucc_hetero.buffers; loaded = {unwanted} & set(sys.modules); assert not loaded, loaded")
 
 
 def test_forms() -> None:
@@ -390,10 +384,8 @@ MPI_CASES = Path(__file__).with_name("buffers_mpi_cases.py")
 def test_against_mpi4py() -> None:
     """MPI datatypes and constants, in a process of its own: initialising MPI alters the environment of later jobs."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
-    probe = subprocess.run([sys.executable, "-c", "import mpi4py.MPI"], capture_output=True, text=True, timeout=240)
+    probe = python("import mpi4py.MPI", check=False)
     if probe.returncode:
         pytest.skip(f"MPI does not start without mpirun here: {probe.stderr[-300:]}")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(MPI_CASES)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = python("import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-p", "no:cacheprovider", MPI_CASES)
     assert " passed" in run.stdout

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import python
 
 from ucc_hetero import log
 from ucc_hetero.errors import LibraryError, LibraryNotFound
@@ -169,7 +168,7 @@ wires.stop()
 
 
 def test_threads_run_where_they_should() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
+    done = python(SCRIPT, check=False)
     if "LibraryNotFound" in done.stderr:
         pytest.skip("no UCX")
     assert done.returncode == 0, done.stderr

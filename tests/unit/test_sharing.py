@@ -1,12 +1,11 @@
 """Tables, queues and lists that threads and finders of modules share; waits that leave the core to others."""
 
-import subprocess
-import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
@@ -18,7 +17,7 @@ from ucc_hetero.p2p.messages import Messages
 
 def test_finders_behind_ours_are_asked_for_mpi() -> None:
     """Python goes through its list of finders at that moment: a finder that leaves it hides the next one."""
-    script = """
+    python("""
 import importlib.util, sys
 import ucc_hetero
 asked = []
@@ -29,9 +28,7 @@ place = next(i for i, finder in enumerate(sys.meta_path) if type(finder).__modul
 sys.meta_path.insert(place + 1, Behind())
 importlib.util.find_spec("mpi4py.MPI")
 assert "mpi4py.MPI" in asked, asked
-"""
-    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
-    assert job.returncode == 0, job.stderr
+""")
 
 
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
