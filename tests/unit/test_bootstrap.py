@@ -14,12 +14,7 @@ from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, numbers
-from ucc_hetero.bootstrap.agreement import (
-    apply_settings,
-    bridge_settings,
-    judge,
-    judge_contexts,
-)
+from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams

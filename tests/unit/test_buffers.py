@@ -9,32 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffer_specs import recv, recv_v, send, send_v
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 from processes import python
 
-from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, pack, unpack
+from ucc_hetero.buffers import Buffer, Layout, dtype_of, pack, unpack
 from ucc_hetero.buffers.buffer import bounds, merge, scattered
 from ucc_hetero.types import DTYPES
 
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]
-
-
-def send(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=False, argument="sendbuf", rank=2, **kwargs)
-
-
-def recv(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=True, argument="recvbuf", rank=2, **kwargs)
-
-
-def send_v(spec: object, size: int) -> VBuffer:
-    return as_vbuffer(spec, size, writable=False, argument="sendbuf", rank=2)
-
-
-def recv_v(spec: object, size: int) -> VBuffer:
-    return as_vbuffer(spec, size, writable=True, argument="recvbuf", rank=2)
 
 
 class Odd(np.ndarray[Any, Any]):
