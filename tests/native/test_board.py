@@ -197,18 +197,15 @@ assert lib.ucch_process_ended(second.pid)
 """
 
 
-def test_a_number_that_another_process_has_got(unshared: list[str]) -> None:
-    job = subprocess.run([*unshared, sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=120)
-    assert job.returncode == 0, job.stderr
+def test_a_number_that_another_process_has_got() -> None:
+    def unshared(script: str) -> "subprocess.CompletedProcess[str]":
+        words = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", script]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
-
-@pytest.fixture
-def unshared() -> list[str]:
-    words = ["unshare", "-Urpf", "--mount-proc"]
-    test = "open('/proc/sys/kernel/ns_last_pid', 'w').write('50')"
-    if subprocess.run([*words, sys.executable, "-c", test], capture_output=True, timeout=60).returncode:
+    if unshared("open('/proc/sys/kernel/ns_last_pid', 'w').write('50')").returncode:
         pytest.skip("no process namespaces here")
-    return words
+    job = unshared(REUSED)
+    assert job.returncode == 0, job.stderr
 
 
 def test_without_a_page_calls_are_still_counted() -> None:

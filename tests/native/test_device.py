@@ -175,14 +175,11 @@ def test_an_allocation_keeps_nobody_from_the_pool(compiled: Callable[..., Path],
 
 
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])
-def test_a_number_is_read_as_hip_does(load: Load, text: str, eager: bool) -> None:
-    assert load(HIP_ENABLE_DEFERRED_LOADING=text).eager is eager
-
-
-def test_streams_are_held_where_the_user_says_so(load: Load) -> None:
-    assert load(HIP_ENABLE_DEFERRED_LOADING="0").holds is False
-    assert load(UCCH_HOLD="y").holds is True
-    assert load(HIP_ENABLE_DEFERRED_LOADING="1").holds is False
+def test_kernels_are_loaded_early_and_streams_held_where_the_user_says_so(load: Load, text: str, eager: bool) -> None:
+    """A number is read as HIP does."""
+    found = load(HIP_ENABLE_DEFERRED_LOADING=text)
+    assert (found.eager, found.holds) == (eager, False)
+    assert load(UCCH_HOLD="y").holds is eager
 
 
 def test_streams_wait_for_signal_memory_only(load: Load) -> None:

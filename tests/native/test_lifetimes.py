@@ -141,35 +141,21 @@ def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
 
 
 def test_whoever_sleeps_is_woken() -> None:
-    known = lib.ucch_rings()
-    woken = threading.Event()
+    """Also by a ring before the sleep; nobody sleeps longer than asked, and what has ended rings nothing."""
+    known, woken = lib.ucch_rings(), threading.Event()
 
     def sleep() -> None:
         lib.ucch_await_ring(known, LONG)
         woken.set()
 
-    sleeper = threading.Thread(target=sleep, daemon=True)
-    sleeper.start()
+    threading.Thread(target=sleep, daemon=True).start()
     lib.ucch_ring()
     assert woken.wait(LONG / 2)
-    assert lib.ucch_rings() == known + 1
-
-
-def test_a_ring_before_the_sleep_is_not_missed() -> None:
-    known = lib.ucch_rings()
-    lib.ucch_ring()
     lib.ucch_await_ring(known, LONG)  # the test's own limit is shorter
-
-
-def test_nobody_sleeps_longer_than_asked() -> None:
-    lib.ucch_await_ring(lib.ucch_rings(), 1e-3)
-
-
-def test_listening_to_what_has_ended_rings_nothing() -> None:
+    lib.ucch_await_ring(known + 1, 1e-3)
     message = lib.ucch_message_new()
-    known = lib.ucch_rings()
     lib.ucch_listen(lib.ucch_message_op(message))
-    assert lib.ucch_rings() == known and lib.ucch_peek(lib.ucch_message_op(message)) == 1
+    assert lib.ucch_rings() == known + 1 and lib.ucch_peek(lib.ucch_message_op(message)) == 1
     lib.ucch_message_free(message)
 
 

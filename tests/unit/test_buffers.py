@@ -22,10 +22,6 @@ from ucc_hetero.types import DTYPES
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]
 
 
-class Odd(np.ndarray[Any, Any]):
-    pass
-
-
 def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     x.flags.writeable = False
     return x
@@ -75,6 +71,9 @@ def test_what_cannot_be_written_to_can_be_sent() -> None:
     assert values(pack(reverse), float).tolist() == [2, 1, 0]
     with pytest.raises(BufferError, match="read-only"):
         unpack(pack(reverse), reverse)
+    assert send([np.arange(4, dtype=">i4"), "uint8"]).count == 16
+    assert send([np.zeros(3, [("a", "f4"), ("b", "i8")]), np.uint8]).count == 36
+    assert send(np.zeros(3).view(type("Odd", (np.ndarray,), {}))).count == 3, "of a class derived from numpy's"
     windows = np.lib.stride_tricks.as_strided(np.zeros(6), (4, 3), (8, 8))
     assert pack(send(windows)).count == 12
 
@@ -121,12 +120,6 @@ def test_unsupported_dtypes_are_refused_by_name(spec: object, match: str) -> Non
         dtype_of(spec)
 
 
-def test_elements_that_move_as_bytes_only() -> None:
-    assert send([np.arange(4, dtype=">i4"), "uint8"]).count == 16
-    assert send([np.zeros(3, [("a", "f4"), ("b", "i8")]), np.uint8]).count == 36
-    assert send(np.zeros(3).view(Odd)).count == 3, "of a class derived from numpy's"
-
-
 def test_ml_dtypes_without_the_buffer_protocol() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
@@ -156,16 +149,8 @@ def test_forms() -> None:
         buffer = recv(spec)
         assert (buffer.count, buffer.dtype.name) == (count, name), spec
         assert offset is None or buffer.ptr == base + offset, spec
-
-
-def test_blocks() -> None:
-    x = np.zeros(12, np.float32)
-    assert recv(x, blocks=4).count == 12
-    assert recv([x, 2], blocks=4).count == 8  # an explicit count is that of one rank
-    assert recv([x, 3, "f"], blocks=4).count == 12
-
-
-def test_none_with_no_count_is_an_empty_buffer() -> None:
+    # An explicit count is that of one rank.
+    assert [recv(spec, blocks=4).count for spec in (x, [x, 2], [x, 3, "f"])] == [12, 8, 12]
     assert send([None, 0, "f"]).count == 0 and send([None, "f"]).ptr == 0
     assert send_v([None, [0, 0], "f"], 2).counts == (0, 0)
 
@@ -282,11 +267,6 @@ def test_no_false_alarm_about_overlap(view: np.ndarray[Any, Any]) -> None:
     assert bounds(dims, view.itemsize) == (touched if view.size else (0, 0))
 
 
-def test_bits_are_copied_whatever_they_mean() -> None:
-    nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
-    assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
-
-
 def test_segments_of_a_view() -> None:
     x = np.arange(12.0).reshape(3, 4)[:, ::2]
     v = recv_v([x, [1, 2, 3]], 3)
@@ -295,6 +275,9 @@ def test_segments_of_a_view() -> None:
 
 
 def test_what_is_packed_here_and_unpacked() -> None:
+    # Bits are copied, whatever they mean.
+    nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
+    assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
     device = Buffer(0x1000, 4, DTYPES["float32"], "amd", 0, None, False, Layout(((4, 8),)))
     with pytest.raises(BufferError, match="amd memory"):
         pack(device)

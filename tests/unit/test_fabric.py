@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hosts import rdma
 from test_bootstrap import FACTS, HERE
 from test_bootstrap import THERE as ELSEWHERE
 
@@ -24,14 +25,11 @@ IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
 
 def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
     """A host with active ports, such as ``mlx5_0:InfiniBand mlx5_1:RoCE rdmap0:EFA``."""
-    layers = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "EFA": "Unspecified"}
     found = {"etc/ld.so.cache": f"\0/usr/lib/{'libibverbs' if verbs else 'libc'}.so.1\0"}
     for number, port in enumerate(ports.split()):
         name, _, kind = port.partition(":")
-        at = f"sys/class/infiniband/{name}"
-        found |= {f"{at}/ports/1/state": "4: ACTIVE", f"{at}/ports/1/link_layer": layers[kind]}
+        found |= rdma(name, kind.replace("RoCE", "Ethernet"))
         found |= {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": name}
-        found |= {f"{at}/device/driver": "-> ../../../../bus/pci/drivers/efa"} if kind == "EFA" else {}
         found |= {f"dev/infiniband/uverbs{number}": ""} if node else {}
     return replay(found, root)
 

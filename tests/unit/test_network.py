@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import hosts
 import pytest
 from processes import python
 from test_bootstrap import FACTS, HERE, THERE
@@ -33,17 +34,13 @@ def ucx() -> Path:
         pytest.skip(str(error).splitlines()[0])
 
 
-def port(name: str, layer: str, state: str = "4: ACTIVE", node: str = "1: CA") -> dict[str, str]:
-    at = f"sys/class/infiniband/{name}"
-    return {f"{at}/node_type": node, f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer}
-
-
 def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
-    files = port("mlx5_0", "InfiniBand") | port("mlx5_1", "Ethernet") | port("mlx5_2", "InfiniBand", "1: DOWN")
-    files |= port("irdma0", "Ethernet", node="4: RNIC") | port("usnic_0", "Unspecified")
-    files |= port("rdmap0", "Unspecified") | {
-        "sys/class/infiniband/rdmap0/device/driver": "-> ../../../../bus/pci/drivers/efa"
-    }
+    ports = ("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet"), ("mlx5_2", "InfiniBand", "1: DOWN"), ("rdmap0", "EFA")
+    files = hosts.rdma("irdma0", "Ethernet", node_type="4: RNIC") | hosts.rdma(
+        "usnic_0", "Unspecified", node_type="1: CA"
+    )
+    for port in ports:
+        files |= hosts.rdma(*port, node_type="1: CA")
     assert rdma.active(replay(files, tmp_path)) == (IB, ROCE, EFA)
 
 

@@ -106,8 +106,9 @@ def test_what_a_callback_raises(
 
 def ended() -> Any:
     """A request that has ended, and that nobody has completed."""
-    op = lib.ucch_message_op(lib.ucch_message_new())
-    made = SimpleNamespace(finished=False, lasting=False, _op=op, _arm=lambda: None)
+    message = lib.ucch_message_new()
+    made = SimpleNamespace(finished=False, lasting=False, _keep=message, _op=lib.ucch_message_op(message))
+    made._arm = lambda: None
     made.Wait = lambda *_: setattr(made, "finished", True) or True
     return made
 
