@@ -5,12 +5,12 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from processes import until
 
 from ucc_hetero.native.libraries import ffi, lib
 
@@ -225,18 +225,15 @@ assert lib.ucch_process_ended(second.pid)
 """
 
 
-def test_a_number_that_another_process_has_got(unshared: list[str]) -> None:
-    job = subprocess.run([*unshared, sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=120)
-    assert job.returncode == 0, job.stderr
+def test_a_number_that_another_process_has_got() -> None:
+    def unshared(script: str) -> "subprocess.CompletedProcess[str]":
+        words = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", script]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
-
-@pytest.fixture
-def unshared() -> list[str]:
-    words = ["unshare", "-Urpf", "--mount-proc"]
-    test = "open('/proc/sys/kernel/ns_last_pid', 'w').write('50')"
-    if subprocess.run([*words, sys.executable, "-c", test], capture_output=True, timeout=60).returncode:
+    if unshared("open('/proc/sys/kernel/ns_last_pid', 'w').write('50')").returncode:
         pytest.skip("no process namespaces here")
-    return words
+    job = unshared(REUSED)
+    assert job.returncode == 0, job.stderr
 
 
 def test_without_a_page_calls_are_still_counted() -> None:
@@ -255,9 +252,7 @@ def test_a_call_that_has_failed_elsewhere(boards: list[Any]) -> None:
     lib.ucch_board_failed(boards[1], 3)
     lib.ucch_board_failed(boards[1], 2)
     assert [lib.ucch_board_given_up(boards[0], i) for i in SLOTS] == [0, 2, 0]
-    until = time.monotonic() + 60
-    while lib.ucch_board_gone(boards[0], 2) != 1:
-        assert time.monotonic() < until
+    until(lambda: lib.ucch_board_gone(boards[0], 2) == 1)
     assert [lib.ucch_board_gone(boards[2], call) for call in (1, 2, 3)] == [-1, 1, 1]
     assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
 

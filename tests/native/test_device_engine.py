@@ -1,13 +1,11 @@
 """Collectives on device memory, over the fake GPU library: real UCC, UCX, plans and engine; asynchronous devices."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import device_scripts
-import message_scripts
 import pytest
 
 FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
@@ -33,46 +31,9 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
-@pytest.mark.parametrize("layout, env", [
-    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS),
-])  # fmt: skip
-def test_random_mistakes(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    """Of one rank, or of all: all say who has refused what."""
-    env = {"UCCH_TIMEOUT": "300", **env, **device_scripts.OWN_QUEUES}
-    assert fake_crew(device_scripts.MISTAKES, layout, **env).said("15 mistakes told") == 1
-
-
-def test_messages_that_libucp_alone_carries(fake_crew: Callable[..., Any]) -> None:
-    assert fake_crew(message_scripts.MATCHING, "nvidia:2,amd:1", UCCH_STAGING="direct").said("right") == 3
-
-
-@pytest.mark.parametrize("layout, env", [
-    ("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS),
-])  # fmt: skip
-def test_streams(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    # Streams are held in any order there, by threads that use a communicator each.
-    result = fake_crew(device_scripts.STREAMS, layout, **env, **device_scripts.OWN_QUEUES)
-    assert "right" in result.stdout
-
-
-def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any]) -> None:
-    script = """
-import arrays
-from ucc_hetero import Communicator
-with Communicator() as comm, Communicator(comm) as other:
-    pass
-"""
-    told = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="direct").stderr
-    assert told.count("UCCH_STAGING=direct is about messages alone") == 1
-    assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
-
-
-@pytest.mark.parametrize("layout, env", [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)])
-def test_counts_of_uneven_calls_keep_step_with_refusals(
-    fake_crew: Callable[..., Any], layout: str, env: dict[str, str]
-) -> None:
-    """In streams, too, and where ranks hear of the refusal before they have begun."""
-    script = """
+#: Refused calls among uneven ones keep their numbers: in streams, too, and where ranks hear of the refusal before they
+#: have begun.
+UNEVEN = """
 import numpy as np
 from arrays import Array, runtime
 from ucc_hetero import Communicator, RefusedError
@@ -102,16 +63,8 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
     comm.Free()
 print("right", flush=True)
 """
-    ranks = 3 if "amd" in layout else 2
-    assert fake_crew(script, layout, **env).said("right") == ranks
-
-
-@pytest.mark.parametrize("env", [device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES], ids=["streams", "hosts"])
-def test_calls_by_way_of_the_host_keep_their_order_in_a_stream(
-    fake_crew: Callable[..., Any], env: dict[str, str]
-) -> None:
-    """Nobody waits for their requests; streams wait for their ends, or hosts where streams must not."""
-    script = """
+#: Nobody waits for requests of calls by way of the host; streams wait for their ends, or hosts where streams must not.
+IN_ORDER = """
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 with Communicator() as comm:
@@ -125,22 +78,8 @@ with Communicator() as comm:
     assert "by way of the host" in comm.plan_summary(), comm.plan_summary()
 print("right")
 """
-    assert fake_crew(script, "nvidia:1,amd:2", **BY_HOSTS, **env).said("right") == 3
-
-
-def test_refusals(fake_crew: Callable[..., Any]) -> None:
-    result = fake_crew(device_scripts.REFUSALS, "nvidia:1,amd:1")
-    assert result.said("right") == 2
-    assert "mismatch" in result.stdout
-
-
-def test_a_timeout_lets_the_stream_go(fake_crew: Callable[..., Any]) -> None:
-    result = fake_crew(device_scripts.TIMEOUT, "nvidia:1,amd:1", **BY_HOSTS)
-    assert "right: rank 0: allreduce float32[64] SUM" in result.stdout
-
-
-def test_streams_that_cannot_be_held(fakes: Callable[..., Any]) -> None:
-    script = """
+#: Streams that cannot be held.
+AT_ONCE = """
 from arrays import Array, runtime
 from ucc_hetero import Communicator
 with Communicator() as comm:
@@ -153,13 +92,8 @@ with Communicator() as comm:
     assert (y.copied(stream) == 2 * comm.size).all()
 print("right")
 """
-    done = fakes(script, "nvidia:1,amd:1", FAKEGPU_NO_FLAGS="1")
-    assert done.said("right") == 2
-
-
-def test_the_doctor_measures_in_device_memory(fakes: Callable[..., Any]) -> None:
-    """As installed: mpi_launch is a part of the package only there."""
-    script = """
+#: The doctor's measurements, as installed: mpi_launch is a part of the package only there.
+DOCTOR = """
 import arrays
 from ucc_hetero import Communicator
 from ucc_hetero.launch.doctor import measure
@@ -170,8 +104,50 @@ with Communicator() as comm:
     assert list(measure.pairs(comm, 20)) == [(0, 1)]
 print("right")
 """
-    folders = [str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])]
-    assert fakes(script, "nvidia:1,amd:1", PYTHONPATH=os.pathsep.join(folders)).said("right") == 2
+
+#: For one vendor, for two, and by way of host memory.
+WAYS: list[tuple[str, dict[str, str]]] = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
+OWN, FEW = device_scripts.OWN_QUEUES, device_scripts.FEW_QUEUES
+#: A case by its name, its script, its layout, its environment, and what is said; by how many ranks, if not by all.
+CASES: list[tuple[str, str, str, dict[str, str], str, int]] = [
+    *(("random mistakes", device_scripts.MISTAKES, layout, {"UCCH_TIMEOUT": "300", **env, **OWN}, "15 mistakes told", 1)
+      for layout, env in WAYS),
+    # Streams are held in any order there, by threads that use a communicator each.
+    *(("streams", device_scripts.STREAMS, layout, {**env, **OWN}, "right", 0) for layout, env in WAYS),
+    *(("uneven calls", UNEVEN, layout, env, "right", 0) for layout, env in WAYS),
+    ("order in streams", IN_ORDER, "nvidia:1,amd:2", {**BY_HOSTS, **OWN}, "right", 0),
+    ("order by hosts", IN_ORDER, "nvidia:1,amd:2", {**BY_HOSTS, **FEW}, "right", 0),
+    ("refusals", device_scripts.REFUSALS, "nvidia:1,amd:1", {}, "right", 0),
+    ("mismatches", device_scripts.REFUSALS, "nvidia:1,amd:1", {}, "mismatch", 0),
+    ("a timeout", device_scripts.TIMEOUT, "nvidia:1,amd:1", BY_HOSTS, "right: rank 0: allreduce float32[64] SUM", 1),
+    ("no flags", AT_ONCE, "nvidia:1,amd:1", {"FAKEGPU_NO_FLAGS": "1"}, "right", 0),
+    ("the doctor", DOCTOR, "nvidia:1,amd:1", {"PYTHONPATH": str(FAKEGPU)}, "right", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "layout", "env", "words", "ranks"),
+    CASES,
+    ids=[f"{name}, {layout}" for name, _, layout, *_ in CASES],
+)
+def test_ranks_say_so(
+    fakes: Callable[..., Any], fake_crew: Callable[..., Any], name: str, script: str, layout: str, env: dict[str, str],
+    words: str, ranks: int,
+) -> None:  # fmt: skip
+    job = (fakes if script in (AT_ONCE, DOCTOR) else fake_crew)(script, layout, **env)
+    assert job.said(words) == (ranks or job.ranks), job.output
+
+
+def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any]) -> None:
+    script = """
+import arrays
+from ucc_hetero import Communicator
+with Communicator() as comm, Communicator(comm) as other:
+    pass
+"""
+    told = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="direct").stderr
+    assert told.count("UCCH_STAGING=direct is about messages alone") == 1
+    assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
 def test_tuning_measures_on_devices(fake_crew: Callable[..., Any], tmp_path: Path) -> None:

@@ -14,12 +14,7 @@ from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, numbers
-from ucc_hetero.bootstrap.agreement import (
-    apply_settings,
-    bridge_settings,
-    judge,
-    judge_contexts,
-)
+from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
@@ -199,16 +194,28 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     assert not [note for note in notes if note[0] == "met"]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
-    def late(*_: object) -> None:
-        raise CollectiveTimeout("not finished")
+def failing(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
 
-    context = SimpleNamespace(team=(lambda *_: None) if joined else late)
-    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=context, spoilt=False)
-    found = Teams(job, [10, 11], 1, 1, 5.0)
-    monkeypatch.setattr(found, "_canary", late)
+    return fail
+
+
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Teams]:
+    """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), spoilt=False)
+    return job, Teams(job, [10, 11], 1, 1, 5.0)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_team_that_is_late_says_whose_it_is(
+    bridge: tuple[Any, Teams], monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    (job, found), late = bridge, failing(CollectiveTimeout("not finished"))
+    job.bridge = SimpleNamespace(team=(lambda *_: None) if joined else late)
+    monkeypatch.setattr(found, "_canary", late)
     with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
         found.get((0, 1), "bridge")
     assert job.spoilt
@@ -224,7 +231,7 @@ def test_no_team_is_made_where_one_was_given_up() -> None:
         found._all_ready([10], True)
 
 
-def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]) -> None:
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
     asked: list[Any] = []
     library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
@@ -234,12 +241,8 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
     most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
     assert 2 * 8 * len(numbers._ids) <= most < 1 << 15
 
-    def none_left(*_: object) -> None:
-        raise LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")
-
-    full: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=SimpleNamespace(team=none_left))
-    found = Teams(full, [10, 11], 1, 1, 5.0)
-    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    full, found = bridge
+    full.bridge = SimpleNamespace(team=failing(LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")))
     with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {most} numbers .*: Free"):
         found.get((0, 1), "bridge")
 
@@ -285,9 +288,7 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], lat
 def test_a_process_that_is_gone_before_the_first_message() -> None:
     """libucp cannot open the memory of one that has died: it is said which rank that is."""
 
-    def connect(address: bytes) -> None:
-        raise LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT")
-
+    connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
     process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
         Process.endpoint(process, job({})[0], 3, 5)
@@ -325,18 +326,15 @@ def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
         asked.clear()
 
 
-class Closing:
-    """A team that notes when it is destroyed."""
-
-    def __init__(self, closed: list[Any], what: object) -> None:
-        self.close = lambda timeout: closed.append(what)
-
-
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
     """A job of four ranks, and the teams of it that were destroyed."""
     closed: list[Any] = []
-    monkeypatch.setattr(Teams, "_create", lambda self, ranks, link: Closing(closed, (self.tag, ranks, link)))
+
+    def create(self: Teams, ranks: tuple[int, ...], link: str) -> Any:
+        return SimpleNamespace(close=lambda timeout: closed.append((self.tag, ranks, link)))
+
+    monkeypatch.setattr(Teams, "_create", create)
     job: Any = SimpleNamespace(facts=[FACTS] * 4, spare={})
     job.drop_spare = partial(Job.drop_spare, job)
     return job, closed

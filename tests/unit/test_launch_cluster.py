@@ -62,10 +62,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"hosts": ["a", {"name": "b", "slots": "four"}]}, r"hosts\[1\].slots: .* at least 1, not 'four'"),
     ({"hosts": [{"name": "b", "slots": 0}]}, r"hosts\[0\].slots: .* not 0"),
     ({"hosts": [{"name": "b", "slots": True}]}, r"hosts\[0\].slots: .* not True"),
-    (
-        {"hosts": [{"name": "b", "vendor": "intel"}]},
-        r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not",
-    ),
+    ({"hosts": [{"name": "b", "vendor": "intel"}]}, r"hosts\[0\].vendor: must be one of auto, host, nvidia, amd, not"),
     ({"hosts": [{"name": "b", "slot": 1}]}, r"hosts\[0\].slot: is no field; did you mean slots\?"),
     ({"hosts": [{"name": "b", "component": 1}]}, r"hosts\[0\].component: is no field"),
     ({"hosts": ["a"], "wire": 1}, "wire: is no field; known are hosts, hostfile"),
@@ -77,10 +74,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"hosts": ["a"], "interfaces": [["eth0"]]}, r"interfaces\[0\]: must be text"),
     ({"hosts": ["a"], "vendors": {"intel": {}}}, "vendors.intel: is no field; known are host, nvidia, amd"),
     ({"hosts": ["a"], "vendors": {"amd": {"runtime": "lxc"}}}, "vendors.amd.runtime: must be one of docker, podman"),
-    (
-        {"hosts": ["a"], "vendors": {"amd": {"image": "x"}}},
-        "vendors: images are chosen by .* give the vendor of a",
-    ),
+    ({"hosts": ["a"], "vendors": {"amd": {"image": "x"}}}, "vendors: images are chosen by .* give the vendor of a"),
     ({"hostfile": "nothing"}, "hostfile .*nothing: No such file"),
     ({"source": "pbs"}, "source: must be one of slurm, not 'pbs'"),
     ({"source": "slurm"}, "source: no hosts found in this environment's SLURM_ variables"),

@@ -80,9 +80,6 @@ def test_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         f"-np 4 --host localhost:4 {wrapper}"
     ), "ranks inherit the environment of this machine"
     assert shown(job, HYDRA, {}) == f"mpiexec -n 4 {wrapper}"
-
-
-def test_the_users_choice_of_transport_stays() -> None:
     job = replace(JOB, mpi_args=("--mca", "pml", "ucx"))
     text = shown(job, OPENMPI5, {"OMPI_MCA_btl": "self,tcp"})
     assert "--mca pml ucx" in text
@@ -175,12 +172,10 @@ BANNERS = {
 
 @pytest.mark.parametrize("banner", BANNERS)
 def test_launchers_are_recognised(banner: str) -> None:
-    found = launcher.identify("x", banner)
-    assert found is not None
-    assert (found.kind, found.major, found.version) == BANNERS[banner]
+    assert (found := launcher.identify("x", banner)) and (found.kind, found.major, found.version) == BANNERS[banner]
 
 
-def test_unknown_launcher(tmp_path: Path) -> None:
+def test_launchers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.identify("x", "GNU bash 5") is None
     odd = tmp_path / "mpirun"
     odd.write_text("#!/bin/sh\necho hello\n")
@@ -189,9 +184,7 @@ def test_unknown_launcher(tmp_path: Path) -> None:
         launcher.find({"MPIRUN": str(odd)})
     with pytest.raises(launcher.LauncherError, match="MPIRUN=/no/mpirun: /no/mpirun is no program"):
         launcher.find({"MPIRUN": "/no/mpirun"})
-
-
-def test_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(launcher.LauncherError, match=r"none on the PATH.*\.\[mpi\].*name it in MPIRUN"):

@@ -58,12 +58,9 @@ def test_an_island_whose_devices_no_library_serves(ranks: list[Facts], reason: s
     assert not Device.of(0, [0], ranks, None).by_host
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_places_that_cannot_be_or_are_crowded() -> None:
     with pytest.raises(AgreementError, match=r"rank\(s\) \[1\] cannot move"):
         path_of([CUDA, rank("cuda", moves=("host",))], DIRECT)
-
-
-def test_crowded_hosts() -> None:
     two = Topology.group(["nvidia", "amd"], [0, 0])
     assert crowded_hosts(two, [CUDA, ROCM]) == {HERE.memory}
     assert not crowded_hosts(two, [CUDA, FAR])
@@ -131,11 +128,8 @@ def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.
     found = message_paths([CUDA, FAR], wanted, BETWEEN)
     assert not found.either(0, 1)
     assert found.wanted(1, 4096) is (wanted == STAGED)
-
-
-def test_forced_while_it_is_measured() -> None:
     found = message_paths([CUDA, FAR, ROCM], DIRECT, BETWEEN)
-    found.forced = DIRECT
+    found.forced = DIRECT  # while it is measured
     assert not found.wanted(1, 4096)
     assert found.wanted(2, 4096)  # these must
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,25 +139,18 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 def pair(secret: bytes = SECRET) -> tuple[Channel, Channel, socket.socket]:
     """Both ends of a connection, the server first, and the client's socket."""
     ours, theirs = socket.socketpair()
-    found: list[Any] = []
 
-    def serve() -> None:
+    def end(sock: socket.socket, known: bytes, server: bool) -> Channel:
         try:
-            found.append(Channel(ours, SECRET, True))
-        except ChannelError as error:
-            found.append(error)
-            ours.close()
+            return Channel(sock, known, server)
+        except ChannelError:
+            sock.close()
+            raise
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        client = Channel(theirs, secret, False)
-    except ChannelError:
-        theirs.close()
-        raise
-    finally:
-        thread.join()
-    return found[0], client, theirs
+    with ThreadPoolExecutor() as pool:
+        server = pool.submit(end, ours, SECRET, True)
+        client = end(theirs, secret, False)
+        return server.result(), client, theirs
 
 
 def test_messages_come_in_order_and_whole() -> None:

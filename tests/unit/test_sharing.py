@@ -1,15 +1,16 @@
-"""Tables, queues and lists that threads and finders of modules share; waits that leave the core to others."""
+"""What threads and finders of modules share; waits that leave the core to others; memory that lives on."""
 
-import subprocess
-import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
+from ucc_hetero.bootstrap import exit as end
+from ucc_hetero.bootstrap import faults
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.p2p import probe
@@ -18,7 +19,7 @@ from ucc_hetero.p2p.messages import Messages
 
 def test_finders_behind_ours_are_asked_for_mpi() -> None:
     """Python goes through its list of finders at that moment: a finder that leaves it hides the next one."""
-    script = """
+    python("""
 import importlib.util, sys
 import ucc_hetero
 asked = []
@@ -29,9 +30,7 @@ place = next(i for i, finder in enumerate(sys.meta_path) if type(finder).__modul
 sys.meta_path.insert(place + 1, Behind())
 importlib.util.find_spec("mpi4py.MPI")
 assert "mpi4py.MPI" in asked, asked
-"""
-    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
-    assert job.returncode == 0, job.stderr
+""")
 
 
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
@@ -106,3 +105,40 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
         probe.mprobe(messages, 1, 7, None, remove=True)
     assert 1 < len(looks) < 2000
+
+
+# --- memory that MPI may still write to lives on, however the wait for it ends ----------------------------------------
+
+
+class Failing:
+    """An exchange of MPI's that fails when it is asked for, as one does in which a rank has died."""
+
+    def __init__(self) -> None:
+        self.memory: list[weakref.ref[Any]] = []
+
+    def Iallreduce(self, mine: Any, worst: Any, op: Any) -> "Failing":
+        self.memory += [weakref.ref(mine), weakref.ref(worst)]
+        return self
+
+    def Test(self) -> bool:
+        raise OSError("a process has failed")
+
+
+def test_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi: Any = Failing()
+    monkeypatch.setattr(faults, "lacking", lambda comm: True)
+    job: Any = type("Job", (), {"comm": mpi, "index": 0})
+    assert end._together(job) == end._LOST
+    assert len(mpi.memory) == 2 and all(each() is not None for each in mpi.memory)
+
+
+def test_of_a_wait_that_is_given_up() -> None:
+    class Memory:
+        pass
+
+    memory = Memory()
+    found = weakref.ref(memory)
+    with pytest.raises(KeyboardInterrupt), quarantine.unless_over((memory,)):
+        raise KeyboardInterrupt
+    del memory
+    assert found() is not None

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
+from ..bootstrap.agreement import NATIVE_SETTINGS
 from ..bootstrap.board import Board
 from ..bootstrap.meeting import Known
 from ..bootstrap.membership import Membership
@@ -217,8 +218,7 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     lib.UCCH_FAIL_VENDOR: (
         CollectiveError,
         "libucc has not given it to the vendor's library (NCCL or RCCL), which could not begin: NCCL_DEBUG=WARN says "
-        "why; "
-        "UCC_TLS=^mlx5,sharp,cuda,shm,nccl,rccl goes on without it, more slowly",
+        f"why; UCC_TLS={NATIVE_SETTINGS['UCC_TLS']},nccl,rccl goes on without it, more slowly",
     ),
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }
