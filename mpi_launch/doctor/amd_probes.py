@@ -167,8 +167,7 @@ def compiler() -> Answer:
     for at, array, place in ((host, a, one), (host + a.nbytes, b, other)):
         ctypes.memmove(at, array.ctypes.data, a.nbytes)
         hip.runtime.copy(place, at, a.nbytes, stream)
-    where = (ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_ulonglong(n), ctypes.c_double(0))
-    hip.launch(kernel, stream, *where, blocks=16, threads=256)
+    hip.launch(kernel, stream, one, other, n, blocks=16, threads=256)
     hip.runtime.copy(host, other, a.nbytes, stream)
     hip.ends(stream, "the kernel")
     right = bool((_bytes(host, a.nbytes).view(np.float32) == a + b).all())

@@ -204,7 +204,7 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
             if not _waits(record):
                 continue
             if peer < 0 or peer >= len(group.ranks):
-                yield _from_anyone(group, m, record)
+                yield _waiting(group.dumps[m], record, "hang-message")
                 continue
             theirs = (sent if receives else received).get((peer, m), Counter())
             ours = (received if receives else sent).get((m, peer), Counter())
@@ -243,8 +243,7 @@ def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], 
 
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    other, dump = group.who([peer]), group.dumps[m]
-    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}, which {other} "
+    text = f", which {group.who([peer])} "
     if peer not in group.dumps:
         text += "can tell nothing of: it has left no records"
     else:
@@ -253,13 +252,13 @@ def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[i
             does = "has sent" if receives else "waits for"
             text += f"; it {does} a message with tag {', '.join(map(str, others))} instead"
         text += f": {_doing(group.dumps[peer])}"
-    return _Found(_wall(dump, record["called"]), finding("hang-message", text), group.ranks[peer])
+    return _waiting(group.dumps[m], record, "hang-message", text, group.ranks[peer])
 
 
-def _from_anyone(group: _Group, m: int, record: Any) -> _Found:
-    dump = group.dumps[m]
-    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}"
-    return _Found(_wall(dump, record["called"]), finding("hang-message", text))
+def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -> _Found:
+    """A rank that waits for a message or transfer; ``text``: more about that."""
+    text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
+    return _Found(_wall(dump, record["called"]), finding(code, text), by)
 
 
 # --- transfers --------------------------------------------------------------------------------------------------------
@@ -276,12 +275,12 @@ def _transfers(dumps: Sequence[Dump], waits: dict[int, set[int]]) -> Iterator[_F
             if short or not _waits(record) or at in seen:
                 continue
             seen.add(at)
-            text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}"
-            if other is not None:
+            if other is None:
+                yield _waiting(dump, record, "hang-transfer")
+            else:
                 waits[dump.rank].add(other.rank)
-                text += f", which is rank {other.rank}: {_doing(other)}"
-            by = -1 if other is None else other.rank
-            yield _Found(_wall(dump, record["called"]), finding("hang-transfer", text), by)
+                text = f", which is rank {other.rank}: {_doing(other)}"
+                yield _waiting(dump, record, "hang-transfer", text, other.rank)
 
 
 def _process(dump: Dump, record: Any, dumps: Sequence[Dump]) -> Dump | None:
@@ -375,9 +374,9 @@ def _label(record: Any) -> str:
 def _what(dump: Dump, record: Any) -> str:
     """An operation in words."""
     comm = dump.comms.get(int(record["comm"]))
+    of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
     if record["kind"] < lib.UCCH_RECORD_SEND:
         place = " left to streams" if record["kind"] == lib.UCCH_RECORD_STREAM else ""
-        of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
         return f"{_label(record)} (call {record['seq']}{of}{place})"
     if record["kind"] >= lib.UCCH_RECORD_TRANSFER:
         what = int(record["kind"]) - lib.UCCH_RECORD_TRANSFER
@@ -385,26 +384,12 @@ def _what(dump: Dump, record: Any) -> str:
         where = "on this host" if record["own"] else "of another host"
         behind = " with a notification" if record["tag"] else ""
         return f"a {_TRANSFERS[what]}{size}{behind} {_WAYS[what]} process {record['peer']} {where}"
-    verb, way = ("send", "to") if record["kind"] == lib.UCCH_RECORD_SEND else ("receive", "from")
+    way = "send" if record["kind"] == lib.UCCH_RECORD_SEND else "receive"
     peer = int(record["peer"])
     rank = comm.ranks[peer] if comm and 0 <= peer < len(comm.ranks) else peer
-    return f"a {verb} of {record['bytes']} bytes {way} {_peer(rank)}, {_tag(record)}"
-
-
-def _message(group: _Group, record: Any) -> str:
-    receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    peer = int(record["peer"])
-    rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-    words = f"receive up to {record['bytes']} bytes from" if receives else f"send {record['bytes']} bytes to"
-    return f"{words} {_peer(rank)}, {_tag(record)}{group.name}"
-
-
-def _peer(rank: int) -> str:
-    return "any rank" if rank < 0 else f"rank {rank}"
-
-
-def _tag(record: Any) -> str:
-    return "any tag" if record["tag"] < 0 else f"tag {record['tag']}{' of our own' if record['own'] else ''}"
+    other = "any rank" if rank < 0 else f"rank {rank}"
+    tag = "any tag" if record["tag"] < 0 else f"tag {record['tag']}{' of our own' if record['own'] else ''}"
+    return f"a {way} of {record['bytes']} bytes {'to' if way == 'send' else 'from'} {other}, {tag}{of}"
 
 
 def _who(ranks: Sequence[int]) -> str:

@@ -124,7 +124,7 @@ JOBS: dict[str, tuple[list[bytes], dict[str, str]]] = {
     },
     "waits elsewhere": (
         files(IN_SIX, IN_SIX, [*FIVE, message("receive", 1, 7, 12)], IN_SIX),
-        {"hang-message": "rank 2 waits since 12 s to receive up to 64 bytes from rank 1, tag 7, which rank 1 has",
+        {"hang-message": "rank 2 waits since 12 s for a receive of 64 bytes from rank 1, tag 7, which rank 1 has",
          "hang-missing": "it is in a receive of 64 bytes from rank 1, tag 7, since 12 s", "hang-circle": "2 for 1"},
     ),
     "another tag": (
