@@ -183,7 +183,7 @@ def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch: Any, maps: list
     """As that of a failed first call, and any team that its user does not close."""
     watch(**{**TEAM, "ucc_team_create_test": lambda *_: status})
     with pytest.raises(error, match=r"team|UCC") if error else nullcontext():
-        ucc.Team(Half(), [0, 2, 1], timeout=0.01)  # type: ignore[arg-type]
+        ucc.Team(Half(), [0, 2, 1], timeout=0.01)
     gc.collect()
     assert [list(each()) for each in maps] == [[0, 2, 1]], "libucc still reads it"
 
@@ -209,7 +209,7 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bo
         return 0 if ends and had.is_set() else 1
 
     watch(**TEAM, ucc_team_destroy=destroy)
-    team = ucc.Team(Half(), [1, 0])  # type: ignore[arg-type]
+    team = ucc.Team(Half(), [1, 0])
     if ends:
         team.close()
     else:

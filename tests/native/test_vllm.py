@@ -194,20 +194,21 @@ def test_scales_of_two_float8_have_to_differ_by_two() -> None:
     assert "scales" in decode.differences(contract(**mine, scales=[1.0, 0.25]))[0]
 
 
-def test_contracts_that_are_none() -> None:
-    for said in (None, [], {}, {"protocol": 2}, {"protocol": 1, "model": 5}):
-        with pytest.raises(ContractError):
-            Contract.heard(said)
+@pytest.mark.parametrize("said", [None, [], {}, {"protocol": 2}, {"protocol": 1, "model": 5}])
+def test_contracts_that_are_none(said: Any) -> None:
+    with pytest.raises(ContractError):
+        Contract.heard(said)
     assert Contract.heard(json.loads(json.dumps(contract().told()))) == contract()
 
 
-def test_parameters_of_requests_are_not_trusted() -> None:
+@pytest.mark.parametrize(("name", "value"), [
+    ("remote_port", "80"), ("remote_port", 0), ("tp_size", 10**9), ("remote_host", None), ("remote_num_tokens", -1),
+])  # fmt: skip
+def test_parameters_of_requests_are_not_trusted(name: str, value: Any) -> None:
     params = Remote("r", "e", "host", 1, 1, 5).params()
     assert Remote.of(params).addresses == ["tcp://host:1"]
-    ports: list[dict[str, Any]] = [{"remote_port": "80"}, {"remote_port": 0}]
-    for wrong in (*ports, {"tp_size": 10**9}, {"remote_host": None}, {"remote_num_tokens": -1}):
-        with pytest.raises(ValueError, match="kv_transfer_params"):
-            Remote.of(params | wrong)
+    with pytest.raises(ValueError, match="kv_transfer_params"):
+        Remote.of(params | {name: value})
 
 
 class Workers:

@@ -250,7 +250,7 @@ def test_peers_take_turns(name: str, faster: float) -> None:
     world = SimpleNamespace(barrier=lambda: None, total=lambda value: value)
     peers = {"ours": 2.0, "mpi4py": 6.0}
     session: Any = SimpleNamespace(bench=bench, options=options, peers=peers, asked=[], world=world)
-    row = measure(session, FakeSeries, np.dtype("int8"), 8)  # type: ignore[arg-type]
+    row = measure(session, FakeSeries, np.dtype("int8"), 8)
     assert session.asked == [(2.0, 3, 5), (6.0, 3, 5), (6.0, 2, 1), (2.0, 2, 1), (2.0, 2, 1), (6.0, 2, 1)]
     assert (row.size, row.value, row.iterations, row.wrong) == (8, 2.0, 7, 4)
     value, interval = row.ratios["mpi4py"]

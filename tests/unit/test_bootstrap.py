@@ -1,9 +1,11 @@
 """Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
 
 import os
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, numbers
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
+from ucc_hetero.bootstrap.board import salt
+from ucc_hetero.bootstrap.links import neighbours, spokes
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
@@ -22,7 +26,9 @@ from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi
+from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.plan import Step
+from ucc_hetero.types import DTYPES, OPS
 
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
 THERE = replace(HERE, hostname="two", boot_id="boot-2")
@@ -381,3 +387,51 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     made.get((0, 1), "native")
     made.close()
     assert closed[4:] == [(70, (0, 1), "native")]
+
+
+# --- ranks of several hosts beside the data: with whom they are connected, and numbers of calls -----------------------
+
+
+def reached(hosts: list[int], lost: set[int]) -> set[int]:
+    """Ranks that news of the first living one comes to."""
+    found = {next(r for r in range(len(hosts)) if r not in lost)}
+    while more := {s for r in found for s in spokes(hosts, r)} - found - lost:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_neighbours_are_mutual_and_few(count: int) -> None:
+    every = [neighbours(count, place) for place in range(count)]
+    assert all(place in every[other] for place in range(count) for other in every[place])
+    assert all(place not in every[place] and len(every[place]) <= 2 * count.bit_length() for place in range(count))
+    assert count == 1 or all(every)
+
+
+def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        hosts = [rng.randrange(rng.randint(2, 9)) for _ in range(rng.randint(2, 24))]
+        hosts = [sorted(set(hosts)).index(host) for host in hosts]
+        for rank in range(len(hosts)):
+            assert all(rank in spokes(hosts, other) for other in spokes(hosts, rank)), (hosts, rank)
+            near = neighbours(max(hosts) + 1, hosts[rank])
+            assert near <= {hosts[other] for other in spokes(hosts, rank)}, (hosts, rank)
+        assert len(reached(hosts, set())) == len(hosts), hosts
+        one = rng.randrange(len(hosts))
+        assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)
+
+
+@pytest.mark.parametrize("names", [ROWS, DTYPES, OPS], ids=["collective", "datatype", "operation"])
+@pytest.mark.parametrize("call", ["{} float32[7] SUM root=2", "reduce {}[7] SUM root=2", "reduce float32[7] {} root=2"])
+def test_one_name_that_differs_is_enough(call: str, names: list[str]) -> None:
+    assert all(salt(call.format(one)) != salt(call.format(two)) for one, two in combinations(names, 2))
+
+
+def test_numbers_that_differ_are_enough_and_salts_well_spread() -> None:
+    for number in (1, 2, 1000, 1 << 20, 1 << 40):
+        for more in (*range(1, 1021), number):
+            assert salt(f"bcast int8[{number}] root=0") != salt(f"bcast int8[{number + more}] root=0")
+            assert salt(f"bcast int8[4] root={number}") != salt(f"bcast int8[4] root={number + more}")
+    found = [salt(f"allgatherv float64[{n},{n * n},3]") for n in range(4000)]
+    assert max(found) < 1021 and len(set(found)) > 900

@@ -217,7 +217,7 @@ def test_interface_details() -> None:
 
 def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
     both = Exporter(X, (10, 0))
-    both.__cuda_array_interface__ = interface(X).__cuda_array_interface__  # type: ignore[attr-defined]
+    both.__cuda_array_interface__ = interface(X).__cuda_array_interface__
     assert send(both).vendor == "amd"
 
     class Refusing:

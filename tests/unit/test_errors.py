@@ -67,11 +67,11 @@ def test_a_rank_that_has_left_first_is_no_reason(left: SimpleNamespace, what: st
     assert type(error) is kind and words in str(error)
 
 
-def printed(call, *args) -> str:  # type: ignore[no-untyped-def]
+def printed(call, *args) -> str:
     try:
         call(*args)
     except Exception:
-        return text_of(*sys.exc_info())  # type: ignore[arg-type]
+        return text_of(*sys.exc_info())
     raise AssertionError("no error")
 
 
@@ -81,7 +81,7 @@ def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeyp
     assert "(1 more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)" in text
     assert text.splitlines()[-1].startswith("ValueError: UCCH_TUNE: section 'nonsense'")
     monkeypatch.setattr(log.log("init"), "level", logging.DEBUG)
-    log.log("init").manager._clear_cache()  # type: ignore[attr-defined]
+    log.log("init").manager._clear_cache()
     assert "in _section" in printed(parse_tune, "nonsense")
 
 

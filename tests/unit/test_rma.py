@@ -114,7 +114,7 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> No
     async def main() -> None:
         loop = asyncio.get_running_loop()
         gone, ours = loop.create_future(), loop.create_future()
-        watcher.add(lib.ucch_message_op(ended), Closing(), gone)  # type: ignore[arg-type]
+        watcher.add(lib.ucch_message_op(ended), Closing(), gone)
         await asyncio.sleep(0.05)
         watcher.add(lib.ucch_message_op(ended), loop, ours)
         await asyncio.wait_for(ours, 600)
@@ -196,7 +196,7 @@ def test_changed_frames_are_refused(data: st.DataObject) -> None:
     server, client, sock = pair()
     with contextlib.closing(server), contextlib.closing(client):
         taken: list[bytes] = []
-        client._write = taken.append  # type: ignore[method-assign]
+        client._write = taken.append
         client.send({"message": 1})
         client.send({"message": 2})
         frames = bytearray(b"".join(taken))

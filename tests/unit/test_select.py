@@ -1,4 +1,4 @@
-"""Choice of algorithms: the TUNE grammar, the measured table, defaults, and plans from the cache."""
+"""Choice of algorithms: the TUNE grammar, the measured table, defaults, cached plans; the table of collectives."""
 
 import json
 import math
@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from plan_cases import topologies
 
 from ucc_hetero.env import parse_size
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.collectives import ROWS, Call
-from ucc_hetero.planner.rules import (
-    Measured,
-    PairRule,
-    Rule,
-    Wires,
-    load_table,
-    match,
-    pair_path,
-    parse_tune,
-    save_table,
-)
+from ucc_hetero.planner import algorithms, rules
+from ucc_hetero.planner.collectives import ROWS, Call, check
+from ucc_hetero.planner.plan import KINDS
+from ucc_hetero.planner.rules import Measured, PairRule, Rule, Wires, load_table, match, parse_tune, save_table
 from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, make_plan, reason
 from ucc_hetero.planner.topology import Topology, link_weights
 from ucc_hetero.types import Transport
@@ -141,16 +132,16 @@ def test_user_before_measured_before_default() -> None:
 
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    rules = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
+    measured = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
     far = ("amd", "nvidia"), False
     pairs = (PairRule(*far, 0, 4096, STAGED), PairRule(("amd", "amd"), True, 8, math.inf, DIRECT))
-    save_table(file, TWO, Measured(rules, messages=pairs))
-    save_table(file, SAME_HOST, Measured(rules[:1], (4, 4, 1, 1)))
-    assert load_table(file.read_text(), TWO) == Measured(rules, messages=pairs)
+    save_table(file, TWO, Measured(measured, messages=pairs))
+    save_table(file, SAME_HOST, Measured(measured[:1], (4, 4, 1, 1)))
+    assert load_table(file.read_text(), TWO) == Measured(measured, messages=pairs)
     assert agreed(TWO, TWO, "", file.read_text())[1].messages == pairs
-    assert [pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == [STAGED, STAGED, None]
-    assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
-    assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
+    assert [rules.pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == [STAGED, STAGED, None]
+    assert [rules.pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
+    assert load_table(file.read_text(), SAME_HOST) == Measured(measured[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
     save_table(file, ONE, Measured(wires=Wires(8, 1 << 20)))
     assert agreed(ONE, ONE, "", file.read_text())[1].wires == Wires(8, 1 << 20)
@@ -213,3 +204,36 @@ def test_queued_calls() -> None:
     plan = make_plan(MIXED, Call("allreduce", 4, (1 << 24,)), choose(MIXED, "allreduce", MIB, TUNINGS["streams"]))
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
+
+
+# --- the table of collectives -----------------------------------------------------------------------------------------
+
+
+def test_ucc_types() -> None:
+    """``ucc_coll_type_t``: a bit each, in alphabetical order but for fanin and fanout."""
+    names = (
+        "allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "barrier", "bcast", "fanin", "fanout",
+        "gather", "gatherv", "reduce", "reduce_scatter", "reduce_scatterv", "scatter", "scatterv",
+    )  # fmt: skip
+    value = {name: 1 << bit for bit, name in enumerate(names)}
+    uneven = {"allgather", "alltoall", "gather", "reduce_scatter"}
+    forms = {name: (value[name], value[name + "v" * (name in uneven)]) for name in KINDS if name in value}
+    forms["scatter"] = (value["scatterv"],) * 2  # libucc's TL/UCP has no SCATTER
+    assert {name: (kind.ucc, kind.ucc_v) for name, kind in KINDS.items() if kind.ucc} == forms
+    assert {name for name, row in ROWS.items() if not row.step} == {"scan", "exscan"}
+
+
+@pytest.mark.parametrize("call, text", [
+    (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"),
+    (Call("allreduce", 0, (1,)), "at least one"),
+    (Call("allreduce", 2, ()), "takes 1 counts, got 0"),
+    (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
+    (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"),
+    (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
+    (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"),
+    (Call("bcast", 2, (1,)), "root -1"),
+    (Call("allreduce", 2, (1,), 0), "has no root"),
+])  # fmt: skip
+def test_calls_that_are_refused(call: Call, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check(call)

@@ -143,8 +143,8 @@ def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None
 def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> None:
     group = Group()
     bad = Work(group, [], [ended()])
-    bad.listen = fail  # type: ignore[method-assign]
-    bad.is_over = fail  # type: ignore[assignment, method-assign]
+    bad.listen = fail
+    bad.is_over = fail
     good = Work(group, [], [ended()])
     with pytest.raises(ValueError, match="no room"):
         super(Future, bad.get_future()).wait()
@@ -157,15 +157,15 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
     from ucc_hetero.torch.group import ProcessGroupUCCH
 
     group = Group()
-    ProcessGroupUCCH._start_coalescing(group)  # type: ignore[arg-type]
+    ProcessGroupUCCH._start_coalescing(group)
     bad = group._noted(Work(group, [], [ended()], fail))
     assert bad.is_over()
     other = threading.Thread(target=lambda: group._noted(Work(group, [])))
     other.start()
     other.join()
     good = group._noted(Work(group, []))
-    together = ProcessGroupUCCH._end_coalescing(group)  # type: ignore[arg-type]
-    assert together._parts == [bad, good]  # type: ignore[attr-defined]
+    together = ProcessGroupUCCH._end_coalescing(group)
+    assert together._parts == [bad, good]
     with pytest.raises(ValueError, match="no room"):
         together.wait()
     assert isinstance(together.exception(), ValueError)

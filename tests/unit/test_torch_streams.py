@@ -106,7 +106,7 @@ def test_experts_work_beside_the_current_stream(cuda: Cuda) -> None:
     class Kept(torch.Tensor):
         """Says that it is on a device."""
 
-        is_cpu, device, name = False, FIRST, "result"  # type: ignore[assignment]
+        is_cpu, device, name = False, FIRST, "result"
 
         def record_stream(self, stream: Any) -> None:
             notes.append(f"{self.name} is kept for {stream.name}")
