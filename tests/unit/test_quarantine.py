@@ -1,6 +1,7 @@
 """Memory that MPI may still write to lives on, however the wait for it ends."""
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ucc_hetero.bindings import quarantine
 from ucc_hetero.bootstrap import exit as end
 from ucc_hetero.bootstrap import faults
+from ucc_hetero.calls import runner
 
 
 class Failing:
@@ -30,6 +32,30 @@ def test_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     job: Any = type("Job", (), {"comm": mpi, "index": 0})
     assert end._together(job) == end._LOST
     assert len(mpi.memory) == 2 and all(each() is not None for each in mpi.memory)
+
+
+def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first Free was ended by Ctrl-C: the other ranks have come to one exchange, and will not to another."""
+    asked: list[Any] = []
+
+    class Interrupted:
+        def Iallreduce(self, *arrays: Any, op: Any) -> "Interrupted":
+            asked.append(arrays)
+            return self
+
+        def Test(self) -> bool:
+            if looks.pop():
+                raise KeyboardInterrupt
+            return True
+
+    looks = [False, True]
+    monkeypatch.setattr(runner, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
+    ours: Any = SimpleNamespace(
+        mpi=Interrupted(), board=SimpleNamespace(native=None), rank=0, _leaving=(), _hopeless=bool
+    )
+    with pytest.raises(KeyboardInterrupt):
+        runner.Runner.meet(ours, 5.0)
+    assert runner.Runner.meet(ours, 5.0) and len(asked) == 1
 
 
 def test_of_a_wait_that_is_given_up() -> None:
