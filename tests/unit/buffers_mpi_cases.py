@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from ucc_hetero.buffers import as_blocks, dtype_of, is_in_place, pack, unpack
+from ucc_hetero.buffers import as_blocks, copy, dtype_of, is_in_place, pack
 from ucc_hetero.types import BYTES, DTYPES, OPS, reduction
 
 C_TYPES = {
@@ -90,7 +90,7 @@ def check_against_mpi(datatype: MPI.Datatype, entries: int, room: int = 4096) ->
         flat ^= 255
         reference = x.copy()
         whole.Unpack(flat.copy(), 0, reference, MPI.COMM_SELF)
-        unpack(packed, buffer)
+        copy(packed, buffer)
         assert x.tobytes() == reference.tobytes()
     finally:
         for made in (whole, run, datatype):

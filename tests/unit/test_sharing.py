@@ -17,6 +17,7 @@ from ucc_hetero.bindings import quarantine
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bootstrap import exit as end
 from ucc_hetero.bootstrap import faults
+from ucc_hetero.calls import runner
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native import aside, waiting
@@ -253,3 +254,27 @@ def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -
     assert Aside(threading.get_ident).result() == threading.get_ident()
     with pytest.raises(RuntimeError, match="start new thread"):
         Aside(time.time)
+
+
+def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first Free was ended by Ctrl-C: the other ranks have come to one exchange, and will not to another."""
+    asked: list[Any] = []
+
+    class Interrupted:
+        def Iallreduce(self, *arrays: Any, op: Any) -> "Interrupted":
+            asked.append(arrays)
+            return self
+
+        def Test(self) -> bool:
+            if looks.pop():
+                raise KeyboardInterrupt
+            return True
+
+    looks = [False, True]
+    monkeypatch.setattr(runner, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
+    ours: Any = SimpleNamespace(
+        mpi=Interrupted(), board=SimpleNamespace(native=None), rank=0, _leaving=(), _hopeless=bool
+    )
+    with pytest.raises(KeyboardInterrupt):
+        runner.Runner.meet(ours, 5.0)
+    assert runner.Runner.meet(ours, 5.0) and len(asked) == 1

@@ -45,8 +45,7 @@ class GroupMethods(ABC):
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
         """The result of MPI's collective of this name, which is made once all ranks have come to it."""
-        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
-        return mpi.together(make) if isinstance(mpi, Timely) else make()
+        return timely(self._mpi, self._run.timeout, what).together(partial(getattr(self._mpi, what), *args, **more))
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
@@ -119,8 +118,8 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        mpi, make = timely(self._mpi, self._run.timeout, "Create_group"), partial(self._mpi.Create_group, group, tag)
-        return self._adopt(mpi.apart(make) if isinstance(mpi, Timely) else make())
+        mpi = timely(self._mpi, self._run.timeout, "Create_group")
+        return self._adopt(mpi.apart(partial(self._mpi.Create_group, group, tag)))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

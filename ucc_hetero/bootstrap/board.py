@@ -114,17 +114,15 @@ class Board:
         """Label of ``rank``'s ``seq``-th call, as far as it is known here."""
         if rank not in self.ranks:
             return self.difference(seq)[2]
-        text = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
-        if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text):
-            return ""
-        return str(ffi.string(text).decode(errors="replace"))
+        text = _room()
+        return "" if lib.ucch_board_label(self.native, self.ranks.index(rank), seq, text) else _said(text)
 
     def difference(self, seq: int) -> tuple[int, int, str]:
         """The first call up to ``seq`` that a rank of another host made differently, the rank, and what it called; or
         0."""
-        rank, text = ffi.new("int *"), ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
+        rank, text = ffi.new("int *"), _room()
         first = int(lib.ucch_board_differs(self.native, rank, text))
-        return (first, rank[0], ffi.string(text).decode(errors="replace")) if first <= seq else (0, -1, "")
+        return (first, rank[0], _said(text)) if first <= seq else (0, -1, "")
 
     def parted(self, seq: int) -> tuple[int, int]:
         """The first call before ``seq`` that a rank of this host made differently, and the rank; or 0.
@@ -169,9 +167,9 @@ class Board:
             slot = self.ranks.index(rank)
             seq = int(lib.ucch_board_seq(self.native, slot))
             return seq, self.label(rank, seq), float(lib.ucch_board_waits(self.native, slot))
-        text, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *", -1.0)
+        text, seconds = _room(), ffi.new("double *", -1.0)
         seq = int(lib.ucch_board_waiter(self.native, rank, text, seconds))
-        return seq, str(ffi.string(text).decode(errors="replace")), float(seconds[0])
+        return seq, _said(text), float(seconds[0])
 
     def fate(self, rank: int) -> int:
         """How a rank is: ``UCCH_THERE``, ``UCCH_LEFT``, or in which way it is gone."""
@@ -213,7 +211,7 @@ class Board:
         found = ffi.new("ucch_refusal *")
         if self.native is None or not lib.ucch_board_refusal(self.native, found):
             return None
-        return int(found.call), int(found.rank), ffi.string(found.text).decode(errors="replace")
+        return int(found.call), int(found.rank), _said(found.text)
 
     @property
     def next(self) -> int:
@@ -253,6 +251,15 @@ class Board:
             lib.ucch_board_free(native)
         self._pointer = ffi.NULL
         return page
+
+
+def _room() -> Any:
+    """Memory for the label of a call."""
+    return ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
+
+
+def _said(text: Any) -> str:
+    return str(ffi.string(text).decode(errors="replace"))
 
 
 def meet(everyone: Sequence[Facts], rank: int) -> None:

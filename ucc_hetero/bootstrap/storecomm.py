@@ -16,11 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CollectiveTimeout, PeerError
 from ..native.libraries import load
 from ..native.waiting import progress_until
+
+_T = TypeVar("_T")
 
 #: Seconds between looks at whether a wait has become hopeless, and at what ranks have come to agree.
 _LOOK_S = 0.02
@@ -216,6 +218,12 @@ class StoreComm:
             worst[0] = min(int(part) for part in parts)
 
         return self._begin(str(int(mine[0])).encode(), take)
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """The result of a call of this exchange's, whose waits have a limit and errors that name ranks."""
+        return call()
+
+    apart = together
 
     def Dup(self) -> StoreComm:
         """The same ranks, with keys of their own."""

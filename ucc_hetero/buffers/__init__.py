@@ -2,16 +2,16 @@
 
 ``as_buffer``, ``as_vbuffer`` and ``as_blocks`` take every buffer form of mpi4py and return :class:`Buffer`,
 :class:`VBuffer` and a Buffer per rank;
-``copy``, ``pack`` and ``unpack`` move elements that need not be contiguous; ``dtype_of`` names an element type.
+``copy`` and ``pack`` move elements that need not be contiguous; ``dtype_of`` names an element type.
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
 from ucc_hetero.buffers.buffer import Buffer, Layout, PointerVendor, VBuffer
 from ucc_hetero.buffers.dtypes import dtype_of
 from ucc_hetero.buffers.forms import as_blocks, as_buffer, as_vbuffer, is_in_place
-from ucc_hetero.buffers.strided import copy, empty_like, pack, unpack
+from ucc_hetero.buffers.strided import copy, empty_like, pack
 
 __all__ = [
     "Buffer", "Layout", "PointerVendor", "VBuffer", "as_blocks", "as_buffer", "as_vbuffer", "copy", "dtype_of",
-    "empty_like", "is_in_place", "pack", "unpack",
+    "empty_like", "is_in_place", "pack",
 ]  # fmt: skip

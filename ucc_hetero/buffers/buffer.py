@@ -55,7 +55,7 @@ class Buffer:
         device: Number of the device; 0 for ``host``.
         owner: Keeps the memory alive for as long as the Buffer lives.
         readonly: True if the memory may not be written to.
-        layout: None for contiguous memory; otherwise ``pack`` and ``unpack`` are needed around a transfer.
+        layout: None for contiguous memory; otherwise ``pack`` and ``copy`` are needed around a transfer.
     """
 
     ptr: int
@@ -122,11 +122,6 @@ class VBuffer:
     counts: tuple[int, ...]
     displs: tuple[int, ...]
     blocks: tuple[Buffer, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """Elements in all segments."""
-        return sum(self.counts)
 
     @property
     def dense(self) -> bool:

@@ -57,18 +57,6 @@ def pack(buffer: Buffer) -> Buffer:
     return packed
 
 
-def unpack(packed: Buffer, target: Buffer) -> None:
-    """Write the elements of ``packed``, which ``pack(target)`` made, to where ``target`` has them.
-
-    Does nothing where ``pack`` made no copy. Raises ``BufferError`` if ``target`` is read-only.
-    """
-    if packed is target:
-        return
-    if packed.layout is not None or target.layout is None or packed.count != target.count:
-        raise ValueError(f"{packed!r} is not the packed form of {target!r}")
-    copy(packed, target)
-
-
 def empty_like(buffer: Buffer) -> Buffer:
     """New host memory for as many elements of the same type, without gaps."""
     memory = np.empty(buffer.nbytes, np.uint8)

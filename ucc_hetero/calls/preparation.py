@@ -511,37 +511,35 @@ class Preparation:
     def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
         """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
         call, me, p = bound.call, self.rank, self.size
-        asked = None
-        label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
         if call.collective == "alltoallv":
-            mine = np.array(call.counts[me * p : (me + 1) * p] + call.counts[me::p], np.int64)
-            if rows is None:
-                asked = self._exchange(label, mine)
-                rows = asked.rows
-            sent, expected = np.split(rows, 2, axis=1)
-            for sender, receiver in np.argwhere(sent != expected.T):
-                raise MismatchError(
-                    f"{name} on rank {me}: rank {sender} sends {sent[sender, receiver]} elements to rank {receiver}, "
-                    f"which expects {expected[receiver, sender]}"
-                )
-            counts = tuple(sent.ravel().tolist())
+            mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
         elif name == "reduce_scatter":
             assert bound.send is not None
-            if rows is None:
-                asked = self._exchange(label, np.array([call.counts[me], bound.send.count], np.int64))
-                rows = asked.rows
-            counts = tuple(rows[:, 0].tolist())
-            self._check_total(name, counts, rows[:, 1])
+            mine = call.counts[me], bound.send.count
+        else:  # the root alone knows what it expects: by a fingerprint of it every rank compares that with what comes
+            mine = call.counts[me], _fingerprint(call.counts) if me == call.root else 0
+        label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
+        asked = self._exchange(label, np.array(mine, np.int64)) if rows is None else None
+        rows = rows if asked is None else asked.rows
+        if call.collective == "alltoallv":
+            counts = self._matrix(name, rows)
         else:
-            if rows is None:
-                # The root alone knows what it expects; by a fingerprint of it every rank compares that with what comes.
-                wanted = _fingerprint(call.counts) if me == call.root else 0
-                asked = self._exchange(label, np.array([call.counts[me], wanted], np.int64))
-                rows = asked.rows
             counts = tuple(rows[:, 0].tolist())
-            if rows[call.root, 1] != _fingerprint(counts):
+            if name == "reduce_scatter":
+                self._check_total(name, counts, rows[:, 1])
+            elif rows[call.root, 1] != _fingerprint(counts):
                 self._disagree(name, label, call)
         return bound._replace(call=call._replace(counts=counts), local=False), asked
+
+    def _matrix(self, name: str, rows: Any) -> tuple[int, ...]:
+        """What each rank sends to each, where that is what the other one expects."""
+        sent, expected = np.split(rows, 2, axis=1)
+        for sender, receiver in np.argwhere(sent != expected.T):
+            raise MismatchError(
+                f"{name} on rank {self.rank}: rank {sender} sends {sent[sender, receiver]} elements to rank "
+                f"{receiver}, which expects {expected[receiver, sender]}"
+            )
+        return tuple(sent.ravel().tolist())
 
     def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
         """Every rank must send as many elements as all of them receive."""

@@ -94,6 +94,8 @@ class Runner(State):
         if self._verification is not None:
             self.blocking = partial(self._verification.blocking, self.again)
             self.begin = partial(self._verification.begin, self.begin)  # type: ignore[method-assign]
+        #: The exchange by which ranks leave, and its memory, once it has begun: by a Free that Ctrl-C ended, too.
+        self._leaving: tuple[Any, ...] = ()
         #: Wrong data that was found when the communicator was closed.
         self.unfit: DataError | None = None
 
@@ -625,18 +627,20 @@ class Runner(State):
         """
         from mpi4py import MPI
 
-        mine, least = array("i", [1]), array("i", [0])
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
-            request = self.mpi.Iallreduce(mine, least, op=MPI.MIN)
-            with quarantine.unless_over((mine, least)):
+            if not self._leaving:
+                mine, least = array("i", [1]), array("i", [0])
+                self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
+            request = self._leaving[0]
+            with quarantine.unless_over(self._leaving):
                 over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
         except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False
         if not over:
-            quarantine.keep((request, mine, least), partial(_all_have_left, request, self.mpi), _all_have_left)
+            quarantine.keep(self._leaving, partial(_all_have_left, request, self.mpi), _all_have_left)
         quarantine.release(_all_have_left)
         return over
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..bootstrap.timely import largest_tag
-from ..buffers import Buffer, pack, unpack
+from ..buffers import Buffer, copy, pack
 from ..native.libraries import ffi, lib, owned
 from ..transport.bounce import Bounce
 
@@ -108,7 +108,8 @@ class Transfer:
     def spread(self) -> None:
         """Bring what was received to the caller's memory."""
         if self.bounce is None:
-            unpack(self.buffer, self.original)
+            if self.buffer is not self.original:
+                copy(self.buffer, self.original)
         elif not lib.ucch_message_by_lane(self.handle):
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
