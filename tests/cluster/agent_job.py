@@ -1,4 +1,5 @@
-"""Agent that others put to (serve), or that puts to two others until it has lost the first (use FOLDER)."""
+"""Agent that others put to (serve), or that puts to two others until it has lost the first (use FOLDER); and a worker
+whose address others get (be FOLDER), or one that connects once the host of that is gone (meet FOLDER)."""
 
 import sys
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ucc_hetero import rma
-from ucc_hetero.errors import PeerError
+from ucc_hetero.errors import CollectiveError, PeerError
 
 SECRET = b"a secret of tests"
 BYTES = 1 << 20
@@ -65,5 +66,29 @@ def use(folder: Path) -> None:
     print("right", flush=True)
 
 
+def be(folder: Path) -> None:
+    """Have a room for others, whom nobody answers."""
+    worker = rma.Worker()
+    region = worker.register(np.zeros(64, np.uint8))
+    (folder / "room").write_bytes(region.descriptor)
+    (folder / "part").write_bytes(worker.address)
+    (folder / "part").rename(folder / "address")
+    time.sleep(3600)
+
+
+def meet(folder: Path) -> None:
+    """Connect once the fault has happened."""
+    worker = rma.Worker(timeout=3)
+    mine = worker.register(np.ones(64, np.uint8))
+    (folder / "ready").touch()
+    while not (folder / "fault").exists():
+        time.sleep(0.01)
+    peer = worker.connect((folder / "address").read_bytes())
+    try:
+        peer.put(mine, peer.open((folder / "room").read_bytes())).Wait()
+    except CollectiveError as error:
+        print("right:", type(error).__name__, error, flush=True)
+
+
 if __name__ == "__main__":
-    use(Path(sys.argv[2])) if sys.argv[1] == "use" else serve()
+    {"serve": serve, "use": use, "be": be, "meet": meet}[sys.argv[1]](*map(Path, sys.argv[2:]))

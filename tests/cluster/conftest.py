@@ -128,21 +128,12 @@ def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..
 
 
 @pytest.fixture
-def fake_host_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..., Any]:
-    """The same with a fake GPU for every rank: ``fake_host_crew(script, layout, hosts, slots, **env)``."""
+def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..., Any]:
+    """The same with a fake GPU for every rank and `USUAL`: ``on_crew(script, layout, hosts, slots, **env)``; it ends
+    without a complaint of UCX's."""
 
     def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
-        return host_crew(script, [slots] * hosts, **{**fake_environment(layout), **env})
-
-    return run
-
-
-@pytest.fixture
-def on_crew(fake_host_crew: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with `USUAL`, which ends without a complaint of UCX's."""
-
-    def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
-        done = fake_host_crew(script, layout, hosts, slots, **{**USUAL, **env})
+        done = host_crew(script, [slots] * hosts, **{**fake_environment(layout), **USUAL, **env})
         assert "UCX  ERROR" not in done.output, done.output
         return done
 

@@ -9,30 +9,31 @@ from typing import Any
 
 import pytest
 
-CASES = Path(__file__).parents[1] / "mpi" / "fault_cases.py"
-#: A job in which a death is noticed by the deadline of calls alone is killed before that.
-NEVER = {"UCCH_TIMEOUT": "1000"}
+from tests.faults import judge
+from tests.faults.menu import Trial
+
+#: Deadline of calls by which no death is noticed: before that the job is killed.
+NEVER = 1000.0
+#: Ranks of each host, vendors, True for fake GPUs, and who dies: at a time, or the second as the others shrink.
+LOST = {
+    "a host": ((2, 2), "nvidia:2,amd:2", False, "collective", (2, 3)),
+    "one of each": ((2, 2), "nvidia:2,amd:2", False, "shrink", (0, 2)),
+    "with devices": ((1, 1, 1), "nvidia:1,amd:2", True, "collective", (1,)),  # whose calls network threads carry
+}
 
 
-@pytest.mark.parametrize("rounds", [["2,3"], ["0", "2"]], ids=["a host", "one of each"])
-def test_survivors_go_on(emulate: Any, libraries: None, ulfm: list[str], rounds: list[str]) -> None:
+@pytest.mark.usefixtures("hosts", "libraries", "ulfm")
+@pytest.mark.parametrize("who", LOST)
+def test_survivors_go_on(
+    pythons: Any, fakegpu: dict[str, Path], request: pytest.FixtureRequest, room: int, who: str
+) -> None:
     """Every result is numpy's, and the job ends."""
-    cluster, seed = emulate(hosts=2, slots=2, rate="none"), random.randrange(10**6)
-    env = {"UCCH_EMULATE": "nvidia:2,amd:2", **NEVER, "UCX_MEM_MMAP_HOOK_MODE": "none"}
-    env |= {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "^ofi"}
-    words = [sys.executable, str(CASES), str(seed), *rounds]
-    job = cluster.mpirun(words, env=env, options=ulfm, timeout=60)
-    left = 4 - sum(len(text.split(",")) for text in rounds)
-    assert job.stdout.count("right: rank") == left, f"seed {seed}\n{job.stdout}{job.stderr}"
-
-
-def test_survivors_go_on_with_devices(emulate: Any, libraries: None, ulfm: list[str], fake_environment: Any) -> None:
-    """Calls that network threads carry."""
-    cluster, seed = emulate(hosts=3, slots=1, rate="none"), random.randrange(10**6)
-    env = fake_environment("nvidia:1,amd:2") | {**NEVER, "FAKEGPU_DELAY_US": "20"}
-    words = [sys.executable, str(CASES), str(seed), "1"]
-    job = cluster.mpirun(words, env=env, options=ulfm, timeout=60)
-    assert job.stdout.count("right: rank") == 2, f"seed {seed}\n{job.stdout}{job.stderr}"
+    slots, vendors, gpu, moment, victims = LOST[who]
+    at, delay = random.randrange(12), random.uniform(0, 0.05)
+    trial = Trial(random.randrange(10**6), "ulfm", slots, vendors, gpu, "kill", moment, victims, at, delay, NEVER)
+    verdict = judge.run(trial, fakegpu, room, pythons.of(request.path, {}))
+    right = verdict.right == sum(slots) - len(victims) or verdict.launcher
+    assert right and not verdict.failures, f"{trial}\n{verdict}"
 
 
 @pytest.mark.parametrize("what", ["message", "collective"])
@@ -42,7 +43,7 @@ def test_a_message_that_libucp_throws_away(
     """For want of memory: the next one with its tag is not taken for it, and nobody waits for it until the deadline."""
     here, room, level = Path(__file__).parent, tmp_path / "no_room.so", random.choice(["warn", "fatal"])
     compiled(room, "-shared", "-fPIC", here / "no_room.c", "-ldl")
-    env = {"UCCH_EMULATE": "nvidia:1,amd:1", **NEVER, "UCX_LOG_LEVEL": level, "OMPI_MCA_pml": "ob1"}
+    env = {"UCCH_EMULATE": "nvidia:1,amd:1", "UCCH_TIMEOUT": str(NEVER), "UCX_LOG_LEVEL": level, "OMPI_MCA_pml": "ob1"}
     words = [sys.executable, str(here / "no_room_job.py"), str(room), what]
     job = emulate(hosts=2, slots=1, rate="none").mpirun(words, env=env, timeout=120)
     said = dict(line.split(": ", 1) for line in job.stdout.splitlines() if line.startswith("rank "))

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ucc_hetero.launch.emulate import unavailable
+from tests.faults.__main__ import line
+from tests.faults.judge import run
+from tests.faults.menu import draw
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.mark.usefixtures("libraries", "ulfm", "with_torch")
-@pytest.mark.skipif(unavailable() is not None, reason="no emulated hosts here")
-def test_all_who_live_have_an_answer(room: int) -> None:
+@pytest.mark.usefixtures("libraries", "hosts", "ulfm")
+def test_all_who_live_have_an_answer(
+    room: int, pythons: Any, fakegpu: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
     """Right or an error in time, in four jobs of other shapes, faults and moments each; others in every run."""
-    seed = str(random.randrange(10**6))  # by TESTS_DRAW, as all that a test draws
-    words = [sys.executable, "-m", "tests.faults", "--trials", "4", "--seed", seed, "--jobs", "3", "--details"]
-    words += ["--room", str(room)]
-    job = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=700, check=False)
-    assert job.returncode == 0, job.stdout + job.stderr
+    seed = random.randrange(10**6)  # by TESTS_DRAW, as all that a test draws
+    trial = partial(run, fakes=fakegpu, room=room, python=pythons.of(request.path, {}))
+    with ThreadPoolExecutor(3) as pool:
+        verdicts = list(pool.map(trial, map(draw, range(seed, seed + 4))))
+    said = [f"{line(each)}\n{each.output * bool(each.failures)}" for each in verdicts]
+    assert not any(each.failures for each in verdicts), "\n".join(said)

@@ -16,6 +16,7 @@ from ucc_hetero.launch.emulate import Cluster
 from .test_hosts_lost import OUTSIDE
 
 HERE = Path(__file__).parent
+JOB = [sys.executable, str(HERE / "agent_job.py")]
 
 
 @pytest.mark.usefixtures("libraries")
@@ -46,9 +47,9 @@ def test_an_agent_is_lost(
 ) -> None:
     """Transfers with it fail, and no others do. See `test_hosts_lost` for faults from outside."""
     fault = random.choice([*OUTSIDE]) if fault == "outside" else fault
-    cluster, job = emulate(hosts=3, slots=1, rate="none"), [sys.executable, str(HERE / "agent_job.py")]
-    dead, _ = (launch(cluster, host, [*job, "serve"]) for host in (1, 2))
-    user = launch(cluster, 0, [*job, "use", str(tmp_path)])
+    cluster = emulate(hosts=3, slots=1, rate="none")
+    dead, _ = (launch(cluster, host, [*JOB, "serve"]) for host in (1, 2))
+    user = launch(cluster, 0, [*JOB, "use", str(tmp_path)])
     appear([tmp_path / "ready"], [user], 100)
     (tmp_path / "fault").write_text(repr(time.time()))
     OUTSIDE[fault](cluster, 1) if fault in OUTSIDE else dead.kill()
@@ -61,8 +62,8 @@ def test_a_host_that_is_gone_does_not_stop_who_connects(
     emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
 ) -> None:
     """The transfer fails by its own deadline, long before TCP gives up."""
-    cluster, job = emulate(hosts=2, slots=1, rate="none"), [sys.executable, str(HERE / "dead_host_job.py")]
-    roles = [launch(cluster, host, [*job, what, str(tmp_path)]) for host, what in enumerate(("meet", "be"))]
+    cluster = emulate(hosts=2, slots=1, rate="none")
+    roles = [launch(cluster, host, [*JOB, what, str(tmp_path)]) for host, what in enumerate(("meet", "be"))]
     appear([tmp_path / "ready", tmp_path / "address"], roles)
     OUTSIDE["hole"](cluster, 1)
     (tmp_path / "fault").touch()

@@ -1,10 +1,9 @@
 """Scripts of ranks for test_channels.py: who has channels and who has not, and what is left of them."""
 
-from channel_scripts import COMMON
-from device_scripts import HERE
+from channel_scripts import CALLS, COMMON
 
 #: Several communicators, each with memory of its own; threads; made and freed over and over.
-SEVERAL = COMMON
+SEVERAL = CALLS
 SEVERAL += """
 def work(comm, seed, failures):
     gpu = runtime()
@@ -12,13 +11,17 @@ def work(comm, seed, failures):
     stream, dice = gpu.stream(), np.random.default_rng(seed)
     try:
         for k in range(12):
-            n, form = int(dice.choice([1, 3000, 80_000])), FORMS[(int(dice.integers(5)) + comm.rank) % 5]
-            x, y = Array(n).set(numbers(seed + k, comm.rank, n)), Array(n).set(-3)
-            request = call(form, stream, comm, "Allreduce", x, y)
-            got = end(form, stream, request, y)
-            want = np.sum([numbers(seed + k, q, n) for q in range(comm.size)], axis=0)
-            if not (got == want).all():
-                failures.append((seed, k, form, got[:5], want[:5]))
+            n, form = int(dice.choice([1, 3000, 80_000])), IN_STREAMS[(int(dice.integers(5)) + comm.rank) % 5]
+            one = Call(Case("allreduce", "float32", "SUM", form, False, -1, (n,), False, "plain", seed + k), comm)
+            one.refill()
+            request = start(comm, one, stream)
+            if form == "persistent":
+                request.Start()
+            if form == "queued":
+                right(one, stream)
+            if request is not None:
+                request.Wait()
+            assert not (wrong := one.verify()), (one.case, wrong)
     except BaseException as error:
         failures.append(error)
 
@@ -266,12 +269,8 @@ print("right")
 
 #: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the
 #: longest messages, slots of twice the length: with few calls of the driver.
-LONG = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{COMMON}"
+LONG = CALLS
 LONG += """
-import collective_call
-from collective_call import Call, Case
-collective_call.device_memory = Array
-
 def most(nbytes, slot=65536):
     "Calls of the driver for a message: three for a chunk that is sent, and two for one that is received."
     length = 2 * slot if nbytes > 16 * slot and p == 2 else slot  # more ranks exchange shares
@@ -300,9 +299,8 @@ with Communicator() as comm:
         assert given < 30 + 2 * (p - 1) * most(4 * n) or not few, (name, n, given)
         begun.append((one, stream, request))
     for one, stream, request in begun:
-        [buffer.seen(stream) for buffer in one.buffers()]
+        right(one, stream)
         request.Wait()
-        assert not (wrong := one.verify()), (one.case, wrong)
     assert all(ways == {True} for ways in made.values()) and len(made) == 4, made
 print("right")
 """

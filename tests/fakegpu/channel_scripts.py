@@ -1,5 +1,7 @@
 """Scripts of ranks for test_channels.py: calls queued in streams whole, among devices of two vendors on one host."""
 
+from device_scripts import HERE
+
 from ucc_hetero.planner.collectives import ROWS
 
 #: Every collective as messages: the fake GPUs have no vendor's library that could do an island's part in a stream.
@@ -33,40 +35,6 @@ def numbers(k, rank, n, dtype=np.float32):
     "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."
     return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
 
-def bring(array, values, stream=None):
-    "Contents that are there at once, or when the stream gets there, and garbage until then."
-    if stream is None:
-        array.set(values)
-        return array
-    source = Array(array.size, array.dtype).set(values)
-    array.set(-77)
-    array.runtime.copy(array.block.handle, source.block.handle, max(1, array.block.nbytes), stream.handle)
-    array.source = source  # until it has been copied
-    return array
-
-def call(form, stream, comm, name, *args):
-    "The same call in one of several ways; what is to be waited for, if anything."
-    if form == "blocking":
-        return getattr(comm, name)(*args)
-    if form == "in stream":
-        return getattr(comm, name)(*args, stream=stream)
-    if form == "persistent":
-        request = getattr(comm, name + "_init")(*args)
-        request.Start()
-        request.Wait()
-        return request.Free()
-    keywords = {"stream": stream} if form == "queued" else {}
-    return getattr(comm, "I" + name.lower())(*args, **keywords)
-
-def end(form, stream, request, y):
-    "What is in `y` when such a call is over: seen by the stream where the call is a part of its work."
-    got = None if y is None else y.copied(stream) if form == "queued" else y.peek
-    if request:
-        request.Wait()
-    return got
-
-FORMS = "blocking", "queued", "non-blocking", "in stream", "persistent"
-
 class Gate:
     "What holds a stream until it is opened."
 
@@ -93,6 +61,17 @@ def failure(call):
     except Exception as error:
         return type(error).__name__
     return "nothing"
+"""
+
+#: With calls of tests/mpi/collective_call.py.
+CALLS = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{COMMON}"
+CALLS += """
+from collective_call import Call, Case
+from collective_cases import IN_STREAMS, start
+
+def right(call, stream):
+    [buffer.seen(stream) for buffer in call.buffers()]
+    assert not (wrong := call.verify()), (call.case, wrong)
 """
 
 #: Short calls, which are queued in one stream, and long ones, in several, over and over, in several of the caller's

@@ -1,11 +1,11 @@
 """Scripts of ranks for calls that are captured in graphs, among devices of two vendors."""
 
-from channel_scripts import COMMON
-from device_scripts import HERE
+from channel_scripts import CALLS
 
-CAPTURE = COMMON
+CAPTURE = CALLS
 CAPTURE += """
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from arrays import Graph
 from ucc_hetero.trace import dumps, flight
@@ -15,26 +15,19 @@ def flown():
     with tempfile.TemporaryDirectory() as folder:
         return dumps.parse(flight.dump(Path(folder) / "flight").read_bytes())
 
+def bring(array, values, stream):
+    "Contents that are there when the stream gets there, and garbage until then."
+    array.source = Array(array.size).set(values)  # until it has been copied
+    array.set(-77)
+    runtime().copy(array.block.handle, array.source.block.handle, 4 * array.size, stream.handle)
+
 def there(stream, array, want, *about):
     got = array.copied(stream)
     assert (got == want).all(), (about, got[:8], want[:8])
 """
 
-#: Calls of tests/mpi/collective_call.py.
-CALLS = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{CAPTURE}"
-CALLS += """
-import collective_call
-from collective_call import Call, Case
-from dataclasses import replace
-collective_call.device_memory = Array
-
-def right(call):
-    [buffer.seen(stream) for buffer in call.buffers()]
-    assert not (wrong := call.verify()), (call.case, wrong)
-"""
-
 #: Every collective, short and long, replayed with other data each time, and beside calls that are not captured.
-REPLAYS = CALLS
+REPLAYS = CAPTURE
 REPLAYS += """
 NAMES = "allreduce reduce bcast allgather allgatherv alltoall reduce_scatter_block scatter gather".split()
 
@@ -71,7 +64,7 @@ with Communicator() as comm:
                 comm.Allreduce(x, y)
                 comm.Iallreduce(x, y, stream=stream)
             for each in calls:
-                right(each)
+                right(each, stream)
             if turn > 1:
                 y.set(1)
                 other.replay(stream)
@@ -88,7 +81,7 @@ print("right")
 """
 
 #: Counts that have changed between other ranks when a call is captured that the first one made just so before.
-COUNTS = CALLS
+COUNTS = CAPTURE
 COUNTS += """
 with Communicator() as comm:
     p, stream = comm.size, runtime().stream()
@@ -97,13 +90,13 @@ with Communicator() as comm:
         one = Call(replace(same, seed=turn), comm)
         one.refill()
         comm.Alltoallv(*one.args(), stream=stream)
-        right(one)
+        right(one, stream)
     one = Call(replace(same, counts=(*same.counts[:-1], 507)), comm)
     with Graph(stream) as graph:
         comm.Alltoallv(*one.args(), stream=stream)
     one.refill()
     graph.replay(stream)
-    right(one)
+    right(one, stream)
 print("right")
 """
 

@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_lane_messages.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
+"""Scripts of test_device_scripts.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
 
 from device_scripts import program
 
@@ -41,7 +41,7 @@ with Communicator() as comm:
 )
 
 #: Random ones.
-RANDOM = program("random_messages.py", "streams")
+RANDOM = program("random_messages.py")
 
 #: Streams of both sides wait, and hosts do not: nothing moves before the sender's stream gets there, or the receiver's.
 HELD = (
@@ -136,29 +136,6 @@ COPIES = (
         comm.Recv(y.set(-1), left, k, stream=stream)
         assert (y.peek == 10 * left + k).all(), k
     [each.Wait() for each in requests]
-print("right")
-"""
-)
-
-#: What a send is of may be filled anew by its stream at once, before anybody waits for it. Both sides send first, in
-#: the stream in which they then receive, and more than the rings hold.
-REFILLED = (
-    ROUND
-    + """
-    stream = gpu.stream()
-    for n in (5, SHORT, LONG, 3 * LONG):
-        for form in (comm.Isend, comm.Issend):
-            x, into, requests = Array(n), [Array(n).set(-1) for _ in range(12)], []
-            for k in range(12):
-                x.fill(stream, 100.0 * r + k)
-                requests.append(form(x, right, k, stream=stream))
-                x.fill(stream, -5.0)
-            comm.mpi.Barrier()
-            receives = [comm.Irecv(y, left, k, stream=stream) for k, y in enumerate(into)]
-            for k, request in enumerate(receives):
-                request.Wait()
-                assert (into[k].peek == 100 * left + k).all(), (n, k, into[k].peek[:3])
-            [request.Wait() for request in requests]
 print("right")
 """
 )

@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_device_messages.py: messages by MPI's rules between devices of two vendors on one host."""
+"""Scripts of ranks for test_device_scripts.py: messages by MPI's rules between devices of two vendors on one host."""
 
 from device_scripts import program
 
@@ -220,8 +220,6 @@ with Communicator() as comm:
         assert "contiguous" in str(error), error
 print("right")
 """
-
-RANDOM = program("random_messages.py")
 
 #: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
 #: its sender is done, and the next message comes.

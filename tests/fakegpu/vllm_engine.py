@@ -278,17 +278,16 @@ class Runner:
         sizes = {"H": HEADS, "N": BLOCK}
         shape = [blocks, *(sizes[axis] for axis in layout[:2]), 2 * dim]
         count = blocks * HEADS * BLOCK * 2 * dim
-        self.memory = [self._memory(count, vendor) for _ in range(LAYERS)]
-        views = [memory.view(shape) for memory in self.memory]
+        parts = [self.memory(count, vendor).fill_(float("nan")) for _ in range(LAYERS)]
+        views = [part.view(shape) for part in parts]
         self.cache = [view if layout == "HND" else view.transpose(1, 2) for view in views]  # [B, H, N, C]
-        for each in self.memory:
-            each.fill_(float("nan"))
         if connector is not None:
             wrap = OnDevice if vendor else lambda tensor: tensor
             connector.register_kv_caches({f"layers.{i}.attn": wrap(each) for i, each in enumerate(self.cache)})
 
     @staticmethod
-    def _memory(count: int, vendor: str) -> torch.Tensor:
+    def memory(count: int, vendor: str) -> torch.Tensor:
+        """Memory of the device, if there is one."""
         if not vendor:
             return torch.empty(count)
         from arrays import Array

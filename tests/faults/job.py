@@ -148,8 +148,8 @@ def timed(what: str) -> Iterator[None]:
 class Job:
     """Work of a rank: every moment in turn, then it goes on with those that live."""
 
-    def __init__(self, make: Callable[[], Any], on_device: Any) -> None:
-        self._on_device, self._generation = on_device, 0
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._generation = 0
         FAULT.reach("init")
         with timed("init"):
             self.comm = make()
@@ -159,21 +159,18 @@ class Job:
         from fault_call import one_call
 
         FAULT.reach(moment, number)
-        seed = f"{TRIAL.seed} {self._generation} {moment} {number} {members or ''}"
         with timed("call"):
-            one_call(comm or self.comm, members or self.members, self.me, seed, self._on_device)
+            one_call(comm or self.comm, f"{TRIAL.seed} {self._generation} {moment} {number} {members or ''}")
 
     def _messages(self, number: int) -> None:
         """Messages around a ring, in one of two forms."""
-        from fault_call import data
-
         FAULT.reach("message", number)
-        seed = f"{TRIAL.seed} message {number}"
-        rng, size, place = random.Random(seed), len(self.members), self.members.index(self.me)
+        rng, size = random.Random(f"{TRIAL.seed} message {number}"), len(self.members)
+        place = self.members.index(self.me)
         shift, count = rng.randrange(size), rng.choice([1, 1000, 200_000])
         to, source = (place + shift) % size, (place - shift) % size
-        sent, got = data(seed, place, count), np.full(count, np.nan)
-        pair = [self._on_device(each) if self._on_device else each for each in (sent, got)]
+        data = np.random.default_rng(rng.getrandbits(32)).integers(-1000, 1000, (size, count)).astype("f8")
+        pair = [self._memory(values) for values in (data[place], np.full(count, np.nan))]
         with timed("message"):
             if rng.random() < 0.5:
                 self.comm.Sendrecv(pair[0], to, 1, pair[1], source, 1)
@@ -181,8 +178,17 @@ class Job:
                 wanted = self.comm.Irecv(pair[1], source, number)
                 self.comm.Send(pair[0], to, number)
                 wanted.Wait()
-        got = pair[1].peek.copy() if self._on_device else got
-        assert np.array_equal(got, data(seed, source, count)), (number, count, source)
+        got = getattr(pair[1], "peek", pair[1])
+        assert np.array_equal(got, data[source]), (number, count, source)
+
+    @staticmethod
+    def _memory(values: np.ndarray) -> Any:
+        """These in memory that messages are sent from."""
+        if not TRIAL.gpu:
+            return values
+        from arrays import Array
+
+        return Array(values.size, values.dtype).set(values)
 
     def _teams(self, number: int) -> None:
         FAULT.reach("teams", number)
@@ -262,26 +268,23 @@ def by_store() -> Any:
     store = Store(FOLDER / "store", TRIAL.host(RANK))
     load()
     at_exit.register()
-    first = StoreComm.first(store, RANK, range(TRIAL.size), TRIAL.size, float(TIMEOUT))
+    first = StoreComm.first(store, RANK, range(TRIAL.size), TRIAL.size, TRIAL.timeout)
     return ucc_hetero.Communicator._adopt(first)
 
 
 def main() -> None:
-    on_device = None
+    import mpi4py
+
+    mpi4py.rc.initialize = TRIAL.exchange != "store"  # as torch's backend has it
     if TRIAL.gpu:
         os.environ["PMI_RANK"] = str(RANK)  # of a job that mpirun did not start
-        from fault_call import device_arrays
+        import arrays  # noqa: F401  it chooses the vendor
 
-        on_device = device_arrays()
         del os.environ["PMI_RANK"]
-    if TRIAL.exchange == "store":
-        import mpi4py
+    from mpi4py import MPI  # noqa: F401
 
-        mpi4py.rc.initialize = False  # as torch's backend has it
-    else:
-        from mpi4py import MPI  # noqa: F401
     try:
-        job = Job(by_store if TRIAL.exchange == "store" else ucc_hetero.Communicator, on_device)
+        job = Job(by_store if TRIAL.exchange == "store" else ucc_hetero.Communicator)
         job.run()
     except BaseException as error:
         FAULT.relent()

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
@@ -160,8 +161,9 @@ class Outside:
 
 def _environment(trial: Trial, fakes: Mapping[str, Path]) -> dict[str, str]:
     env = {
-        "UCCH_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-        "OMPI_MCA_btl": "^ofi", "PYTHONPATH": f"{HERE.parent}/mpi:{HERE.parent}/fakegpu:{HERE.parents[1]}",
+        "UCCH_TIMEOUT": str(trial.timeout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1", "OMPI_MCA_btl": "^ofi",
+        "PYTHONPATH": f"{HERE.parent}/mpi:{HERE.parent}/fakegpu:{HERE.parents[1]}",
     }  # fmt: skip
     if not trial.gpu:
         return env | {"UCCH_EMULATE": trial.vendors}
@@ -170,8 +172,10 @@ def _environment(trial: Trial, fakes: Mapping[str, Path]) -> dict[str, str]:
     return env | libraries | more | {"FAKEGPU_LAYOUT": trial.vendors, "HSA_ENABLE_SDMA": "0"}
 
 
-def _start(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str]) -> list[subprocess.Popen[bytes]]:
-    words = [sys.executable, str(JOB), str(folder)]
+def _start(
+    trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], python: Sequence[str]
+) -> list[subprocess.Popen[bytes]]:
+    words = [*python, str(JOB), str(folder)]
     with (folder / "output").open("ab") as out:
         pipe = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, "env": env}
         if trial.exchange == "store":
@@ -192,15 +196,17 @@ def _until(seconds: float, done: object, look: object = bool) -> bool:
     return True
 
 
-def run(trial: Trial, fakes: Mapping[str, Path], room: float = 1) -> Verdict:
-    """Run it and judge; what would be late may take ``room`` times longer, as the cores may be busy."""
+def run(trial: Trial, fakes: Mapping[str, Path], room: float = 1, python: Sequence[str] = (sys.executable,)) -> Verdict:
+    """Run it and judge; what would be late may take ``room`` times longer, as the cores may be busy. ``python``: words
+    that start the ranks' program."""
     verdict, began = Verdict(trial), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="ucch-faults-"))
     try:
         (folder / "trial").write_text(trial.text())
         (folder / "store").mkdir()
         with Cluster(len(trial.slots), trial.slots, "none") as cluster:
-            _watch(trial, cluster, folder, _environment(trial, fakes), verdict, room)
+            processes = _start(trial, cluster, folder, _environment(trial, fakes), python)
+            _watch(trial, cluster, folder, processes, verdict, room)
         verdict.output += "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in _written(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -213,10 +219,11 @@ def _written(folder: Path) -> Iterator[Path]:
     yield folder / "output"
 
 
-def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str], verdict: Verdict, room: float) -> None:
+def _watch(
+    trial: Trial, cluster: Cluster, folder: Path, processes: Sequence[Any], verdict: Verdict, room: float
+) -> None:
     whole = WHOLE * (1 if trial.fault == "stop" else room)  # ranks may wait for the one that was stopped all that time
     ranks, outside = Ranks(folder, trial.size), Outside(trial, cluster, folder)
-    processes = _start(trial, cluster, folder, env)
     living = [rank for rank in range(trial.size) if rank not in trial.lost]
 
     def over() -> bool:
@@ -237,6 +244,9 @@ def _watch(trial: Trial, cluster: Cluster, folder: Path, env: Mapping[str, str],
         with contextlib.suppress(subprocess.TimeoutExpired):
             each.wait(patience.get(trial.fault, 3))
     _clean(trial, cluster, verdict)
+    for each in processes:
+        each.kill()
+        each.wait()
     for rank in range(trial.size):
         _read(trial, rank, ranks.lines(rank), verdict, room)
     if trial.exchange == "ulfm" and list(verdict.failures) == ["silent"] and processes[0].poll():

@@ -40,6 +40,7 @@ class Trial:
     #: Number of the moment's operation at which the fault is armed, and seconds from there.
     at: int
     delay: float
+    timeout: float = TIMEOUT
 
     @property
     def size(self) -> int:

@@ -3,6 +3,7 @@ must come out the same."""
 
 import array
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from mpi4py import MPI
 from ucc_hetero import Communicator
 
 Array = np.ndarray[Any, Any]
+PAIR = np.dtype([("value", "f8"), ("index", "i4")], align=True)
+FORMS = ("{}", "I{}", "{}_init")
 #: A case: makes calls on a communicator, MPI's or this package's, and returns what must be the same.
 Calls = Callable[[Any], list[Any]]
 
@@ -22,6 +25,24 @@ def data(comm: Any, n: int, dtype: str = "d") -> Array:
 
 def blank(n: int, dtype: str = "d") -> Array:
     return np.full(n, -1, dtype)
+
+
+def run(comm: Any, form: str, name: str, *args: Any, fill: Callable[[], None] = lambda: None) -> None:
+    """Make a call with what ``fill`` brings. Of MPI's the blocking form; a persistent one of this package's for the
+    second time, with something else before.
+    """
+    if not isinstance(comm, Communicator):
+        form = "{}"
+    if not form.endswith("_init"):
+        fill()
+    request = getattr(comm, form.format(name.lower() if form[0] == "I" else name))(*args)
+    if form.endswith("_init"):
+        request.Start()
+        request.Wait()
+        fill()
+        request.Start()
+    if request is not None:
+        request.Wait()
 
 
 def empty(comm: Any) -> list[Any]:
@@ -107,10 +128,96 @@ def known_and_unknown_counts(comm: Any) -> list[Any]:
     return results
 
 
+def pairs(comm: Any) -> list[Any]:
+    """MINLOC and MAXLOC on MPI's pair types."""
+    results: list[Any] = []
+    for op, form in product((MPI.MAXLOC, MPI.MINLOC), FORMS):
+        mine, out = np.zeros(100, PAIR), np.zeros(100, PAIR)
+
+        def fill(mine: Array = mine) -> None:
+            rank = comm.Get_rank()
+            mine["value"], mine["index"] = np.random.default_rng([3, rank]).integers(0, 9, 100), rank
+
+        run(comm, form, "Allreduce", [mine, MPI.DOUBLE_INT], [out, MPI.DOUBLE_INT], op, fill=fill)
+        results += [out["value"], out["index"]]
+    return results
+
+
+def compose(a: Any, b: Any, _: MPI.Datatype) -> None:
+    """Affine maps x -> m x + c: b after a."""
+    left, right = np.frombuffer(a, "f8").reshape(-1, 2), np.frombuffer(b, "f8").reshape(-1, 2)
+    right[:] = np.stack([left[:, 0] * right[:, 0], left[:, 1] * right[:, 0] + right[:, 1]], axis=1)
+
+
+def own_operation(comm: Any) -> list[Any]:
+    """One of the user's that does not commute."""
+    op, results = MPI.Op.Create(compose, commute=False), list[Any]()
+    rank, mine = comm.Get_rank(), np.arange(1.0, 21.0) + comm.Get_rank()
+    for form in FORMS:
+        for name in ("Allreduce", "Scan"):
+            run(comm, form, name, mine, out := blank(20), op)
+            results.append(out)
+        run(comm, form.replace("_init", ""), "Allreduce", MPI.IN_PLACE, out := mine.copy(), op)
+        results.append(out)
+        for root in {0, comm.Get_size() - 1}:
+            run(comm, form, "Reduce", mine, out if rank == root else None, op, root)
+            results.append(out.copy())
+    op.Free()
+    return results
+
+
+def with_gaps(comm: Any) -> list[Any]:
+    """Vector types: taken out of, and put back between, what stays as it was; anew at each start. MPI has no sums of
+    such."""
+    column = MPI.DOUBLE.Create_vector(6, 1, 4).Create_resized(0, 8).Commit()
+    results: list[Any] = []
+    for form in FORMS:
+        grid, out = np.zeros((6, 4)), np.full((6, 4), -1.0)
+
+        def fill(grid: Array = grid) -> None:
+            grid[:] = np.random.default_rng([comm.Get_rank(), 99]).integers(-99, 99, (6, 4))
+
+        if isinstance(comm, Communicator):
+            run(comm, form, "Allreduce", [grid, 1, column], [out, 1, column], fill=fill)
+        else:
+            fill()
+            comm.Allreduce(grid[:, 0].copy(), total := blank(6))
+            out[:, 0] = total
+        run(comm, form, "Bcast", [grid, 1, column], comm.Get_size() - 1)
+        results += [out, grid]
+    column.Free()
+    return results
+
+
+def redistributed(comm: Any) -> list[Any]:
+    """Rows become columns by subarray types: blocks of more than numpy keeps when they are given back."""
+    p, me = comm.Get_size(), comm.Get_rank()
+    rows, columns = 101, 40 * p + 1
+    grid = np.arange(rows * columns, dtype="f4").reshape(rows, columns)
+    heights, widths = ([len(part) for part in np.array_split(np.arange(n), p)] for n in (rows, columns))
+    starts, lefts = ([sum(sizes[:r]) for r in range(p)] for sizes in (heights, widths))
+    mine, shape = grid[starts[me] :][: heights[me]].copy(), (rows, widths[me])
+    outof = [MPI.FLOAT.Create_subarray(mine.shape, [heights[me], widths[r]], [0, lefts[r]]).Commit() for r in range(p)]
+    into = [MPI.FLOAT.Create_subarray(shape, [heights[r], widths[me]], [starts[r], 0]).Commit() for r in range(p)]
+    results, whole = list[Any](), ([1] * p, [0] * p)
+    for form in FORMS:
+        run(comm, form, "Alltoallw", [mine, whole, outof], [out := np.full(shape, -1, "f4"), whole, into])
+        results.append(out)
+    for kind in (*outof, *into):
+        kind.Free()
+    return results
+
+
+#: All of them.
+CALLS: tuple[Calls, ...] = (
+    empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts, pairs, own_operation, with_gaps,
+    redistributed,
+)  # fmt: skip
+
+
 def case_as_mpi_does(comm: Communicator) -> None:
     """Every case by MPI, and by this package: the first time, and as what looks like an earlier call."""
-    made: tuple[Calls, ...] = (empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts)
-    for calls in made:
+    for calls in CALLS:
         wanted = [np.asarray(each).tolist() for each in calls(comm.mpi)]
         for turn in range(3):
             got = [np.asarray(each).tolist() for each in calls(comm)]

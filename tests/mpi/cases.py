@@ -2,12 +2,37 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import pytest
 from mpi4py import MPI
 
 from ucc_hetero import Communicator
+
+
+def _add(a: Any, b: Any, datatype: Any) -> None:
+    np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
+
+
+#: An operation of the user's own: MPI runs the calls that use it.
+ADD = MPI.Op.Create(_add, commute=True)
+
+
+def seen(memory: Any) -> np.ndarray[Any, Any]:
+    """The contents of an array, where the test can look at them."""
+    found: np.ndarray[Any, Any] = getattr(memory, "peek", memory)
+    return found
+
+
+@contextmanager
+def raises(kind: type[BaseException], *words: str) -> Iterator[None]:
+    """What runs meanwhile raises an exception with all of these words."""
+    with pytest.raises(kind) as caught:
+        yield
+    assert all(word in str(caught.value) for word in words), (words, str(caught.value))
 
 
 def run_module(module: str) -> None:

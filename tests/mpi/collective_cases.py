@@ -1,6 +1,6 @@
 """Random cases of every collective under a real mpirun, checked against numpy on inputs gathered by mpi4py.
 
-    mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose] [NAME ...]
+    mpirun -np 4 python collective_cases.py SEED CASES [--all-algorithms] [--verbose] [NAME or type ...]
     mpirun -np 4 python collective_cases.py SEED --table 3/8 [--verbose]
     FAKEGPU_LAYOUT=nvidia:2,amd:2 … mpirun -np 4 python collective_cases.py (tests/fakegpu)
 
@@ -18,7 +18,7 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -50,11 +50,13 @@ UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
 Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
 
 
-def draw(rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...]) -> Case:
+def draw(
+    rng: np.random.Generator, size: int, seed: int, names: tuple[str, ...], types: Sequence[str] = tuple(NUMPY_TYPES)
+) -> Case:
     """A random case; the same on every rank."""
     name = str(rng.choice(names))
     reduces = ROWS[name].reduces
-    dtype = str(rng.choice(list(OPS_OF if reduces else NUMPY_TYPES)))
+    dtype = str(rng.choice([each for each in types if each in OPS_OF or not reduces]))
     op = str(rng.choice(OPS_OF[dtype])) if reduces else None
     in_place = name != "bcast" and bool(rng.random() < 0.35)
     return fill_in(rng, size, seed, (name, dtype, op, in_place, str(rng.choice(FORMS))))
@@ -212,7 +214,7 @@ def tunes() -> list[tuple[int, str]]:
 
 
 def some(
-    seed: int, count: int, every_algorithm: bool, names: tuple[str, ...] = tuple(METHODS)
+    seed: int, count: int, every_algorithm: bool, names: tuple[str, ...], types: Sequence[str]
 ) -> Iterator[tuple[str, list[Case]]]:
     """Random cases under random rules, or under all: (UCCH_TUNE, cases that are run together)."""
     size = MPI.COMM_WORLD.size
@@ -221,7 +223,7 @@ def some(
     for text in texts if every_algorithm else ["", *(str(t) for t in rng.choice(texts[1:], 2, replace=False))]:
         for index in range(count):
             where = int(rng.integers(1 << 30))
-            yield text, [draw(rng, size, where + k, names) for k in range(3 if index % 5 == 4 else 1)]
+            yield text, [draw(rng, size, where + k, names, types) for k in range(3 if index % 5 == 4 else 1)]
 
 
 def part(seed: int, shard: str) -> Iterator[tuple[str, list[Case]]]:
@@ -240,7 +242,6 @@ def on_devices() -> None:
     """Random cases under the job's own rules, and whether their calls were queued in streams whole."""
     import arrays
 
-    collective_call.device_memory = arrays.Array
     gpu, world = arrays.runtime() if device.available() else None, MPI.COMM_WORLD
     seed = world.bcast(secrets.randbelow(1 << 30))
     everywhere = all(world.allgather(gpu is not None))
@@ -263,13 +264,14 @@ def on_devices() -> None:
 
 
 def main(seed: int, *words: str) -> None:
-    """Cases drawn from a seed: CASES [--all-algorithms] [--verbose] [NAME ...], or --table PART [--verbose]."""
+    """Cases drawn from a seed: CASES [--all-algorithms] [--verbose] [NAME or type ...], or --table PART [--verbose]."""
     world = MPI.COMM_WORLD
     if words[0] == "--table":
         cases = part(seed, words[1])
     else:
         names = tuple(word for word in words[1:] if word in METHODS) or tuple(METHODS)
-        cases = some(seed, int(words[0]), "--all-algorithms" in words, names)
+        types = [word for word in words[1:] if word in NUMPY_TYPES] or tuple(NUMPY_TYPES)
+        cases = some(seed, int(words[0]), "--all-algorithms" in words, names, types)
     total = 0
     for text, group in groupby(cases, key=lambda pair: pair[0]):
         os.environ["UCCH_TUNE"] = text

@@ -15,6 +15,8 @@ from typing import Any
 
 import cases
 import numpy as np
+import random_messages
+from cases import raises, seen
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
@@ -22,8 +24,6 @@ from ucc_hetero import Communicator, Message, PersistentRequest, Request, Trunca
 if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array
 
-#: Elements (float64) around the borders of UCX's protocols: nothing, inline, eager, rendezvous.
-SIZES = (0, 1, 12, 13, 100, 1023, 1024, 1025, 5000, 8192, 8193, 70_001, 1 << 20)
 #: More than libucp sends unasked.
 LONG = 150_000
 
@@ -46,102 +46,9 @@ def blank(size: int) -> Any:
     return vector(np.full(size, -1.0))
 
 
-def seen(memory: Any) -> np.ndarray[Any, Any]:
-    """Its contents."""
-    found: np.ndarray[Any, Any] = getattr(memory, "peek", memory)
-    return found
-
-
-def raises(kind: type[BaseException], *words: str) -> Any:
-    class Context:
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, found: type[BaseException] | None, value: BaseException | None, tb: object) -> bool:
-            assert found is not None, f"no {kind.__name__}"
-            if not issubclass(found, kind):
-                return False
-            for word in words:
-                assert word in str(value), (word, str(value))
-            return True
-
-    return Context()
-
-
-def case_every_form_at_every_size(comm: Communicator) -> None:
-    """Blocking, synchronous, ready, buffered, non-blocking; each receives what was sent, no more."""
-    right, left = neighbours(comm)
-    forms: list[Callable[[Any, int, int], Any]] = [
-        comm.Isend, comm.Issend, comm.Irsend, comm.Ibsend,
-        *(lambda *a, f=f: f(*a) for f in (comm.Bsend,)),
-    ]  # fmt: skip
-    for size in SIZES:
-        data, status = vector(pattern(size, comm.rank)), MPI.Status()
-        for tag, form in enumerate(forms):
-            incoming = comm.Irecv(into := blank(size + 2), left, tag)
-            outgoing = form(data, right, tag)
-            incoming.Wait(status)
-            if outgoing is not None:
-                outgoing.Wait()
-            got = seen(into)
-            assert (got[:size] == pattern(size, left)).all() and (got[size:] == -1).all(), (size, tag)
-            assert (status.source, status.tag) == (left, tag)
-            assert status.Get_count(MPI.DOUBLE) == size and status.Get_elements(MPI.BYTE) == 8 * size
-            assert not status.Is_cancelled()
-        for blocking in (comm.Send, comm.Ssend, comm.Rsend):
-            into = blank(size + 2)
-            if comm.rank % 2:
-                comm.Recv(into, left, 9)
-                blocking(data, right, 9)
-            else:
-                incoming = comm.Irecv(into, left, 9)
-                blocking(data, right, 9)
-                incoming.Wait()
-            assert (seen(into)[:size] == pattern(size, left)).all()
-
-
-def case_sendrecv(comm: Communicator) -> None:
-    """With neighbours and with oneself; in place; the two messages of different length."""
-    right, left = neighbours(comm)
-    for size in SIZES:
-        into, status = blank(size + 3), MPI.Status()
-        comm.Sendrecv(vector(pattern(size, comm.rank)), right, 3, into, left, 3, status)
-        assert (seen(into)[:size] == pattern(size, left)).all() and status.Get_count(MPI.DOUBLE) == size
-        comm.Sendrecv(sendbuf=vector(pattern(size, 7)), dest=comm.rank, recvbuf=into, source=comm.rank)
-        assert (seen(into)[:size] == pattern(size, 7)).all()
-        both = vector(pattern(size, comm.rank))
-        comm.Sendrecv_replace(both, right, 1, left, 1)
-        assert (seen(both) == pattern(size, left)).all()
-        comm.Bsend(both, right, 2)  # which has taken a copy
-        seen(both)[:] = -5
-        comm.Recv(into, left, 2)
-        assert (seen(into)[:size] == pattern(size, (left - 1) % comm.size)).all()
-
-
-def case_isendrecv(comm: Communicator) -> None:
-    """One request for both messages, alone and among others; the status is the receive's."""
-    right, left = neighbours(comm)
-    for size in SIZES:
-        into, status, statuses = blank(size + 3), MPI.Status(), list[MPI.Status]()
-        request = comm.Isendrecv(vector(pattern(size, comm.rank)), right, 3, into, left, 3)
-        while not request.Test(status):
-            time.sleep(1e-4)  # others need the core
-        assert (seen(into)[:size] == pattern(size, left)).all() and request.finished and request.Test()
-        assert status.Get_count(MPI.DOUBLE) == size and status.Get_source() == left
-        both, other = (vector(pattern(size, comm.rank + more)) for more in (0, 1))
-        requests = [comm.Isendrecv_replace(both, right, 1, left, 1), comm.Irecv(into, left, 2), comm.Ibarrier()]
-        requests.append(comm.Isendrecv(other, right, 2, blank(size), MPI.PROC_NULL))
-        if size % 2:
-            assert Request.Waitall(requests, statuses) and statuses[0].Get_source() == left
-        while Request.Waitsome(requests) is not None:
-            pass
-        assert (seen(both) == pattern(size, left)).all() and (seen(into)[:size] == pattern(size, left + 1)).all()
-    if comm.size > 1:  # what the receive finds wrong comes out of Wait, and the send is not lost
-        small = np.zeros(1)
-        with raises(TruncationError, "more than the buffer holds"):
-            comm.Isendrecv(np.ones(4), right, 8, small, left, 8).Wait()
-        comm.Isendrecv(np.ones(1), right, 9, small, left, 9).Free()
-        comm.Sendrecv(np.ones(1), right, 10, small, left, 10)
+def case_random(comm: Communicator) -> None:
+    """In every form, received in any order, and ended in every way."""
+    random_messages.by_rules_of_mpi(comm)
 
 
 def case_buffer_forms(comm: Communicator) -> None:
@@ -160,84 +67,28 @@ def case_buffer_forms(comm: Communicator) -> None:
     assert z[0] == 1 + 2j
 
 
-def case_wild_receives(comm: Communicator) -> None:
-    """Any source, any tag, by default and by name; every message once, those of a pair in their order."""
-    count = 20
-    others = [r for r in range(comm.size) if r]
-    if comm.rank == 0:
-        tags: dict[int, list[int]] = {r: [] for r in others}
-        status = MPI.Status()
-        for _ in range(count * len(others)):
-            value = blank(LONG)
-            comm.Recv(value, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            assert seen(value)[0] == 100 * status.source + status.tag
-            tags[status.source].append(status.tag)
-        assert all(each == list(range(count)) for each in tags.values()), tags
+def case_synchronous(comm: Communicator) -> None:
+    """Such a send is over when it is received, and not before. Probes see it, however many there were, until it is
+    taken out: to be received, or thrown away."""
+    right, left = neighbours(comm)
+    for size in (1, LONG):
+        send = comm.Issend(vector(np.full(size, 5.0)), right, 12)
+        for _ in range(2):
+            assert comm.Probe(left, 12) and comm.Iprobe(left) and not comm.Iprobe(left, 99)
+        assert not send.Test()
         comm.Barrier()
-        for r in others:
-            comm.Recv(value, source=r, status=status)
-            assert status.tag == 8
-        for _ in others:
-            comm.Recv(value, tag=7, status=status)
-            assert seen(value)[0] == status.source
-    else:
-        for tag in range(count):
-            comm.Send(vector(np.full((1, LONG)[tag % 2], 100.0 * comm.rank + tag)), 0, tag)
+        found = comm.Mprobe(left)
+        assert comm.Improbe(left) is None and not comm.Iprobe(left, 12)
+        if size > 1:
+            del found
+            gc.collect()
+        else:
+            found.Recv(into := blank(size))
+            assert (seen(into) == 5).all()
+            with raises(ValueError, "received already"):
+                found.Recv(into)
+        send.Wait()
         comm.Barrier()
-        for tag in (8, 7):
-            comm.Send(vector(np.full(1, float(comm.rank))), 0, tag)
-
-
-def case_order_of_many(comm: Communicator) -> None:
-    """Hundreds in flight per pair, small and large mixed, all with one tag: matched in the order of sending."""
-    right, left = neighbours(comm)
-    rng = np.random.default_rng(7)
-    sizes = [int(s) for s in rng.choice((0, 1, 10, 500, 3000, 9000, 40_000), 300)]
-    wanted = [vector(np.full(size, turn, np.float64)) for turn, size in enumerate(sizes)]
-    into = [blank(40_000) for _ in sizes]
-    status = [MPI.Status() for _ in sizes]
-    incoming = [comm.Irecv(array, left, 5) for array in into[::2]]
-    outgoing = [comm.Isend(array, right, 5) for array in wanted]
-    # The first half was posted before, the other half is posted while messages arrive.
-    incoming += [comm.Irecv(array, left, 5) for array in into[1::2]]
-    Request.Waitall(incoming, status)
-    Request.Waitall(outgoing)
-    order = into[::2] + into[1::2]
-    for turn, (array, found) in enumerate(zip(order, status, strict=True)):
-        assert found.Get_count(MPI.DOUBLE) == sizes[turn], turn
-        assert (seen(array)[: sizes[turn]] == turn).all(), turn
-
-
-def case_any_order_of_tags(comm: Communicator) -> None:
-    right, left = neighbours(comm)
-    outgoing = [comm.Isend(vector(np.full(LONG, 100.0 * comm.rank + tag)), right, tag) for tag in range(12)]
-    for tag in reversed(range(12)):
-        comm.Recv(into := blank(LONG), left, tag)
-        assert (seen(into) == 100 * left + tag).all(), tag
-    Request.Waitall(outgoing)
-    send = comm.Issend(vector(np.full(LONG, 5.0)), right, 12)
-    assert not send.Test()
-    comm.Barrier()
-    comm.Recv(into, left, 12)
-    send.Wait()
-    assert (seen(into) == 5).all()
-
-
-def case_a_look_at_a_later_message(comm: Communicator) -> None:
-    """It does not overtake an earlier one; two that were taken out are apart."""
-    right, left = neighbours(comm)
-    status, sizes = MPI.Status(), {20: 3, 21: LONG, 22: LONG}
-    outgoing = [comm.Isend(vector(np.full(size, float(tag))), right, min(tag, 21)) for tag, size in sizes.items()]
-    comm.Probe(left, 21, status)
-    assert status.Get_count(MPI.DOUBLE) == LONG
-    comm.Recv(blank(3), left, MPI.ANY_TAG, status)
-    assert status.tag == 20
-    one, two = comm.Mprobe(left, 21), comm.Mprobe(left, 21, status)
-    assert status.Get_count(MPI.DOUBLE) == LONG and not comm.Iprobe(left, 21)
-    del two  # thrown away: its sender goes on
-    one.Recv(into := blank(LONG))
-    assert (seen(into) == 21).all()
-    Request.Waitall(outgoing)
 
 
 def case_truncation(comm: Communicator) -> None:
@@ -257,6 +108,11 @@ def case_truncation(comm: Communicator) -> None:
             assert (status.source, status.tag, status.error) == (0, 9, MPI.ERR_TRUNCATE)
             comm.Recv(one, 0, 10)
             assert one[0] == 5
+    right, left, small = *neighbours(comm), np.zeros(1)
+    with raises(TruncationError, "more than the buffer holds"):  # the send is not lost
+        comm.Isendrecv(np.ones(4), right, 8, small, left, 8).Wait()
+    comm.Isendrecv(np.ones(1), right, 9, small, left, 9).Free()
+    comm.Sendrecv(np.ones(1), right, 10, small, left, 10)
     if comm.rank == 0:
         Request.Waitall([comm.Isend(np.zeros(9), 1, 1), comm.Isend(np.ones(1), 1, 2)])
     elif comm.rank == 1:
@@ -265,43 +121,6 @@ def case_truncation(comm: Communicator) -> None:
         with raises(TruncationError):
             Request.Waitall([comm.Irecv(short, 0, 1), comm.Irecv(fine, 0, 2)], statuses)
         assert [s.error for s in statuses] == [MPI.ERR_TRUNCATE, MPI.SUCCESS] and fine[0] == 1
-
-
-def case_probes(comm: Communicator) -> None:
-    """A probed message stays, a matched one belongs to its probe; sizes are known before the receive."""
-    right, left = neighbours(comm)
-    for size in (0, 3, 100_000):
-        outgoing = [comm.Isend(vector(pattern(size, comm.rank)), right, tag) for tag in (71, 72, 73)]
-        status = MPI.Status()
-        assert comm.Probe(left, 72, status)
-        assert status.Get_count(MPI.DOUBLE) == size and (status.source, status.tag) == (left, 72)
-        while not comm.Iprobe(left, 73, status):
-            time.sleep(1e-4)  # others need the core
-        assert not comm.Iprobe(left, 99)
-        found = comm.Mprobe(left, status=status)
-        assert status.tag == 71 and isinstance(found, Message)
-        into = blank(size)
-        comm.Recv(into, left, MPI.ANY_TAG, status)
-        assert status.tag == 72
-        seen(into)[:] = -1
-        found.Recv(into, status)
-        assert status.tag == 71 and (seen(into) == pattern(size, left)).all()
-        with raises(ValueError, "received already"):
-            found.Recv(into)
-        while (last := comm.Improbe(left)) is None:
-            time.sleep(1e-4)  # others need the core
-        last.Irecv(into := blank(size)).Wait(status)
-        assert status.tag == 73 and (seen(into) == pattern(size, left)).all()
-        assert comm.Improbe(left) is None
-        Request.Waitall(outgoing)
-        comm.Barrier()
-    # A message taken out and dropped is gone, and its sender goes on.
-    outgoing = [comm.Issend(vector(pattern(100_000, 0)), right, 74)]
-    found = comm.Mprobe(left, 74)
-    del found
-    gc.collect()
-    Request.Waitall(outgoing)
-    assert not comm.Iprobe(left, 74)
 
 
 def case_null_process(comm: Communicator) -> None:
@@ -358,30 +177,6 @@ def case_mistakes(comm: Communicator) -> None:
     comm.Sendrecv(one, comm.rank, tag, one.copy(), comm.rank, tag)
 
 
-def case_persistent(comm: Communicator) -> None:
-    """Started again and again with what the buffers then hold, strided ones too."""
-    right, left = neighbours(comm)
-    data, into = np.zeros((4, 6)), np.zeros((4, 6))
-    sends = (comm.Send_init, comm.Ssend_init, comm.Bsend_init, comm.Rsend_init)
-    for send in sends:
-        for a, b in ((vector(np.zeros(LONG)), blank(LONG)), (data[:, ::3], into[:, ::3])):
-            requests = [comm.Recv_init(b, left, 4), send(a, right, 4)]
-            for turn in range(4):
-                seen(a)[:] = turn + 10 * comm.rank
-                PersistentRequest.Startall(requests)
-                if turn == 1:
-                    with raises(ValueError, "still active"):
-                        requests[0].Start()
-                status = [MPI.Status(), MPI.Status()]
-                Request.Waitall(requests, status)
-                assert (seen(b) == turn + 10 * left).all() and status[0].source == left
-                assert requests[0].Wait(status[0]) and status[0].source == MPI.ANY_SOURCE
-            for request in requests:
-                request.Free()
-            with raises(ValueError, "freed"):
-                requests[0].Start()
-
-
 def case_cancel(comm: Communicator) -> None:
     """A receive that nothing has matched is taken back; the message goes to the next one."""
     right, left = neighbours(comm)
@@ -430,6 +225,7 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
     assert again and again != MPI.REQUEST_NULL
     again.Free()
     assert not again and again == MPI.REQUEST_NULL
+    assert again.wait() is None and again.test() == (True, None)  # type: ignore[func-returns-value]
     sent = comm.Isend(data, right, 7)
     message = Message.Probe(comm, left, 7)
     assert message and message not in (MPI.MESSAGE_NULL, MPI.MESSAGE_NO_PROC)

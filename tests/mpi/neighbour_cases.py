@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from message_cases import raises
+from cases import raises
 from mpi4py import MPI
 
 import ucc_hetero

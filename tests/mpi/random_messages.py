@@ -1,20 +1,22 @@
-"""Random messages between all ranks: ``mpirun -np N python random_messages.py [streams]``.
+"""Random messages between all ranks, on host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs.
 
-On host memory, or with ``FAKEGPU_LAYOUT`` on fake GPUs, each vector on the device or the host. They are received
-in any order of tags, and by probes; beside them go messages in a stream, and collectives. ``streams``: all are parts of
-streams, several of each rank, and sent before their receives or behind them.
+Each vector is on the device or the host, there with gaps or not. They are sent and received in every form, in any order
+of tags, from anyone and by probes, and ended in every way; beside them go messages in a stream, and collectives. As a
+program (``mpirun -np N python random_messages.py``): all are parts of streams, several of each rank, and sent before
+their receives or behind them. ``DICE`` is a seed.
 """
 
 import os
 import secrets
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from cases import ADD, raises, seen
 from mpi4py import MPI
 
-from ucc_hetero import Communicator
+from ucc_hetero import Communicator, PersistentRequest, Request
 
 WORLD = MPI.COMM_WORLD
 ON_DEVICES = "FAKEGPU_LAYOUT" in os.environ
@@ -23,7 +25,19 @@ if ON_DEVICES:
 
 #: float32: what one slot holds at most, and several pieces.
 SLOT, LONG = 16384, 300_000
-LENGTHS = [0, 1, 3, SLOT - 1, SLOT, SLOT + 1, 70_000, LONG, 3 * LONG] * 2 + [6_000_000 if ON_DEVICES else 2_000_000]
+#: Around the borders of UCX's protocols: nothing, inline, eager, rendezvous; and of slots.
+LENGTHS = [0, 1, 3, 24, 26, 2047, 2050, SLOT - 1, SLOT, SLOT + 1, 70_000, LONG, 3 * LONG] * 2
+LENGTHS += [6_000_000 if ON_DEVICES else 2_000_000]
+
+INITS = ("Send_init", "Ssend_init", "Bsend_init", "Rsend_init")
+SENDS = ("Isend", "Isend", "Issend", "Irsend", "Ibsend", "Bsend", *INITS)
+RECEIVES = ("Irecv", "Irecv", "Recv_init", "Recv", "Probe", "Iprobe", "Mprobe", "Improbe")
+#: Of which every rank makes one, to a rank and from one at a time.
+PAIRS = ("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace", "Send", "Ssend", "Rsend", *INITS)
+ENDS = ("Wait", "Test", "Get_status", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome",
+        "Get_status_all", "Get_status_any", "Get_status_some")  # fmt: skip
+#: A tag that no message has.
+NONE = 77
 
 
 class Sent(NamedTuple):
@@ -32,6 +46,20 @@ class Sent(NamedTuple):
     count: int
     tag: int
     first: int
+
+
+Plan = dict[tuple[int, int], list[Sent]]
+
+
+class Begun(NamedTuple):
+    """What is under way, and what looks at its status and its data once it has ended."""
+
+    request: Any
+    judge: Callable[[MPI.Status], object]
+
+
+def anything(status: MPI.Status) -> None:
+    """The judgement of what has nothing to look at."""
 
 
 class Dice:
@@ -44,113 +72,279 @@ class Dice:
         self.same, self.mine = np.random.default_rng(seed), np.random.default_rng([seed, comm.rank])
         self.pool = self.same.integers(-99, 99, 7_000_000).astype(np.float32)
 
-    def plan(self, least: int) -> dict[tuple[int, int], list[Sent]]:
+    def plan(self, least: int, crowd: bool = False) -> Plan:
         """What every rank sends to every other one, in order."""
         every = [(s, d) for s in range(self.size) for d in range(self.size) if s != d or not least]
-        return {pair: [self._message(least) for _ in range(int(self.same.integers(1, 9)))] for pair in every}
+        counts = {pair: int(self.same.integers(1, 100 if crowd else 9)) for pair in every}
+        return {
+            pair: [self.message(least, LENGTHS[:8] if crowd else LENGTHS) for _ in range(counts[pair])]
+            for pair in every
+        }
 
-    def _message(self, least: int) -> Sent:
-        count = max(least, int(self.same.choice(LENGTHS)))
+    def message(self, least: int = 0, lengths: Sequence[int] = LENGTHS) -> Sent:
+        count = max(least, int(self.same.choice(lengths)))
         return Sent(count, int(self.same.integers(4)), int(self.same.integers(900_000)))
+
+    def pick(self, among: Sequence[Any]) -> Any:
+        return among[int(self.mine.integers(len(among)))]
+
+    def rarely(self) -> bool:
+        return not self.mine.integers(4)
 
     def data(self, message: Sent) -> np.ndarray[Any, Any]:
         return self.pool[message.first :][: message.count]
 
     def memory(self, count: int, device: bool = False) -> Any:
-        """Memory on the device, or wherever."""
-        made = np.empty(count, np.float32)
-        return Array(count) if ON_DEVICES and (device or self.mine.integers(4)) else made
+        """Memory on the device, or wherever, with gaps as well."""
+        if ON_DEVICES and (device or not self.rarely()):
+            return Array(count)
+        return np.empty(count, np.float32) if device or not self.rarely() else np.empty((count, 2), np.float32)[:, 0]
 
     def filled(self, message: Sent, device: bool = False) -> Any:
         made = self.memory(message.count, device)
         seen(made)[:] = self.data(message)
         return made
 
+    def room(self, *messages: Sent, device: bool = False) -> Any:
+        """Memory for any of some messages, or for a longer one."""
+        longest = max(message.count for message in messages)
+        made = self.memory(longest + 7 * int(self.mine.integers(2)), device)
+        seen(made)[:] = -1000
+        return made
+
+    def spelt(self, memory: Any) -> Any:
+        """One of mpi4py's ways to say where a message is."""
+        n = seen(memory).size
+        gaps = n > 1 and isinstance(memory, np.ndarray) and not memory.flags.c_contiguous
+        return memory if gaps else self.pick([memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]])
+
     def judge(self, received: Any, message: Sent, source: int, status: MPI.Status) -> None:
-        found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT)
-        assert found == (source, message.tag, message.count), (found, source, message)
+        found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT), status.Get_elements(MPI.BYTE)
+        assert found == (source, message.tag, message.count, 4 * message.count), (found, source, message)
+        assert not status.Is_cancelled()
         got = seen(received)
         assert (got[: message.count] == self.data(message)).all(), (source, message)
         assert (got[message.count :] == -1000).all(), (source, message)
 
 
-def seen(memory: Any) -> np.ndarray[Any, Any]:
-    """Its contents, where the test can look at them."""
-    found: np.ndarray[Any, Any] = getattr(memory, "peek", memory)
-    return found
+class Inbox:
+    """What is still to be received of a plan: a receive takes the earliest message from its source that has its tag, of
+    those that no receive takes that was begun before."""
 
+    def __init__(self, dice: Dice, plan: Plan, any_tag: bool) -> None:
+        self.dice, self.comm, self.any_tag = dice, dice.comm, any_tag
+        self.left = {s: list(messages) for (s, d), messages in plan.items() if d == dice.rank}
 
-def room(dice: Dice, message: Sent, device: bool = False) -> Any:
-    """Memory for a message, or for a longer one."""
-    made = dice.memory(message.count + 7 * int(dice.mine.integers(2)), device)
-    seen(made)[:] = -1000
-    return made
+    def first(self, source: int, tag: int) -> Sent | None:
+        return next((each for each in self.left[source] if tag in (each.tag, MPI.ANY_TAG)), None)
 
+    def take(self, source: int, tag: int) -> Sent:
+        message = self.first(source, tag)
+        assert message is not None, f"there is no message with tag {tag} from rank {source}"
+        self.left[source].remove(message)
+        return message
 
-def by_rules_of_mpi(dice: Dice, stream: Any) -> None:
-    """Of one tag in the order of sending, else in any; some by a probe."""
-    comm, status, r, p = dice.comm, MPI.Status(), dice.rank, dice.size
-    plan = dice.plan(0)
-    sends = [
-        (comm.Issend if dice.mine.integers(4) == 0 else comm.Isend)(dice.filled(message), d, message.tag)
-        for (s, d), messages in plan.items() if s == r for message in messages
-    ]  # fmt: skip
-    ahead = [message._replace(count=LONG, tag=9) for (message, *_) in (plan[r, d] for d in range(p) if d != r)]
-    others = [d for d in range(p) if d != r] if stream else []
-    sends += [comm.Isend(dice.filled(m, True), d, 9, stream=stream) for d, m in zip(others, ahead, strict=False)]
-    a, b = dice.memory(LONG, True), dice.memory(LONG, True)
-    seen(a)[:] = r
-    call = comm.Iallreduce(a, b)
-    left = [(s, k) for (s, d), messages in plan.items() if d == r for k in range(len(messages))]
-    under_way: list[tuple[Any, Any, int, Sent]] = []
-    while left:
-        s, k = left[int(dice.mine.integers(len(left)))]
-        k = min(other for source, other in left if source == s and plan[s, r][other].tag == plan[s, r][k].tag)
-        left.remove((s, k))
-        message, how = plan[s, r][k], int(dice.mine.integers(3))
-        into = room(dice, message)
-        if how == 0 and not under_way:
-            found = comm.Mprobe(s, message.tag, status)
-            assert status.Get_count(MPI.FLOAT) == message.count
-            under_way.append((found.Irecv(into), into, s, message))
-        elif how == 1 and not under_way:
-            comm.Recv(into, s, message.tag, status)
-            dice.judge(into, message, s, status)
+    def receive(self) -> list[Begun]:
+        """Receive a message in one of all forms; what is to be waited for, if anything."""
+        dice, comm, how, status = self.dice, self.comm, self.dice.pick(RECEIVES), MPI.Status()
+        source = dice.pick([s for s, messages in self.left.items() if messages])
+        tag = MPI.ANY_TAG if self.any_tag and dice.rarely() else dice.pick(self.left[source]).tag
+        if how in ("Irecv", "Recv_init"):
+            into = dice.room(message := self.take(source, tag))
+            request = getattr(comm, how)(dice.spelt(into), source, tag)
+            if how == "Recv_init":
+                request.Start()
+            return [Begun(request, lambda status: dice.judge(into, message, source, status))]
+        asked, found = MPI.ANY_SOURCE if dice.rarely() else source, None
+        if how == "Recv":
+            into = dice.room(*filter(None, (self.first(s, tag) for s in self.left)))
+            comm.Recv(dice.spelt(into), asked, tag, status)
+            dice.judge(into, self.take(source := status.Get_source(), tag), source, status)
+            return []
+        while not (found := getattr(comm, how)(asked, tag, status)):
+            time.sleep(1e-4)  # others need the core
+        message = self.take(source := status.Get_source(), tag)
+        assert (status.Get_tag(), status.Get_count(MPI.FLOAT)) == (message.tag, message.count), message
+        into = dice.room(message)
+        if how in ("Probe", "Iprobe"):
+            comm.Recv(into, source, dice.pick([tag, message.tag]), status)
+        elif dice.rarely():
+            return [Begun(found.Irecv(into), lambda status: dice.judge(into, message, source, status))]
         else:
-            under_way.append((comm.Irecv(into, s, message.tag), into, s, message))
-        if dice.mine.integers(3) == 0 or not left:
-            for request, got, source, sent in under_way:
-                request.Wait(status)
-                dice.judge(got, sent, source, status)
-            under_way = []
+            found.Recv(into, status)
+        dice.judge(into, message, source, status)
+        return []
+
+
+def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
+    """Begin a send in one of all forms."""
+    how, data = dice.pick(SENDS), dice.filled(message)
+    request = getattr(dice.comm, how)(dice.spelt(data), dest, message.tag)
+    if how in INITS:
+        request.Start()
+    if "bsend" in how.lower():
+        seen(data)[:] = -5  # a copy was taken
+    return [Begun(request, anything)] if request is not None else []
+
+
+def calls(dice: Dice) -> list[Begun]:
+    """Collectives, one of them MPI's."""
+    comm, r, p, a, b = dice.comm, dice.rank, dice.size, dice.memory(LONG, True), dice.memory(LONG, True)
+    again, own = (np.full(5, -1.0) for _ in range(2))
+    seen(a)[:] = r
+
+    def due(memory: Any, value: float) -> Callable[[MPI.Status], None]:
+        def judge(_: MPI.Status) -> None:
+            assert (seen(memory) == value).all(), (seen(memory)[:5], value)
+
+        return judge
+
+    made = [Begun(comm.Iallreduce(a, b), due(b, p * (p - 1) / 2)), Begun(comm.Ibarrier(), anything)]
+    made.append(Begun(repeated := comm.Allreduce_init(np.full(5, 2.0), again), due(again, 2 * p)))
+    repeated.Start()
+    return [*made, Begun(comm.Iallreduce(np.full(5, 3.0), own, op=ADD), due(own, 3 * p))]
+
+
+def decoys(dice: Dice) -> list[Begun]:
+    """What receives nothing."""
+    comm, into = dice.comm, np.full(3, -1.0)
+
+    def nothing(status: MPI.Status) -> None:
+        assert (into == -1).all() and (status.Is_cancelled() or status.source == MPI.PROC_NULL)
+
+    taken_back = comm.Irecv(into, dice.pick([MPI.ANY_SOURCE, *range(dice.size)]), NONE)
+    taken_back.Cancel()
+    assert not comm.Iprobe(MPI.ANY_SOURCE, NONE)
+    return [Begun(taken_back, nothing), Begun(comm.Irecv(into, MPI.PROC_NULL), nothing)]
+
+
+def end(dice: Dice, under_way: Sequence[Begun]) -> None:
+    """Wait for all in one of all ways, and look at what each has done."""
+    way, requests = dice.pick(ENDS), [each.request for each in under_way]
+    method, found = getattr(Request, way), dict[int, MPI.Status]()
+    while len(found) < len(requests):
+        statuses: list[MPI.Status] = []
+        if way in ("Waitall", "Testall", "Get_status_all"):
+            ended = [*range(len(requests))] if method(requests, statuses) else []
+        elif way in ("Waitsome", "Testsome", "Get_status_some"):
+            ended = method(requests, statuses)
+            assert ended or way != "Waitsome"
+        else:
+            statuses.append(MPI.Status())
+            if way in ("Waitany", "Testany", "Get_status_any"):
+                told = method(requests, statuses[0])
+                index, flag = (told, True) if way == "Waitany" else told
+                assert flag == (index != MPI.UNDEFINED), told
+            else:
+                index = next(k for k in range(len(requests)) if k not in found)
+                flag = getattr(requests[index], way)(statuses[0])
+            ended = [index] if flag else []
+        if way.startswith("Get_status"):
+            assert not any(requests[k].finished for k in ended) and all(requests[k].Wait() for k in ended)
+        assert not {*ended} & {*found}, "a request has ended twice"
+        found |= zip(ended, statuses, strict=False)
+        if not way.startswith("Wait"):
+            time.sleep(1e-4)  # others need the core
+    assert all(request.finished for request in requests)
+    assert (
+        Request.Waitany(requests) == MPI.UNDEFINED and Request.Waitsome(requests) is None and Request.Testall(requests)
+    )
+    for index, status in found.items():
+        under_way[index].judge(status)
+        if isinstance(requests[index], PersistentRequest):
+            requests[index].Free()
+
+
+def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
+    """Of one tag in the order of sending, else in any; few, or a crowd of short ones."""
+    comm, status, r, p, plan = dice.comm, MPI.Status(), dice.rank, dice.size, dice.plan(0, crowd)
+    sends = [begun for (s, d), messages in plan.items() if s == r for each in messages for begun in send(dice, each, d)]
+    others = [d for d in range(p) if d != r] if stream else []
+    ahead = {pair: messages[0]._replace(count=LONG, tag=9) for pair, messages in plan.items()}
+    sends += [Begun(comm.Isend(dice.filled(ahead[r, d], True), d, 9, stream=stream), anything) for d in others]
+    sends += calls(dice)
+    inbox, comes = Inbox(dice, plan, any_tag=not others), decoys(dice)  # none of a stream's
+    while any(inbox.left.values()):
+        comes += inbox.receive()
+        if dice.rarely():
+            end(dice, comes)
+            comes = []
     for s in others:
-        message = plan[s, r][0]._replace(count=LONG, tag=9)
-        comm.Irecv(into := room(dice, message, True), s, 9, stream=stream).Wait(status)
+        message = ahead[s, r]
+        comm.Irecv(into := dice.room(message, device=True), s, 9, stream=stream).Wait(status)
         dice.judge(into, message, s, status)
-    for request in (*sends, call):
-        request.Wait()
-    assert (seen(b) == p * (p - 1) / 2).all()
+    every = [*sends, *comes]
+    end(dice, [every[k] for k in dice.mine.permutation(len(every))])
+
+
+def in_pairs(dice: Dice) -> None:
+    """Every rank sends to one and receives from one, itself maybe, by one call; persistent ones go several times."""
+    comm, r, p, status, how = dice.comm, dice.rank, dice.size, MPI.Status(), str(dice.same.choice(PAIRS))
+    shift, messages = int(dice.same.integers(p)), [dice.message() for _ in range(p)]
+    if "replace" in how:
+        messages = [each._replace(count=messages[0].count) for each in messages]
+    to, of = (r + shift) % p, (r - shift) % p
+    mine, theirs = messages[r], messages[of]
+    data, into = dice.filled(mine), dice.room(theirs)
+    if how in INITS:
+        several_times(dice, how, (data, to, mine), (into, of, theirs))
+        return
+    if "replace" in how:
+        into, made = data, getattr(comm, how)(data, to, mine.tag, of, theirs.tag, *[status] * (how[0] == "S"))
+    elif "sendrecv" in how.lower():
+        sides = dice.spelt(data), to, mine.tag, dice.spelt(into), of, theirs.tag
+        made = getattr(comm, how)(*sides, *[status] * (how[0] == "S"))
+    else:  # one rank receives first
+        made = (comm.Irecv if r or not shift else comm.Recv)(into, of, theirs.tag, *[status] * (r == 0 < shift))
+        getattr(comm, how)(data, to, mine.tag)
+    if made is not None:
+        end(dice, [Begun(made, lambda status: dice.judge(into, theirs, of, status)), *decoys(dice)])
+    else:
+        dice.judge(into, theirs, of, status)
+
+
+def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incoming: tuple[Any, int, Sent]) -> None:
+    """With what the memory then holds."""
+    comm, status, (data, to, mine), (into, of, theirs) = dice.comm, MPI.Status(), outgoing, incoming
+    requests = [comm.Recv_init(into, of, theirs.tag), getattr(comm, how)(data, to, mine.tag)]
+    for turn in range(3):
+        again = [each._replace(first=each.first + turn) for each in (mine, theirs)]
+        seen(data)[:], seen(into)[:] = dice.data(again[0]), -1000
+        PersistentRequest.Startall(requests)
+        with raises(ValueError, "still active"):
+            requests[turn % 2].Start()
+        Request.Waitall(requests, statuses := list[MPI.Status]())
+        dice.judge(into, again[1], of, statuses[0])
+        assert requests[0].Wait(status) and status.source == MPI.ANY_SOURCE
+    for request in requests:
+        request.Free()
+        with raises(ValueError, "freed"):
+            request.Start()
 
 
 def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
-    """In the order in which both sides begin them, with the tag or any."""
-    comm, status, r = dice.comm, MPI.Status(), dice.rank
+    """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
+    fills its memory anew at once."""
+    comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, list[Any]()
     plan = dice.plan(1)
     sends, receives = list[Any](), list[tuple[Any, Any, int, Sent]]()
 
     def send() -> None:
         for (_, d), messages in (each for each in plan.items() if each[0][0] == r):
             for message in messages:
-                form = comm.Issend if dice.mine.integers(4) == 0 else comm.Isend
-                stream = streams[int(dice.mine.integers(4))]
-                sends.append(form(dice.filled(message, True), d, message.tag, stream=stream))
+                form, stream = comm.Issend if dice.rarely() else comm.Isend, dice.pick(streams)
+                source, data = dice.filled(message, True), Array(message.count).set(-5)
+                kept.append((source, data))
+                runtime().copy(data.block.handle, source.block.handle, 4 * message.count, stream.handle)
+                sends.append(form(data, d, message.tag, stream=stream))
+                data.fill(stream, -7.0)
 
     def receive() -> None:
         for (s, _), messages in (each for each in plan.items() if each[0][1] == r):
             for message in messages:
                 wanted = None if dice.mine.integers(3) == 0 else message.tag
-                into, stream = room(dice, message, True), streams[int(dice.mine.integers(4))]
-                receives.append((comm.Irecv(into, s, wanted, stream=stream), into, s, message))
+                into = dice.room(message, device=True)
+                receives.append((comm.Irecv(into, s, wanted, stream=dice.pick(streams)), into, s, message))
 
     steps: list[Callable[[], None]] = [send, receive] if sends_first else [receive, send]
     for step in steps:
@@ -179,23 +373,33 @@ def blocking_in_streams(dice: Dice, streams: list[Any]) -> None:
         assert (z.peek == 3 + left).all()
 
 
-def main(*words: str) -> None:
-    with Communicator() as comm:
-        dice, streams = Dice(comm), list[Any]()
-        if ON_DEVICES:
-            runtime().use(comm._run.members.place.device)
-            streams = [runtime().stream() for _ in range(4)]
+def on_device(comm: Communicator) -> list[Any]:
+    """Streams of this rank's device, which it works with from now on; none of a rank without one."""
+    if not ON_DEVICES:
+        return []
+    runtime().use(comm._run.members.place.device)
+    return [runtime().stream() for _ in range(4)]
+
+
+def by_rules_of_mpi(parent: Communicator) -> None:
+    """All of them, in every form; on a communicator of their own, where one is never received."""
+    with parent.Dup() as comm:
+        dice, streams = Dice(comm), on_device(comm)
         for turn in range(4):
-            if words:
-                in_streams(dice, streams, turn % 2 == 1)
-            else:
-                by_rules_of_mpi(dice, streams[0] if streams else None)
-        if words:
-            blocking_in_streams(dice, streams)
-        else:
-            comm.Isend(dice.memory(LONG), (comm.rank + 1) % comm.size, 8).Free()  # which is never received
+            one_turn(dice, streams[0] if streams and turn % 2 else None, crowd=turn == 2)
+            for _ in range(8):
+                in_pairs(dice)
+        comm.Isend(dice.memory(LONG), (comm.rank + 1) % comm.size, 8).Free()
+
+
+def main() -> None:
+    with Communicator() as comm:
+        dice, streams = Dice(comm), on_device(comm)
+        for turn in range(4):
+            in_streams(dice, streams, turn % 2 == 1)
+        blocking_in_streams(dice, streams)
     print("right", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

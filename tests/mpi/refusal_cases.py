@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import collective_call
 import numpy as np
 import pytest
+from cases import ADD, seen
 from collective_call import UNEVEN, Call, Case
 from collective_cases import METHODS, Tester, draw, start
 from collective_reference import FOREIGN
@@ -28,19 +29,8 @@ WORLD = MPI.COMM_WORLD
 STREAM: Any = None
 if "FAKEGPU_LAYOUT" in os.environ:
     import arrays  # before a communicator is made
-
-    collective_call.device_memory = arrays.Array
 #: Calls in which a rank may have done its part, rightly, before another one refuses its own.
 LOOSE = {"bcast", "reduce", "gather", "gatherv", "scatter", "scatterv", "scan", "exscan"}
-
-
-def add(a: Any, b: Any, datatype: Any) -> None:
-    """Sum up two vectors."""
-    np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
-
-
-#: An operation of the user's own, which MPI runs.
-OWN = MPI.Op.Create(add, commute=True)
 
 
 class Trial(NamedTuple):
@@ -94,7 +84,7 @@ def make(comm: Communicator, trial: Trial) -> Call:
     call.refill()
     args = spoiled(call, trial.mistake if wrong else "")
     if trial.own_op and trial.mistake != "op":
-        args[-1 if trial.case.root < 0 else -2] = OWN
+        args[-1 if trial.case.root < 0 else -2] = ADD
     call.args = lambda: args  # type: ignore[method-assign]
     request = start(comm, call, STREAM)
     if isinstance(request, PersistentRequest) and trial.case.form == "persistent":
@@ -230,12 +220,6 @@ def behind(comm: Communicator) -> None:
         got = found.copied(STREAM) if STREAM else found
         assert (got == sum(WORLD.allgather(mine))).all()
     ended(comm, [last])
-
-
-def seen(memory: Any) -> np.ndarray:
-    """Memory where the test can look at it."""
-    found: np.ndarray = getattr(memory, "peek", memory)
-    return found
 
 
 def many_by_all(comm: Communicator) -> None:

@@ -1,131 +1,20 @@
-"""Requests; cases for two ranks and more.
-
-Collectives' and messages' requests, persistent ones and finished ones, through every way to wait for many.
-"""
+"""Requests of collectives and messages that are given up, dropped, freed, or repeated; cases for two ranks and more."""
 
 import gc
 import importlib.util
-import random
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from cases import ADD
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, PersistentRequest, Request
 from ucc_hetero.calls import request as request_module
 from ucc_hetero.calls.request import under_way
-
-
-def _add(a: Any, b: Any, datatype: Any) -> None:
-    np.frombuffer(b, np.float64)[:] += np.frombuffer(a, np.float64)
-
-
-#: An operation of the user's own: MPI runs the calls that use it.
-ADD = MPI.Op.Create(_add, commute=True)
-
-
-class Mixture:
-    """Requests of all kinds in random order, and what they should have done when they have ended."""
-
-    def __init__(self, comm: Communicator, seed: int) -> None:
-        self.comm = comm
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        self.into = np.full(40_000, -1.0)
-        self.short = np.full(4, -1.0)
-        self.total = np.full(3000, -1.0)
-        self.again = np.full(5, -1.0)
-        self.own = np.full(6, -1.0)
-        self.left = left
-        ones = np.full(3000, 1.0)
-        # Collectives in the same order on every rank; where they stand among the others differs.
-        persistent = [comm.Allreduce_init(np.full(5, 2.0), self.again), comm.Recv_init(self.short, left, 22)]
-        PersistentRequest.Startall(persistent)
-        self.requests: list[Request] = [
-            comm.Iallreduce(ones, self.total), comm.Ibarrier(), comm.Iallreduce(np.full(6, 3.0), self.own, op=ADD),
-            comm.Irecv(self.into, left, 21), comm.Isend(np.full(40_000, float(comm.rank)), right, 21),
-            comm.Issend(np.full(4, 7.0), right, 22), comm.Irecv(np.zeros(1), MPI.PROC_NULL), *persistent,
-        ]  # fmt: skip
-        random.Random(seed + comm.rank).shuffle(self.requests)
-
-    def check(self) -> None:
-        assert all(r.finished for r in self.requests)
-        assert (self.into == self.left).all() and (self.short == 7).all()
-        assert (self.own == 3 * self.comm.size).all()
-        assert (self.total == self.comm.size).all() and (self.again == 2 * self.comm.size).all()
-
-
-def all_at_once(mixture: Mixture) -> None:
-    statuses: list[MPI.Status] = []
-    assert Request.Waitall(mixture.requests, statuses)
-    found = {(s.source, s.tag): s.Get_count(MPI.DOUBLE) for s in statuses}
-    assert found[mixture.left, 21] == 40_000 and found[mixture.left, 22] == 4
-    assert Request.Waitall(mixture.requests) and Request.Waitall([]) and Request.Testall([])
-
-
-def all_or_nothing(mixture: Mixture) -> None:
-    statuses = [MPI.Status() for _ in mixture.requests]
-    while not Request.Testall(mixture.requests, statuses):
-        assert not any(r.finished for r in mixture.requests)
-    assert (mixture.left, 21) in {(s.source, s.tag) for s in statuses}
-
-
-def any_of_them(mixture: Mixture) -> Iterator[int]:
-    status = MPI.Status()
-    while (index := Request.Waitany(mixture.requests, status)) != MPI.UNDEFINED:
-        yield index
-    assert status.source == MPI.ANY_SOURCE and status.Get_count(MPI.BYTE) == 0
-
-
-def any_that_has_ended(mixture: Mixture) -> Iterator[int]:
-    while (found := Request.Testany(mixture.requests)) != (MPI.UNDEFINED, True):
-        assert found[1] == (found[0] != MPI.UNDEFINED)
-        yield from [found[0]] if found[1] else []
-
-
-def some_of_them(mixture: Mixture, method: Callable[..., list[int] | None] = Request.Waitsome) -> Iterator[int]:
-    statuses: list[MPI.Status] = []
-    while (some := method(mixture.requests, statuses)) is not None:
-        assert some or method == Request.Testsome
-        assert len(set(some)) == len(some) == len(statuses)
-        yield from some
-        statuses.clear()
-
-
-def case_waiting_for_many(comm: Communicator) -> None:
-    """Each way completes every request once, and all of them."""
-    ways = all_at_once, all_or_nothing, any_of_them, any_that_has_ended, some_of_them
-    for seed, way in enumerate([*ways, partial(some_of_them, method=Request.Testsome)]):
-        mixture = Mixture(comm, seed)
-        seen = way(mixture)  # type: ignore[operator]
-        assert seen is None or sorted(seen) == list(range(len(mixture.requests)))
-        mixture.check()
-
-
-def case_one_by_one(comm: Communicator) -> None:
-    """Test, Wait, their lower-case twins and Get_status; waiting again is harmless."""
-    mixture = Mixture(comm, 6)
-    for number, request in enumerate(mixture.requests):
-        if number % 4 == 0:
-            while not request.Test():
-                time.sleep(1e-4)  # others need the core
-        elif number % 4 == 1:
-            assert request.Wait()
-        elif number % 4 == 2:
-            assert request.wait() is None  # type: ignore[func-returns-value]
-        else:
-            while not request.Get_status():
-                time.sleep(1e-4)  # others need the core
-            assert not request.finished
-            while request.test() != (True, None):
-                time.sleep(1e-4)  # others need the core
-    mixture.check()
-    for request in mixture.requests:
-        assert request.Wait() and request.Test() and request.Get_status()
 
 
 def case_long_before_persistent(comm: Communicator) -> None:

@@ -5,18 +5,7 @@ import re
 
 import pytest
 
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-import ucc_hetero as u
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-comm = u.Communicator(world)
-rank, size = comm.rank, comm.size
-"""
-
-#: A job that waits for its calls' deadline is killed before that.
-NEVER = {"UCCH_TIMEOUT": "1000"}
+from .scripts import HEAD, NEVER
 
 
 @pytest.mark.parametrize("layout", ["", "nvidia:2,amd:1"])
@@ -47,10 +36,7 @@ def test_a_rank_that_leaves(mpirun) -> None:
     script = """
 if rank == 1:
     sys.exit(0)
-try:
-    comm.Allreduce(np.ones(4), np.empty(4))
-except u.PeerError as error:
-    print("caught", error, flush=True)
+caught(u.PeerError, lambda: comm.Allreduce(x, y))
 """
     job = mpirun(HEAD + script, 3, env=NEVER)
     assert job.stdout.count("rank 1 has left the job or died") == 2, job.output
@@ -65,10 +51,7 @@ else:
     request = comm.Iallreduce(np.ones(1 << 15), np.empty(1 << 15))
     if rank == 1:
         request._timeout = 1.0
-    try:
-        request.Wait()
-    except u.CollectiveError as error:
-        print("caught", error, flush=True)
+    caught(u.CollectiveError, request.Wait)
     if rank == 0:
         world.send(None, 2)
 """

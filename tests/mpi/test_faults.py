@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from .scripts import HEAD, NEVER
+
 HERE = Path(__file__).parent
 
 ROUNDS = {
@@ -15,9 +17,6 @@ ROUNDS = {
     "one after the other": (5, {"UCCH_EMULATE": "nvidia:2,amd:3"}, ["1", "4", "0"]),
     "while they shrink": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["1:2"]),
 }
-
-#: A job in which a death is noticed by the deadline of calls alone is killed before that.
-NEVER = {"UCCH_TIMEOUT": "1000"}
 
 
 @pytest.mark.parametrize("who", ROUNDS)
@@ -40,20 +39,7 @@ def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environ
     assert job.said("right: rank") == n - 1, f"seed {seed}\n{job.output}"
 
 
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-import ucc_hetero as u
-from mpi4py import MPI
-comm = u.Communicator()
-rank, size = comm.rank, comm.size
-x, y = np.ones(1000), np.empty(1000)
-def caught(call, kind):
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise SystemExit(f"rank {rank}: no {kind.__name__}")
+HEAD += """
 def right(comm):
     comm.Allreduce(x, y)
     assert (y == comm.size).all()
@@ -82,14 +68,14 @@ if rank == 0:
         time.sleep(0.01)
     comm.Revoke()
 elif rank == 1:
-    caught(lambda: comm.Allreduce(x, y), u.RevokedError)
+    caught(u.RevokedError, lambda: comm.Allreduce(x, y))
 elif rank == 2:
-    caught(lambda: comm.Iallreduce(x, y).Wait(), u.RevokedError)
+    caught(u.RevokedError, lambda: comm.Iallreduce(x, y).Wait())
 else:
-    caught(lambda: comm.Recv(y, 0), u.RevokedError)
+    caught(u.RevokedError, lambda: comm.Recv(y, 0))
 assert comm.Is_revoked()
-caught(lambda: comm.Barrier(), u.RevokedError)
-caught(lambda: comm.Isend(x, (rank + 1) % size), u.RevokedError)
+caught(u.RevokedError, lambda: comm.Barrier())
+caught(u.RevokedError, lambda: comm.Isend(x, (rank + 1) % size))
 assert not other.Is_revoked()
 other.Allreduce(x, y)
 assert (y == size).all()
@@ -104,11 +90,11 @@ comm.Free()
 part = comm.Split(rank == 1)
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-said = caught(lambda: comm.Allreduce(x, y), u.CollectiveError)
+said = caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
 assert "rank 1" in said or "revoked" in said, said
 while comm.Get_failed().Get_size() == 0:
     time.sleep(0.01)
-assert "[1]" in caught(lambda: comm.Agree(1), u.PeerError)
+assert "[1]" in caught(u.PeerError, lambda: comm.Agree(1))
 assert comm.Ack_failed() == 1
 assert comm.Agree(3) == 3
 right(part)
@@ -117,14 +103,14 @@ right(part)
     "a rank that fails does not end the others": Job("""
 if rank == 1:
     raise RuntimeError("of no use any more")
-caught(lambda: comm.Allreduce(x, y), u.CollectiveError)
+caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
 right(comm := comm.Shrink())
 """, 3, 2, ends=False, error="of no use any more"),
     # MPI's own calls would wait for ever.
     "a rank that does not come ends the making of communicators": Job("""
 if rank == 0:
     comm._run.timeout = 1.0
-    said = caught(np.random.default_rng().choice([comm.Dup, comm.Split]), u.CollectiveTimeout)
+    said = caught(u.CollectiveTimeout, np.random.default_rng().choice([comm.Dup, comm.Split]))
     assert "rank 0: " in said and "within 1 s" in said, said
     print("right", flush=True)
     MPI.COMM_WORLD.send(None, 1)
@@ -137,7 +123,7 @@ os._exit(0)
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 for make in (comm.Dup, comm.Split, lambda: u.Communicator(comm.mpi)):
-    said = caught(make, u.PeerError)
+    said = caught(u.PeerError, make)
     assert "rank(s) [1] died" in said or "given this communicator up" in said, said
 comm = comm.Shrink()
 with comm.Dup() as part:
@@ -153,7 +139,7 @@ for job in process.all_jobs():
     job.spoilt = True
 if rank == 1:
     ucc.Lib.context = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-assert "died" in caught(comm.Dup, u.PeerError)
+assert "died" in caught(u.PeerError, comm.Dup)
 right(comm := comm.Shrink())
 """, 3, 2, random.choice(["nvidia:3", "nvidia:2,amd:1"])),
     # Its error is raised all the same, and the next communicator is made.
@@ -164,7 +150,7 @@ def dies(*_):
     raise u.PeerError("rank 1 died before there was a page")
 
 board, membership.Board = membership.Board, dies
-assert "before there was a page" in caught(comm.Dup, u.PeerError)
+assert "before there was a page" in caught(u.PeerError, comm.Dup)
 membership.Board = board
 with comm.Dup() as part:
     right(part)
@@ -294,9 +280,9 @@ def test_refused_where_mpirun_ends_the_job(crew: Any, ulfm: list[str]) -> None:
     """With the cure; nothing else has changed."""
     script = """
 for call in (comm.Revoke, comm.Shrink, lambda: comm.Agree(1)):
-    assert "mpirun --with-ft ulfm" in caught(call, u.NotSupported)
+    assert "mpirun --with-ft ulfm" in caught(u.NotSupported, call)
 assert not comm.Is_revoked() and comm.Get_failed().Get_size() == 0
 comm.Allreduce(x, y)
 print("right", flush=True)
 """
-    assert crew(HEAD + script, 2).stdout.split() == ["right"] * 2
+    assert crew(HEAD + script, 2).said("right") == 2

@@ -7,25 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-HEAD = """
-import os, signal, sys, threading, time
-import numpy as np
-import ucc_hetero as u
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-comm = u.Communicator(world)
-rank, size = comm.rank, comm.size
-right, left = (rank + 1) % size, (rank - 1) % size
-one = np.zeros(4)
+from .scripts import HEAD
 
-def fails(kind, call):
-    try:
-        call()
-    except kind as error:
-        print("caught", error, flush=True)
-    else:
-        raise AssertionError("no " + kind.__name__)
-
+#: Messages around a ring, and a limit for those that never come.
+HEAD += """
 def limit(seconds):
     comm._messages.timeout = seconds
 
@@ -53,10 +38,6 @@ def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
     assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
-def test_random_messages(crew) -> None:
-    assert crew("tests/mpi/random_messages.py", 3).said("right") == 3
-
-
 def test_what_never_comes(crew) -> None:
     """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
     script = """
@@ -75,7 +56,7 @@ if rank == 0:
         lambda: comm.Isend(big, 1, 8).Wait(),
         lambda: comm.Sendrecv(one, 0, 1, one.copy(), 1, 1),
     ):
-        fails(u.CollectiveTimeout, call)
+        caught(u.CollectiveTimeout, call)
     limit(200.0)
     comm.Recv(one, 0, 1)
 gone = world.Ibarrier()
@@ -118,12 +99,12 @@ if rank == 1:
 world.Barrier()
 limit(0.3)
 if rank == 0:
-    fails(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=5))
-    fails(u.CollectiveTimeout, lambda: comm.Recv(one, 1, 10))
-    fails(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=11))
+    caught(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=5))
+    caught(u.CollectiveTimeout, lambda: comm.Recv(one, 1, 10))
+    caught(u.CollectiveTimeout, lambda: comm.recv(source=1, tag=11))
     status = MPI.Status()
     assert comm.recv(status=status) == "text" and (status.source, status.tag) == (1, 10)
-    fails(u.CollectiveTimeout, lambda: comm.recv())
+    caught(u.CollectiveTimeout, lambda: comm.recv())
     comm.Recv(one, 1, 11)
     assert (one == 1).all() and comm.recv(source=MPI.PROC_NULL) is None
 world.Barrier()
@@ -175,10 +156,10 @@ calls = [
 WAITS = {"wait", "wait_op", "_wait_many", "probe", "progress_until"}
 
 def interrupt_soon():
-    "Once the main thread waits in fails(), which the innermost of its functions shows."
+    "Once the main thread waits in caught(), which the innermost of its functions shows."
     def act():
         called = []
-        while "fails" not in called or called[0] not in WAITS:
+        while "caught" not in called or called[0] not in WAITS:
             time.sleep(0.01)
             frame, called = sys._current_frames()[threading.main_thread().ident], []
             while frame:
@@ -188,7 +169,7 @@ def interrupt_soon():
 
 for call in calls:
     interrupt_soon()
-    fails(KeyboardInterrupt, call)
+    caught(KeyboardInterrupt, call)
 comm.Sendrecv(np.full(4, rank), right, 3, into := np.zeros(4, int), left, 3)
 assert (into == left).all()
 comm.Recv(one, left, 6)
@@ -199,8 +180,8 @@ ring(comm, 50_000)
 comm.Barrier()
 if rank == 0:
     interrupt_soon()
-    fails(KeyboardInterrupt, lambda: comm.Allreduce(np.ones(4), np.ones(4)))
-    fails(u.CollectiveError, lambda: comm.Send(one, 0))
+    caught(KeyboardInterrupt, lambda: comm.Allreduce(np.ones(4), np.ones(4)))
+    caught(u.CollectiveError, lambda: comm.Send(one, 0))
 world.Barrier()
 print("end", flush=True)
 """
@@ -216,11 +197,11 @@ if rank == size - 1:
     [world.recv(source=other) for other in range(rank)]
     os.kill(os.getpid(), signal.SIGKILL)
 world.send(None, size - 1)
-fails(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
+caught(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
 if "all" in sys.argv:
-    fails(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
-    fails(u.PeerError, lambda: comm.Irecv(one, size - 1, 5).Wait())
-    fails(u.PeerError, lambda: comm.Probe(size - 1, 5))
+    caught(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
+    caught(u.PeerError, lambda: comm.Irecv(one, size - 1, 5).Wait())
+    caught(u.PeerError, lambda: comm.Probe(size - 1, 5))
     other = 1 - rank
     comm.Sendrecv(np.full(3, rank), other, 5, into := np.zeros(3, int), other, 5)
     assert (into == other).all()
@@ -241,7 +222,7 @@ while not comm._messages.gone(1):
     time.sleep(0.01)
 comm.Recv(five := np.zeros(100), 1, 1)
 assert (five == 5).all()
-fails(u.PeerError, lambda: comm.Recv(one, 1, 2))
+caught(u.PeerError, lambda: comm.Recv(one, 1, 2))
 print("end", flush=True)
 """
     job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "100"})
@@ -281,8 +262,8 @@ comm.Irecv(one, left, 4)
 comm.Isend(np.zeros(1 << 20), right, 5)
 comm.Send(one, right, 6)
 limit(0.3)
-fails(u.CollectiveTimeout, lambda: comm.Send(np.zeros(1 << 20), right, 7))
-fails(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
+caught(u.CollectiveTimeout, lambda: comm.Send(np.zeros(1 << 20), right, 7))
+caught(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
 """,
 }
 

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .scripts import HEAD
 
-HEAD = """
-import os, signal, sys, threading, time
-import numpy as np
-import ucc_hetero as u
-comm = u.Communicator()
-rank, size = comm.rank, comm.size
-rng = np.random.default_rng()
-"""
+ROOT = Path(__file__).parents[2]
 
 
 def test_nothing_grows(mpirun: Any) -> None:
@@ -158,7 +151,6 @@ def persistent(comm):
     request.Start()
     request.Wait()
 
-x, y = np.ones(1000), np.empty(1000)
 WAYS = {
     "blocking": lambda comm: comm.Allreduce(x, y),
     "started": lambda comm: comm.Iallreduce(x, y).Wait(),

@@ -1,6 +1,8 @@
 """``rebuild()``: PyTorch's default group after the death of ranks, under MPI and over a store of its own."""
 
+import functools
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -90,37 +92,39 @@ def store(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Itera
         process.kill()
 
 
+Launch = Callable[..., subprocess.Popen[bytes]]
+
+
 @pytest.fixture
-def without_mpi(
-    tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest
-) -> Callable[..., tuple[list[int], list[str]]]:
-    """Call as ``without_mpi(script, words of each rank, layout)``: (how the ranks ended, what each has said)."""
+def launch(tmp_path: Path, pythons: Any, request: pytest.FixtureRequest) -> Iterator[Launch]:
+    """Call as ``launch(script, layout, *words)``: a rank of a job without MPI. It ends with the test, and writes to
+    the file ``said``."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
+    started: list[subprocess.Popen[bytes]] = []
 
-    def run(script: str, words: list[list[str]], layout: str) -> tuple[list[int], list[str]]:
-        path = tmp_path / "job.py"
+    def start(script: str, layout: str, *words: object) -> subprocess.Popen[bytes]:
+        path, own = tmp_path / "job.py", env | {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
         path.write_text(script)
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
-        env |= {"UCCH_EMULATE": layout, "OMP_NUM_THREADS": "1"}
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": env}
-        python = pythons.of(request.path, env)
-        ranks = [subprocess.Popen([*python, str(path), *each], **options) for each in words]
-        try:
-            texts = [rank.communicate(timeout=60 * room)[0].decode() for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        return [rank.returncode for rank in ranks], texts
+        command = [*pythons.of(request.path, own), str(path), *map(str, words)]
+        with (tmp_path / "said").open("ab") as said:
+            started.append(subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=own))
+        return started[-1]
 
-    return run
+    yield start
+    for each in started:
+        each.kill()
 
 
-def test_over_a_store(port: int, without_mpi: Callable[..., tuple[list[int], list[str]]]) -> None:
+def ends(ranks: list[subprocess.Popen[bytes]], room: int) -> list[int]:
+    """How ranks have ended."""
+    return [rank.wait(60 * room) for rank in ranks]
+
+
+def test_over_a_store(port: int, launch: Launch, tmp_path: Path, room: int) -> None:
     """The first rank is killed in a job without MPI; the ranks that live end well."""
-    words = [["0", str(rank), "3", str(port)] for rank in range(3)]
-    ends, texts = without_mpi(JOB, words, "nvidia:2,amd:1")
-    said = "\n".join(texts)
-    assert ends == [-signal.SIGKILL, 0, 0], said
-    assert said.count("right: ") == 2, said
+    ranks = [launch(JOB, "nvidia:2,amd:1", 0, rank, 3, port) for rank in range(3)]
+    ended, said = ends(ranks, room), (tmp_path / "said").read_text()
+    assert ended == [-signal.SIGKILL, 0, 0] and said.count("right: ") == 2, said
 
 
 STORE_GONE = """
@@ -157,13 +161,13 @@ os._exit(0)  # groups cannot be left without their store
 """
 
 
-def test_the_store_is_gone(store: Server, without_mpi: Callable[..., tuple[list[int], list[str]]]) -> None:
+def test_the_store_is_gone(store: Server, launch: Launch, tmp_path: Path, room: int) -> None:
     """Calls go on without it, and the death of a rank is named."""
-    words = [[str(rank), str(store.port), str(store.pid)] for rank in range(3)]
-    ends, texts = without_mpi(STORE_GONE, words, "nvidia:2,amd:1")
-    said = "\n".join(texts)
-    assert ends == [0, 0, -signal.SIGKILL] and said.count("right: ") == 3, said
-    assert all("rank 2 has left the job or died" in text for text in texts[:2]), said
+    ranks = [launch(STORE_GONE, "nvidia:2,amd:1", rank, store.port, store.pid) for rank in range(3)]
+    ended, said = ends(ranks, room), (tmp_path / "said").read_text()
+    assert ended == [0, 0, -signal.SIGKILL] and said.count("right: ") == 3, said
+    for rank in range(2):
+        assert re.search(f"^rank {rank}: .*rank 2 has left the job or died", said, re.M), said
 
 
 #: torchft's groups are made anew by this backend.
@@ -248,33 +252,17 @@ os._exit(0)
 
 
 @pytest.fixture
-def come_back(
-    tmp_path: Path, room: int, pythons: Any, request: pytest.FixtureRequest
-) -> Callable[[str, str, dict[int, int]], None]:
+def come_back(launch: Launch, tmp_path: Path, room: int) -> Callable[[str, str, dict[int, int]], None]:
     """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. Those
     that are killed, in this order, are started again with another number in the place of 0, and then all end well."""
 
     def run(script: str, word: str, killed: dict[int, int]) -> None:
-        path, said = tmp_path / "job.py", tmp_path / "said"
-        path.write_text(script)
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "PRTE_"))}
-        env |= {"UCCH_EMULATE": "nvidia:1,amd:2", "OMP_NUM_THREADS": "1"}
-
-        def start(rank: int, again: int) -> subprocess.Popen[bytes]:
-            words = [*pythons.of(request.path, env), str(path), str(rank), str(again), word]
-            with said.open("ab") as out:
-                return subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=env)
-
-        ranks = [start(rank, 0) for rank in range(3)]
-        try:
-            for rank, again in killed.items():
-                assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
-                ranks[rank] = start(rank, again)
-            ends = [rank.wait(60 * room) for rank in ranks]
-        finally:
-            for each in ranks:
-                each.kill()
-        assert ends == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
+        start = functools.partial(launch, script, "nvidia:1,amd:2")
+        ranks, said = [start(rank, 0, word) for rank in range(3)], tmp_path / "said"
+        for rank, again in killed.items():
+            assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
+            ranks[rank] = start(rank, again, word)
+        assert ends(ranks, room) == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
 
     return run
 

@@ -5,18 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import LONG, python, until
 
 from ucc_hetero.launch.doctor import amd
-
-#: Seconds for what a busy machine of two cores may take for one of the tests.
-ROOM = 240
 
 #: Of a process of the doctor's: what no test runs sees.
 MINE = "UCCH_TEST_DOCTOR"
@@ -79,14 +76,6 @@ def processes(mark: str) -> list[str]:
     return found
 
 
-def gone(mark: str) -> bool:
-    """True if the processes with the mark have ended, or do so in time."""
-    until = time.monotonic() + ROOM
-    while processes(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not processes(mark)
-
-
 def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     """A question that does not end is answered by that, and its processes are gone."""
     mark = f"{MINE}={tmp_path}"
@@ -94,12 +83,12 @@ def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     question = next(each for each in amd.QUESTIONS if each.name == "copies")
     found = amd.ask(replace(question, seconds=1), environ)
     assert found["verdict"] == "hung" and "no answer in 1 s" in found["text"]
-    assert gone(mark)
+    until(lambda: not processes(mark))
 
 
 def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ucc_hetero.launch.doctor", "amd", *words]
-    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=ROOM, check=False)
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=LONG, check=False)
 
 
 def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
@@ -132,23 +121,21 @@ sys.exit(amd.main(["--only", "copies", "--output", "r.json"]))
 """
 
 
+def listening() -> None:
+    """Have a child hear Ctrl-C, also where all of this runs in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_ended_during_a_question(tmp_path: Path) -> None:
     """Its process is ended, and the report has the answers before it."""
-
-    def listening() -> None:
-        """Have the child hear Ctrl-C, also where all of this runs in the background of a shell."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
     shell = tmp_path / "shell"
     shell.write_text(SHELL)
     shell.chmod(0o700)
-    command, environ = [sys.executable, "-c", PROGRAM, str(shell)], {**os.environ, MINE: str(tmp_path)}
-    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": ROOM, "preexec_fn": listening}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, check=False, **how)
+    done = python(PROGRAM, shell, env={MINE: str(tmp_path)}, check=False, cwd=tmp_path, preexec_fn=listening)
     assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
     assert "ended: r.json has what was answered" in done.stdout
     assert [each["question"] for each in json.loads((tmp_path / "r.json").read_text())["answers"]] == ["devices"]
-    assert gone(f"{MINE}={tmp_path}")
+    until(lambda: not processes(f"{MINE}={tmp_path}"))
 
 
 def test_no_device(tmp_path: Path) -> None:
@@ -156,11 +143,11 @@ def test_no_device(tmp_path: Path) -> None:
     assert done.returncode == 1 and "No AMD GPU can be asked" in done.stdout and not list(tmp_path.iterdir())
 
 
-def test_a_runtime_that_ends_the_process(tmp_path: Path) -> None:
+def test_a_runtime_that_ends_the_process(tmp_path: Path, compiled: Callable[..., Path]) -> None:
     """As HIP does with kernels that have no code for a device, while a library is loaded."""
-    source, library = tmp_path / "dies.c", tmp_path / "dies.so"
+    source = tmp_path / "dies.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void load(void) { abort(); }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=ROOM)
+    library = compiled(tmp_path / "dies.so", "-shared", "-fPIC", source)
     found = amd.ask(amd.QUESTIONS[0], {**os.environ, "UCCH_HIP_LIB": str(library), "UCCH_CUDA_LIB": "none"})
     assert found["verdict"] == "died" and "signal 6" in found["text"]
 

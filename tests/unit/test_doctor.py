@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,19 +134,12 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("env-vendor", env(CUDA_MODULE_LOADING="LAZY")),
 ]
 
+SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
 #: The same for a host of AMD's.
 AMD: list[tuple[Any, ...]] = [
     ("", {}),
     ("gpudirect", {"kernel": "5.14.0-427.el9"}),
-    (
-        "bar-small",
-        {
-            "files": {
-                f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")
-            }
-        },
-        "0.25 GiB of 192 GiB of 2 GPUs",
-    ),
+    ("bar-small", {"files": SMALL_BAR}, "0.25 GiB of 192 GiB of 2 GPUs"),
     ("env-vendor", env(AMD_DIRECT_DISPATCH="0")),
     ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="0")),
@@ -209,10 +203,6 @@ def test_ranks_keep_their_numbers(tmp_path: Path) -> None:
     assert "535.1: rank 2" in found["job-drivers"] and "1500: rank 2" in found["job-mtu"]
 
 
-def with_env(found: Facts, **variables: str) -> Facts:
-    return replace(found, env=tuple(sorted(variables.items())))
-
-
 def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
     """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
     a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
@@ -222,10 +212,10 @@ def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
     cpu_only = replace(b, usable=(), libraries=replace(LIBRARIES, memory_types=("host",)))
     return {
         "": ([a, b], 2, still),
-        "job-size": ([with_env(a, WORLD_SIZE="2")], 1, [0.0]),
+        "job-size": ([replace(a, **env(WORLD_SIZE="2"))], 1, [0.0]),
         "job-namespaces": ([a, replace(b, boot_id="a", host="c1")], 2, still),
         "job-device-shared": (
-            [with_env(a, CUDA_VISIBLE_DEVICES="1"), with_env(a, CUDA_VISIBLE_DEVICES="1")], 2, still,
+            [replace(a, **env(CUDA_VISIBLE_DEVICES="1")), replace(a, **env(CUDA_VISIBLE_DEVICES="1"))], 2, still,
         ),
         "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
         "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
@@ -259,28 +249,12 @@ def failing(comm: Any) -> bool:
 
 
 def test_canaries() -> None:
-    world: Any = World()
+    world: Any = SimpleNamespace(rank=0, size=1, mpi=SimpleNamespace(allgather=lambda value: [value]))
     assert codes(measure.canaries(world, (("a", lambda comm: True),))) == set()
     wrong = measure.canaries(world, (("allreduce of 8 MiB in place", lambda comm: False), ("b", failing)))
     assert codes(wrong) == {"run-wrong"} and "8 MiB in place gave wrong numbers on ranks 0" in wrong[0].text
     failed = measure.canaries(world, (("a", failing), ("b", lambda comm: True)))
     assert codes(failed) == {"run-failed"} and "rank 3 had not arrived" in failed[0].text
-
-
-class Adding(World):
-    """Sums with what ``answers`` gives for each call as the last bits, and knows what another rank would have got."""
-
-    size = 2
-
-    def __init__(self, answers: list[bytes], others: bytes) -> None:
-        self.answers, self.others = iter(answers), others
-        self.mpi: Any = self
-
-    def Allreduce(self, send: Any, receive: Any) -> None:
-        receive.view("u1")[:] = np.frombuffer(next(self.answers) * send.size, "u1")
-
-    def allgather(self, value: Any) -> list[Any]:
-        return [value, self.others * (len(value) // 4)]
 
 
 @pytest.mark.parametrize("answers, others, same", [
@@ -292,8 +266,15 @@ class Adding(World):
 def test_replicas_differ_in_a_bit(
     monkeypatch: pytest.MonkeyPatch, answers: list[bytes], others: bytes, same: bool
 ) -> None:
+    """Sums have what each answer says as their last bits; another rank has got ``others``."""
+    left = iter(answers)
+
+    def allreduce(send: Any, receive: Any) -> None:
+        receive.view("u1")[:] = np.frombuffer(next(left) * send.size, "u1")
+
     monkeypatch.setattr(measure, "runtime_of", lambda vendor: None)
-    world: Any = Adding(answers, others)
+    mpi = SimpleNamespace(allgather=lambda value: [value, others * (len(value) // 4)])
+    world: Any = SimpleNamespace(rank=0, size=2, mpi=mpi, Allreduce=allreduce)
     assert measure._replicas(world, 5) is same
 
 
