@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from .. import env
 from ..errors import AgreementError, ranks_text
@@ -130,38 +129,18 @@ _MUST_AGREE = {
 _SETTING = "export the same values on every rank (mpirun or ucch-run: -x NAME=value), or unset them"
 
 
-class Difference(NamedTuple):
-    """Something that ranks must agree on and do not: the ranks that have each value, and what to do."""
-
-    what: str
-    groups: tuple[tuple[str, tuple[int, ...]], ...]
-    cure: str
-
-    def table(self) -> str:
-        """What each rank has, a line per value."""
-        width = max(len(ranks_text(ranks)) for _, ranks in self.groups)
-        lines = [f"    {ranks_text(ranks):<{width}}  {value or '(unset)'}" for value, ranks in self.groups]
-        return "\n".join([f"  {self.what}:", *lines, f"    cure: {self.cure}"])
+def _must_agree(facts: Facts) -> dict[str, str]:
+    """What a rank has of all that ranks must agree on; UCX's release number is no part of that."""
+    own = {name: str(getattr(facts, name)) for name in _MUST_AGREE}
+    return {**own, "ucx": ".".join(facts.ucx.split(".")[:2]), **dict(facts.settings)}
 
 
-def differences(everyone: Sequence[Mapping[str, str]]) -> list[Difference]:
-    """What ranks must agree on and do not; of each rank facts by the names of ``_MUST_AGREE``, and its settings."""
-    names = [*_MUST_AGREE, *sorted({name for each in everyone for name in each} - _MUST_AGREE.keys())]
-    values = {name: [each.get(name, "") for each in everyone] for name in names}
-    return [
-        _difference(name, each, _MUST_AGREE.get(name, _SETTING)) for name, each in values.items() if len(set(each)) > 1
-    ]
-
-
-def _difference(what: str, values: Sequence[str], cure: str) -> Difference:
-    ranks = {value: tuple(r for r, other in enumerate(values) if other == value) for value in dict.fromkeys(values)}
-    return Difference(what, tuple(ranks.items()), cure)
-
-
-def judged(package: str, ucc: str, ucx: str, settings: Iterable[tuple[str, str]], **more: str) -> dict[str, str]:
-    """The facts of one rank as :func:`differences` takes them. UCX may differ in its release number, not in its minor
-    version."""
-    return {"package": package, "ucc": ucc, "ucx": ".".join(ucx.split(".")[:2]), **more, **dict(settings)}
+def _table(what: str, values: Sequence[str], cure: str) -> str:
+    """What each rank has, a line per value, and what to do."""
+    ranks = {value: ranks_text([r for r, other in enumerate(values) if other == value]) for value in values}
+    width = max(map(len, ranks.values()))
+    lines = [f"    {each:<{width}}  {value or '(unset)'}" for value, each in ranks.items()]
+    return "\n".join([f"  {what}:", *lines, f"    cure: {cure}"])
 
 
 def _unreachable(everyone: list[Facts]) -> list[str]:
@@ -173,7 +152,7 @@ def _unreachable(everyone: list[Facts]) -> list[str]:
     if set.intersection(*map(set, networks)):
         return []
     cure = "let UCX_TLS and UCX_NET_DEVICES leave every rank one network that the others have too, such as tcp"
-    return [_difference("network transports", [", ".join(n) or "none" for n in networks], cure).table()]
+    return [_table("network transports", [", ".join(n) or "none" for n in networks], cure)]
 
 
 def judge(everyone: list[Facts]) -> None:
@@ -181,13 +160,10 @@ def judge(everyone: list[Facts]) -> None:
 
     What UCC would choose by local facts is not judged: the bridge's settings are forced.
     """
-    found = [
-        judged(
-            f.package, f.ucc, f.ucx, f.settings, byteorder=f.byteorder, algorithms=f.algorithms, vendors=f.vendors
-        )
-        for f in everyone
-    ]  # fmt: skip
-    problems = [each.table() for each in differences(found)]
+    found = [_must_agree(facts) for facts in everyone]
+    names = [*_MUST_AGREE, *sorted({name for each in found for name in each} - _MUST_AGREE.keys())]
+    values = {name: [each.get(name, "") for each in found] for name in names}
+    problems = [_table(name, v, _MUST_AGREE.get(name, _SETTING)) for name, v in values.items() if len(set(v)) > 1]
     problems += _unreachable(everyone)
     without_host = [rank for rank, f in enumerate(everyone) if "host" not in f.memory_types]
     if without_host:
