@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ucch-run of ucc_hetero {__version__}")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
-    parser.add_argument("--tag", action="store_true", help="begin each line of output with its rank and host")
     parser.add_argument(
         "--devices", choices=("auto", "one", "all"), default="auto",
         help="devices that a rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
@@ -159,12 +158,12 @@ def run(arguments: Sequence[str]) -> int:
     job = command.Job(
         cluster=found, program=program,
         master_port=options.master_port or _free_port(all(h.name in command.LOCAL_NAMES for h in found.hosts)),
-        env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate, tag=options.tag,
+        env=variables, devices=options.devices, numa=not options.no_numa, emulate=options.emulate,
         report=not options.dry_run, mpi_args=mpi_args,
     )  # fmt: skip
     words = command.compile_job(job, starter)
     if options.dry_run:
-        print("\n".join(command.lines(words)))
+        print(shlex.join(words))
         return 0
     hosts = [(host.name, host.slots) for host in found.hosts]
     return supervise.supervise(words, hosts, options.start_timeout)

@@ -38,7 +38,6 @@ class Job:
     numa: bool = True
     #: Pretend the hosts' vendors (UCCH_EMULATE) instead of using their devices.
     emulate: bool = False
-    tag: bool = False
     report: bool = False
     #: Words for the launcher, before all others.
     mpi_args: tuple[str, ...] = ()
@@ -137,7 +136,7 @@ def _wrapped(job: Job, part: Part, environ: Mapping[str, str]) -> list[str]:
     words += [] if job.devices == "auto" else ["--devices", job.devices]
     words += [] if job.numa else ["--numa", "off"]
     words += ["--first-local", str(part.first_local)] if part.first_local else []
-    words += [f"--{flag}" for flag in ("tag", "report") if getattr(job, flag)]
+    words += ["--report"] if job.report else []
     for name, value in sorted(_env(job, part, environ).items()):
         words += ["--set", f"{name}={value}"]
     special = job.cluster.part(part.vendor)
@@ -264,14 +263,3 @@ def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None 
     """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
     checked(job.program, "-np 4")
     return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)
-
-
-def lines(words: Sequence[str]) -> Iterator[str]:
-    """The command for people: a line per part, ready for a shell."""
-    line: list[str] = []
-    for word in words:
-        line.append(shlex.quote(word))
-        if word == ":":
-            yield " ".join(line) + " \\"
-            line = ["   "]
-    yield " ".join(line)

@@ -215,7 +215,14 @@ def configure_all(batches: Mapping[int, tuple[str, str]]) -> None:
 
     Raises ``RuntimeError`` with the tool's own message where one fails.
     """
-    running = [_start_configuring(pid, *both) for pid, both in batches.items()]
+    running = []
+    for pid, batch in batches.items():
+        steps = [
+            f"{tool} -batch - <<'END'\n{text}END\n" for tool, text in zip(("ip", "tc"), batch, strict=True) if text
+        ]
+        words = ["nsenter", "--target", str(pid), "--net", "sh", "-c", "set -e\n" + "".join(steps)]
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(subprocess.Popen(words, text=True, **streams))
     outputs = [process.communicate()[0] for process in running]
     failed = [output.strip() for process, output in zip(running, outputs, strict=True) if process.returncode]
     if failed:
@@ -225,14 +232,3 @@ def configure_all(batches: Mapping[int, tuple[str, str]]) -> None:
 def configure(pid: int, ip: str, tc: str) -> None:
     """Run an ``ip`` and a ``tc`` batch in the network namespace of one process; see `configure_all`."""
     configure_all({pid: (ip, tc)})
-
-
-def _start_configuring(pid: int, ip: str, tc: str) -> subprocess.Popen[str]:
-    steps = [f"{tool} -batch - <<'END'\n{batch}END\n" for tool, batch in (("ip", ip), ("tc", tc)) if batch]
-    return subprocess.Popen(
-        ["nsenter", "--target", str(pid), "--net", "sh", "-c", "set -e\n" + "".join(steps)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )

@@ -55,50 +55,39 @@ class HostLayout:
     links: tuple[Link, ...]
 
 
-def parse_rate(text: str | float) -> int:
-    """Return bits per second from ``"4gbit"``, ``"800mbit"``, ``"none"`` (unlimited: 0) or a number of bits per second.
+def parse_rate(text: str) -> int:
+    """Return bits per second from ``"4gbit"``, ``"800mbit"`` or ``"none"`` (unlimited: 0).
 
     Raises ``ValueError`` for anything else, and for rates below 1 Mbit/s, at which no MPI job starts in time.
     """
-    if isinstance(text, str):
-        if text.strip().lower() in ("none", "unlimited"):
-            return 0
-        match = _RATE.fullmatch(text.strip())
-        if match is None:
-            raise ValueError(f"rate {text!r}: expected a number and a unit such as 4gbit or 800mbit, or none")
-        value = float(match[1]) * _UNITS[match[2].lower()]
-    else:
-        value = float(text)
+    if text.strip().lower() == "none":
+        return 0
+    match = _RATE.fullmatch(text.strip())
+    value = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if value < 10**6:
-        raise ValueError(f"rate {text!r}: the least rate is 1mbit; 'none' leaves a link unlimited")
-    return round(value)
+        raise ValueError(
+            f"rate {text!r}: expected a number and a unit such as 4gbit or 800mbit, at least 1mbit, or none"
+        )
+    return value
 
 
-def parse_rates(rate: str | float | Sequence[str | float], hosts: int, links: int) -> list[tuple[int, ...]]:
+def parse_rates(rate: str, hosts: int, links: int) -> list[tuple[int, ...]]:
     """Return the rate of each link of each host.
 
-    ``rate`` is one rate for all, or one per host (a list, or text with commas); a host's rate may give each of its
-    links one, joined by ``+``: ``"4gbit+1gbit"``. Raises ``ValueError`` where the numbers do not fit.
+    ``rate`` is one for all, or one per host with commas; a host's rate may give each of its links one, joined by ``+``:
+    ``"4gbit+1gbit"``. Raises ``ValueError`` where the numbers do not fit.
     """
-    per_host = rate.split(",") if isinstance(rate, str) else [rate] if isinstance(rate, (int, float)) else list(rate)
-    if len(per_host) == 1:
-        per_host *= hosts
-    if len(per_host) != hosts:
-        raise ValueError(f"rate {rate!r}: {len(per_host)} rates for {hosts} hosts; give one for all or one per host")
-    result = []
-    for entry in per_host:
-        per_link = entry.split("+") if isinstance(entry, str) else [entry]
-        if len(per_link) == 1:
-            per_link *= links
-        if len(per_link) != links:
-            raise ValueError(f"rate {entry!r}: {len(per_link)} rates for {links} links; give one, or one per link")
-        result.append(tuple(parse_rate(one) for one in per_link))
-    return result
+
+    def spread(text: str, between: str, count: int, what: str) -> list[str]:
+        words = text.split(between)
+        if len(words) not in (1, count):
+            raise ValueError(f"rate {text!r}: {len(words)} rates for {count} {what}; give one, or one each")
+        return words if len(words) == count else words * count
+
+    return [tuple(map(parse_rate, spread(one, "+", links, "links"))) for one in spread(rate, ",", hosts, "hosts")]
 
 
-def layout(
-    hosts: int, slots: int | Sequence[int], rate: str | float | Sequence[str | float], links: int
-) -> tuple[HostLayout, ...]:
+def layout(hosts: int, slots: int | Sequence[int], rate: str, links: int) -> tuple[HostLayout, ...]:
     """Return the hosts ``node0`` … of a cluster. Raises ``ValueError`` naming the argument that does not fit."""
     if not 1 <= hosts <= MAX_HOSTS:
         raise ValueError(f"hosts={hosts}: expected 1 to {MAX_HOSTS}")

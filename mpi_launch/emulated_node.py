@@ -20,13 +20,12 @@ import contextlib
 import ctypes
 import json
 import os
-import selectors
+import select
 import signal
 import socket
 import struct
 import sys
-import time
-from typing import Any
+from typing import Any, NoReturn
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC = 2, 4, 8, 4096, 8192, 16384
 MNT_DETACH = 2
@@ -82,117 +81,89 @@ def become_host(config: dict[str, Any]) -> None:
             _write(path, value)
 
 
-class Init:
-    """Process 1 of a host: starts commands, reaps every orphan, ends when its owner does."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.login_env: dict[str, str] = config["env"]
-        self.clients: dict[int, socket.socket] = {}
-        self.dying: list[tuple[float, int]] = []
-        self.events = selectors.DefaultSelector()
-        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.door.bind(config["socket"])
-        self.door.listen(64)
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        os.set_blocking(write_end, False)
-        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.events.register(0, selectors.EVENT_READ, self.owner_spoke)
-        self.events.register(self.door, selectors.EVENT_READ, self.admit)
-        self.events.register(read_end, selectors.EVENT_READ, lambda: self.reap(read_end))
-
-    def serve(self) -> None:
+def serve(config: dict[str, Any]) -> None:
+    """Be process 1 of a host, with a process for each client, until the owner ends it."""
+    # The kernel reaps what has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(config["socket"])
+        door.listen(64)
+        os.write(1, b"up\n")
         while True:
-            for key, _ in self.events.select(0.1 if self.dying else None):
-                key.data()
-            now = time.monotonic()
-            for _, pid in [entry for entry in self.dying if entry[0] <= now]:
-                _kill_group(pid, signal.SIGKILL)
-            self.dying = [entry for entry in self.dying if entry[0] > now]
+            ready, _, _ = select.select([0, door.fileno()], [], [])
+            if door.fileno() in ready:
+                client, _ = door.accept()
+                with client:
+                    if os.fork() == 0:
+                        door.close()
+                        attend(client, config["env"])
+            # A byte on standard input asks to kill everything else on this host; its end, to end the host.
+            if 0 in ready and not os.read(0, 1):
+                return
+            if 0 in ready:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
 
-    def owner_spoke(self) -> None:
-        """A byte on standard input asks to kill everything else on this host; its end, to end the host."""
-        if not os.read(0, 1):
-            os._exit(0)
-        os.kill(-1, signal.SIGKILL)
 
-    def admit(self) -> None:
-        """Start the command that a client asks for; a client that breaks off or asks nonsense costs only itself."""
-        client, _ = self.door.accept()
-        client.settimeout(5.0)  # until its request is here
-        fds: list[int] = []
-        try:
-            request, fds = _receive_request(client)
-            client.settimeout(None)
-            pid = os.fork()
-            if pid == 0:
-                self.become_command(request, fds)
-        except (OSError, ValueError) as error:
-            print(f"emulated host: a request was refused: {error}", file=sys.stderr)
-            client.close()
-            return
-        finally:
-            for fd in fds:
-                os.close(fd)
-        self.clients[pid] = client
-        self.events.register(client, selectors.EVENT_READ, lambda: self.client_spoke(pid))
+def attend(client: socket.socket, login_env: dict[str, str]) -> NoReturn:
+    """Run the command that a client asks for, pass its signals on (one byte each), tell how it has ended, and end.
 
-    def become_command(self, request: dict[str, Any], fds: list[int]) -> None:
-        """In the child: take the client's streams, directory and environment, and become the program."""
-        code = 126
-        try:
-            signal.set_wakeup_fd(-1)
-            os.setsid()
-            os.fchdir(fds[3])
-            for stream in range(3):
-                os.dup2(fds[stream], stream)
-            for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            env = self.login_env if request["env"] is None else request["env"]
-            if request["env"] is None:
-                os.chdir(env["HOME"])
-            os.execvpe(request["argv"][0], request["argv"], env)
-        except OSError as error:
-            code = 127 if isinstance(error, FileNotFoundError) else 126
-            os.write(2, f"{request['argv'][0]}: {os.strerror(error.errno or 0)}\n".encode())
-        finally:
-            os._exit(code)
-
-    def client_spoke(self, pid: int) -> None:
-        """Pass on a signal (one byte); a client that has gone takes its command with it, as an ended session does."""
-        client = self.clients[pid]
-        try:
-            data = client.recv(1)
-        except OSError:
-            data = b""
-        if data:
-            _kill_group(pid, data[0])
-        else:
-            self.events.unregister(client)
+    A client that has gone takes its command with it, as an ended session does; one that breaks off or asks nonsense
+    costs only itself.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    client.settimeout(5.0)  # until its request is here
+    try:
+        _, fds, _, _ = socket.recv_fds(client, 1, FDS)
+        if len(fds) != FDS:
+            raise ValueError("it was cut short")
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        with open(fds[-1], closefd=False) as body:
+            request = json.load(body)
+        client.settimeout(None)
+        pid = os.fork()
+        if pid == 0:
+            become_command(request, fds, login_env)
+        for fd in fds:
+            os.close(fd)
+        ended = os.pidfd_open(pid)
+        while ended not in select.select([client.fileno(), ended], [], [])[0]:
+            if number := client.recv(1):
+                _kill_group(pid, number[0])
+                continue
             _kill_group(pid, signal.SIGTERM)
-            self.dying.append((time.monotonic() + GRACE, pid))
+            select.select([ended], [], [], GRACE)
+            _kill_group(pid, signal.SIGKILL)
+            break
+        client.sendall(struct.pack("!i", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    except BrokenPipeError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"emulated host: a request was refused: {error}", file=sys.stderr)
+    finally:
+        os._exit(0)
 
-    def reap(self, wakeup: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(wakeup, 4096)
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            client = self.clients.pop(pid, None)
-            if client is not None:
-                self.finish(client, os.waitstatus_to_exitcode(status))
 
-    def finish(self, client: socket.socket, code: int) -> None:
-        with contextlib.suppress(KeyError):
-            self.events.unregister(client)
-        with contextlib.suppress(OSError):
-            client.sendall(struct.pack("!i", code))
-        client.close()
+def become_command(request: dict[str, Any], fds: list[int], login_env: dict[str, str]) -> NoReturn:
+    """In the child: take the client's streams, directory and environment, and become the program."""
+    code = 126
+    try:
+        os.setsid()
+        os.fchdir(fds[3])
+        for stream in range(3):
+            os.dup2(fds[stream], stream)
+        for number in (signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        env = login_env if request["env"] is None else request["env"]
+        if request["env"] is None:
+            os.chdir(env["HOME"])
+        os.execvpe(request["argv"][0], request["argv"], env)
+    except OSError as error:
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        os.write(2, f"{request['argv'][0]}: {os.strerror(error.errno or 0)}\n".encode())
+    finally:
+        os._exit(code)
 
 
 def _kill_group(pid: int, number: int) -> None:
@@ -200,29 +171,12 @@ def _kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _receive_request(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    _, fds, _, _ = socket.recv_fds(client, 1, FDS)
-    try:
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        if len(fds) != FDS:
-            raise ValueError("it was cut short")
-        with open(fds[-1], closefd=False) as body:
-            return json.load(body), fds
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        raise
-
-
 def run_init(config_path: str) -> None:
     """Become process 1 of the host that the JSON file describes; prints ``up`` when commands may be sent."""
     with open(config_path) as file:
         config = json.load(file)
     become_host(config)
-    init = Init(config)
-    os.write(1, b"up\n")
-    init.serve()
+    serve(config)
 
 
 def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | None) -> int:
@@ -240,7 +194,7 @@ def run_on(directory: str, host: str, argv: list[str], env: dict[str, str] | Non
     socket.send_fds(link, [b"r"], [0, 1, 2, here, body])
     reply = link.recv(4, socket.MSG_WAITALL)
     if len(reply) != 4:
-        print(f"{host}: went down while running {argv[0]}", file=sys.stderr)
+        print(f"{host}: {argv[0]} was killed, or the host went down", file=sys.stderr)
         return 255
     (code,) = struct.unpack("!i", reply)
     return int(code) if code >= 0 else 128 - int(code)

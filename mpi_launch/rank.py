@@ -1,17 +1,15 @@
 """One rank's start: bind its device and processors, set what torch and the libraries read, run the program.
 
 Run as a file by the interpreter alone (``python -I -S rank.py OPTIONS -- PROGRAM …``), under ``mpirun`` or ``srun``, on
-the rank's own host and before MPI starts, because MPI and UCX open every device that they see. With ``--report`` or
-``--tag`` it stays as the program's parent, asleep while the program is silent; otherwise it becomes the program.
+the rank's own host and before MPI starts, because MPI and UCX open every device that they see. With ``--report`` it
+stays as the program's parent, asleep while the program is silent; otherwise it becomes the program.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import json
 import os
@@ -35,8 +33,8 @@ _INTO_CONTAINERS = (
     "CUDA_", "HIP_", "ROCR_",
 )  # fmt: skip
 
-#: Lines of the error stream that are kept to be said again.
-KEPT_LINES = 20
+#: The end of the error stream that is kept to be said again, and the lines of it that are said.
+KEPT_BYTES, KEPT_LINES = 1 << 14, 20
 
 #: Signals that the program gets in place of its wrapper.
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -156,25 +154,21 @@ class Start:
 
 
 class Parent:
-    """Runs the program as a child, passes its output on, and tells how it ended."""
+    """Runs the program as a child, and tells ucch-run how it ended."""
 
     def __init__(self, start: Start) -> None:
         self.start = start
-        self.report = functools.partial(report, start.options.report, start.rank)
         self.told = False
-        #: The last lines of the error stream, and by stream the line that is not complete yet.
-        self.kept: collections.deque[bytes] = collections.deque(maxlen=KEPT_LINES)
-        self.pending: dict[int, bytes] = {}
+        #: The end of what the program has written to its error stream.
+        self.last = b""
 
     def run(self, words: list[str]) -> int:
         """The program's exit status, as a shell counts: 128 and more for signals."""
-        tag = f"[{self.start.rank} {socket.gethostname()}] ".encode() if self.start.options.tag else b""
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
         try:
             child = subprocess.Popen(
                 words,
                 env=self.start.env,
-                stdout=subprocess.PIPE if tag else None,
                 stderr=subprocess.PIPE,
                 preexec_fn=ending_with_parent(signal.SIGKILL, PASSED_ON),
                 close_fds=False,  # Hydra's ranks speak to it through a descriptor that they inherit
@@ -183,13 +177,15 @@ class Parent:
             return not_started(self.start, words, error)
         for kind in PASSED_ON:
             signal.signal(kind, lambda number, _frame: self.pass_on(child, number))
-        self.report(event="started")
+        report(self.start.rank, event="started")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        self.pump(child, tag)
+        assert child.stderr is not None
+        relay(child.pid, child.stderr.fileno(), self.copy)
         status = child.wait()
         if status and not self.told:
-            lines = b"\n".join(self.kept).decode(errors="replace")
-            self.report(event="failed", status=status if status > 0 else 128 - status, lines=lines)
+            lines = [line for line in self.last.decode(errors="replace").splitlines() if line.strip()]
+            shown = "\n".join(lines[-KEPT_LINES:])
+            report(self.start.rank, event="failed", status=status if status > 0 else 128 - status, lines=shown)
         if status < 0:
             die_of(-status)
         return status
@@ -199,30 +195,14 @@ class Parent:
         self.told = self.told or number not in (signal.SIGUSR1, signal.SIGUSR2)
         child.send_signal(number)
 
-    def pump(self, child: subprocess.Popen[bytes], tag: bytes) -> None:
-        """Copy the child's streams until it ends, tagging lines where asked and keeping the last errors."""
-        streams = {pipe.fileno(): target for pipe, target in ((child.stdout, 1), (child.stderr, 2)) if pipe is not None}
-        self.pending = dict.fromkeys(streams.values(), b"")
-        copies = {fd: functools.partial(self.copy, target=target, tag=tag) for fd, target in streams.items()}
-        relay(child.pid, copies)
-        for target in streams.values():
-            self.copy(b"", target, tag)
-
-    def copy(self, data: bytes, target: int, tag: bytes) -> None:
-        """Write what came in, whole lines only where they get tags; nothing at all means the end."""
-        *lines, rest = (self.pending[target] + data).split(b"\n")
-        if not data and rest:
-            lines, rest = [rest], b""
-        self.pending[target] = rest
-        if target == 2:
-            self.kept.extend(line for line in lines if line.strip())
-        write_all(target, b"".join(tag + line + b"\n" for line in lines) if tag else data)
+    def copy(self, data: bytes) -> None:
+        """Write what came in, and keep the last of it."""
+        write_all(2, data)
+        self.last = (self.last + data)[-KEPT_BYTES:]
 
 
-def report(told: bool, rank: int, **event: object) -> None:
-    """Tell ucch-run, where it listens; one write, so that lines of several ranks do not mix."""
-    if not told:
-        return
+def report(rank: int, **event: object) -> None:
+    """Tell ucch-run; one write, so that lines of several ranks do not mix."""
     text = json.dumps({"rank": rank, "host": socket.gethostname(), **event})
     with contextlib.suppress(OSError):
         os.write(2, MARK + text.encode() + b"\n")
@@ -231,13 +211,14 @@ def report(told: bool, rank: int, **event: object) -> None:
 def not_started(start: Start, words: list[str], error: OSError) -> int:
     """The exit status of a program that could not be started, as a shell's."""
     status = 127 if isinstance(error, FileNotFoundError) else 126
-    return failed(start.options.report, start.rank, status, f"{words[0]}: {error.strerror}")
+    return failed(start.options, start.rank, status, f"{words[0]}: {error.strerror}")
 
 
-def failed(told: bool, rank: int, status: int, text: str) -> int:
+def failed(options: argparse.Namespace, rank: int, status: int, text: str) -> int:
     """Say why a rank's program does not run, to ucch-run too where that listens; returns the exit status."""
     print(f"ucch-run: rank {rank} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
-    report(told, rank, event="failed", status=status, lines=text)
+    if options.report:
+        report(rank, event="failed", status=status, lines=text)
     return status
 
 
@@ -260,37 +241,28 @@ def ending_with_parent(number: int, blocked: Collection[signal.Signals] = ()) ->
     return before
 
 
-def drain(fd: int, take: Callable[[bytes], None]) -> bool:
-    """Read what a stream holds now; False at its end."""
-    while True:
-        try:
-            data = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        take(data)
-
-
-def relay(pid: int, streams: Mapping[int, Callable[[bytes], None]], often: Callable[[], None] | None = None) -> None:
-    """Hand over what a process writes until it ends; its streams may stay open, in processes that it leaves behind.
+def relay(pid: int, fd: int, take: Callable[[bytes], None], often: Callable[[], None] | None = None) -> None:
+    """Hand over what a process writes until it ends; its stream may stay open, in processes that it leaves behind.
 
     Args:
         pid: the process, a child of this one.
-        streams: descriptor -> what takes its bytes.
+        fd: the stream.
+        take: takes its bytes.
         often: is called ten times a second.
     """
-    ended, over = os.pidfd_open(pid), False
+    ended, over, reads = os.pidfd_open(pid), False, True
+    os.set_blocking(fd, False)
     with selectors.DefaultSelector() as waiting:
-        for fd in (ended, *streams):
-            os.set_blocking(fd, False)
-            waiting.register(fd, selectors.EVENT_READ)
+        waiting.register(ended, selectors.EVENT_READ)
+        waiting.register(fd, selectors.EVENT_READ)
         while not over:
-            ready = [key.fd for key, _ in waiting.select(0.1 if often else None)]
-            over = ended in ready
-            for fd in streams if over else ready:
-                if not drain(fd, streams[fd]) and not over:
+            over = ended in [key.fd for key, _ in waiting.select(0.1 if often else None)]
+            with contextlib.suppress(BlockingIOError):
+                while reads and (data := os.read(fd, 1 << 16)):
+                    take(data)
+                if reads:  # the end of the stream
                     waiting.unregister(fd)
+                    reads = False
             if often:
                 often()
     os.close(ended)
@@ -311,20 +283,16 @@ def die_of(number: int) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options that ucch-run gives."""
+    """The options that ucch-run gives; those that it has itself mean the same."""
     found = argparse.ArgumentParser(prog="rank.py", description="Bind a rank's device and run its program.")
-    found.add_argument("--vendor", default="auto", help="whose devices: nvidia, amd, host, or auto: as found here")
-    found.add_argument(
-        "--devices", choices=("auto", "one", "all"), default="auto",
-        help="how many of them the rank sees; auto: one, but all in scripts that choose theirs by LOCAL_RANK",
-    )  # fmt: skip
-    found.add_argument("--numa", choices=("on", "off"), default="on", help="run beside the device")
+    found.add_argument("--vendor", default="auto")
+    found.add_argument("--devices", choices=("auto", "one", "all"), default="auto")
+    found.add_argument("--numa", choices=("on", "off"), default="on")
     found.add_argument("--size", type=int, default=0, help="ranks of the job")
     found.add_argument("--first-local", type=int, default=0, help="local rank that gets the first device")
     found.add_argument("--master", default="", help="host:port of rank 0's rendezvous")
     found.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
     found.add_argument("--container", default="", help="command of the container engine, {env} where variables go")
-    found.add_argument("--tag", action="store_true", help="begin each line with the rank and host")
     found.add_argument("--report", action="store_true", help="tell ucch-run of start and failure")
     found.add_argument("program", nargs=argparse.REMAINDER)
     return found
@@ -338,12 +306,12 @@ def main() -> int:
         start = Start(options, os.environ)
     except (OSError, ValueError) as error:
         rank = load("launchers").number("RANK", os.environ, 0)
-        return failed(options.report, rank, 1, str(error))
+        return failed(options, rank, 1, str(error))
     allowed = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, start.processors(allowed))
     words = start.words(program)
-    if options.report or options.tag:
+    if options.report:
         return Parent(start).run(words)
     try:
         os.execvpe(words[0], words, start.env)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ SAID = 1 << 14
 
 #: Exit status of a job that did not start in time, as of timeout(1).
 LATE = 124
+
+#: What launchers put before a line where they are told to: [1,0]<stderr>:, [0], or 0:.
+_TAG = re.compile(rb"^(\[[^]\n]*\](<stderr>)?:? ?|\d+: )\Z", re.M)
 
 _SI_KERNEL = 0x80
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,7 +79,9 @@ class Reports:
             if not newline:
                 self.held = mark + line
                 break
-            if not self._take(line):
+            if self._take(line):
+                shown[-1] = _TAG.sub(b"", text)
+            else:
                 shown.append(mark + line + newline)
         return b"".join(shown)
 
@@ -85,24 +91,21 @@ class _Watch:
 
     def __init__(self, process: subprocess.Popen[bytes], reports: Reports, start_timeout: float) -> None:
         self.process, self.reports, self.start_timeout = process, reports, start_timeout
-        self.start_deadline = time.monotonic() + start_timeout if start_timeout else float("inf")
-        self.kill_at: float | None = None
-        self.asked = 0
-        self.failed_at: float | None = None
+        #: When the job is to be ended, and why: not all ranks have started, or one has failed.
+        self.end_at, self.reason = time.monotonic() + start_timeout if start_timeout else float("inf"), "start"
+        self.kill_at = float("inf")
         #: The end of what the launcher and its ssh have said.
         self.said = b""
-        #: Why the job was ended: a signal's number, "start" or "failure".
+        #: Why the job was ended: a signal's number, "start" or "failure"; 0 where it was not.
         self.why: int | str = 0
 
     def signalled(self, number: int, code: int) -> None:
-        """Pass a signal on, unless the terminal has sent it to the whole foreground group already."""
-        self.why = self.why or number
-        if self.asked:
+        """Pass a signal on, unless the terminal has sent it to the whole foreground group already; another kills."""
+        if isinstance(self.why, int) and self.why:
             self._kill()
         elif not (number == signal.SIGINT and code == _SI_KERNEL):
             self.process.send_signal(number)
-        self.asked += 1
-        self.kill_at = self.kill_at or time.monotonic() + GRACE
+        self.why, self.kill_at = self.why or number, min(self.kill_at, time.monotonic() + GRACE)
 
     def copy(self, data: bytes) -> None:
         """Pass on what the launcher writes to its error stream, but for reports."""
@@ -114,25 +117,16 @@ class _Watch:
         """Take what has come meanwhile: signals, failures, the end of the time."""
         while (info := signal.sigtimedwait(_SIGNALS, 0)) is not None:
             self.signalled(info.si_signo, info.si_code)
-        self._check_time()
-
-    def _check_time(self) -> None:
         now = time.monotonic()
-        if self.kill_at and now > self.kill_at:
+        if self.reports.failure is not None and self.reason != "failure":
+            self.end_at, self.reason = now + AFTER_FAILURE, "failure"
+        elif self.reason == "start" and len(self.reports.started) == self.reports.size:
+            self.end_at = float("inf")
+        if now > self.end_at and not self.why:
+            self.why, self.kill_at = self.reason, now + GRACE
+            self.process.terminate()
+        if now > self.kill_at:
             self._kill()
-            self.kill_at = None
-        if self.reports.failure is not None:
-            self.failed_at = self.failed_at or now
-            if now > self.failed_at + AFTER_FAILURE and not self.why:
-                self._end("failure", now)
-        unstarted = now > self.start_deadline and len(self.reports.started) < self.reports.size
-        if unstarted and self.reports.failure is None and not self.why:
-            self._end("start", now)
-
-    def _end(self, why: str, now: float) -> None:
-        self.why = why
-        self.process.terminate()
-        self.kill_at = now + GRACE
 
     def _kill(self) -> None:
         """Kill the launcher, and end what it has started here: an ssh that a host does not answer would stay for good,
@@ -140,6 +134,7 @@ class _Watch:
         lists = Path("/proc", str(self.process.pid), "task").glob("*/children")
         children = [int(pid) for each in lists for pid in each.read_text().split()]
         self.process.kill()
+        self.kill_at = float("inf")
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -159,7 +154,7 @@ def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_time
         watch = _Watch(process, Reports(sum(slots for _, slots in hosts)), start_timeout)
         with process:  # closes its stream, and waits
             assert process.stderr is not None
-            relay(process.pid, {process.stderr.fileno(): watch.copy}, watch.look)
+            relay(process.pid, process.stderr.fileno(), watch.copy, watch.look)
         status = process.returncode
         while signal.sigtimedwait(_SIGNALS, 0):
             pass  # what came while the job was ending is about the job

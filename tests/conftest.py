@@ -109,6 +109,11 @@ def find_mpirun() -> str | None:
     return os.environ.get("MPIRUN") or (str(beside) if beside.exists() else shutil.which("mpirun"))
 
 
+def need_mpirun() -> str:
+    """The same; without one the test is skipped."""
+    return find_mpirun() or pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+
+
 @cache
 def mpi_flavour(mpirun: str) -> tuple[str, int]:
     """("openmpi" | "hydra", major version) of an mpirun; ("unknown", 0) for others."""
@@ -261,10 +266,7 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
     ranks printed. With ``check`` an exit status other than 0 fails the test likewise. ``cold``: each rank is a new
     Python, which imports the package itself; others are forked where that has been done. See `Pythons`.
     """
-    program = find_mpirun()
-    if program is None:
-        pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
-    count = 0
+    program, numbers = need_mpirun(), itertools.count(1)
 
     def run(
         script: str | Path,
@@ -277,9 +279,7 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
         mpi_args: Sequence[str] = (),
         cold: bool = False,
     ) -> MPIResult:
-        nonlocal count
-        count += 1
-        folder = tmp_path / f"job{count}"
+        folder = tmp_path / f"job{next(numbers)}"
         folder.mkdir()
         path = write_script(folder, script)
         python = [sys.executable] if cold else pythons.of(request.path, env or {})
@@ -289,16 +289,11 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
         paths = [*filter(None, [environment.get("PYTHONPATH")]), str(LINES)]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         result, late = run_limited(command, environment, folder, limit)
-        result = replace(result, ranks=n)
-        if late:
-            pytest.fail(f"{n} ranks of {path.name} were killed after {limit:.0f} s\n{result.output}", pytrace=False)
-        if check and result.returncode != 0:
+        if late or (check and result.returncode != 0):
+            how = "were killed" if late else f"ended with status {result.returncode}"
             took = time.monotonic() - start
-            pytest.fail(
-                f"{n} ranks of {path.name} ended with status {result.returncode} after {took:.1f} s\n{result.output}",
-                pytrace=False,
-            )
-        return result
+            pytest.fail(f"{n} ranks of {path.name} {how} after {took:.1f} s\n{result.output}", pytrace=False)
+        return replace(result, ranks=n)
 
     yield run
 
@@ -307,6 +302,15 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
 CREWS = 8
 #: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
 MOST_HOOKED = 2
+
+
+@contextlib.contextmanager
+def failing(cases: Sequence[str]) -> Iterator[None]:
+    """The test fails with a case; what its crew has run before is said, too."""
+    try:
+        yield
+    except CaseFailed as error:
+        pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
 
 
 class Crews:
@@ -320,33 +324,27 @@ class Crews:
         env: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
         """Run a case on the crew of this key, which is started where there is none."""
-        crew, cases = self._crews.pop(key, None) or self._start(start)
-        cases.append(case)
-        try:
-            texts = crew.run(path, case, args, env, limit)
-        except CaseFailed as error:
-            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
-        except BaseException:
-            crew.kill()
-            raise
+        if key not in self._crews and len(self._crews) == CREWS:
+            self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
+        cases: list[str] = []
+        with failing(cases):
+            crew, cases[:] = self._crews.pop(key, None) or (start(), [])
+            cases.append(case)
+            try:
+                texts = crew.run(path, case, args, env, limit)
+            except CaseFailed:
+                raise
+            except BaseException:
+                crew.kill()
+                raise
         self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(crew.ranks))
-
-    def _start(self, start: Callable[[], Crew]) -> tuple[Crew, list[str]]:
-        if len(self._crews) == CREWS:
-            self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
-        try:
-            return start(), []
-        except CaseFailed as error:
-            pytest.fail(str(error), pytrace=False)
 
     def end(self, key: Hashable) -> None:
         """End a crew as a program ends."""
         crew, cases = self._crews.pop(key)
-        try:
+        with failing(cases):
             crew.end(60 * ROOM)
-        except CaseFailed as error:
-            pytest.fail(f"{error}\ncases of this crew: {', '.join(cases)}", pytrace=False)
 
     def close(self) -> None:
         """End all of them."""
@@ -360,9 +358,7 @@ class Crews:
 
 def local_crew(ranks: int, job: Mapping[str, str], python: Sequence[str]) -> Crew:
     """A crew on this machine whose processes have ``job`` in their environment from the beginning."""
-    program = find_mpirun()
-    if program is None:
-        pytest.skip("no mpirun: install the extra 'mpi', or an MPI")
+    program = need_mpirun()
     env = mpi_environment(program) | {"OMPI_MCA_osc": "^ucx"} | dict(job)
     if ranks <= MOST_HOOKED:
         env.pop("UCX_MEM_MMAP_HOOK_MODE", None)

@@ -137,7 +137,7 @@ def _sockets(cluster: Cluster) -> dict[int, float]:
     for a, b in pairwise(range(len(nominal))):
         slower = min(nominal[a], nominal[b])
         for _ in range(2):
-            found[slower] = max(found.get(slower, 0.0), goodput(cluster, a, b, link=None, both=True))
+            found[slower] = max(found.get(slower, 0.0), goodput(cluster, a, b))
     return found
 
 

@@ -307,6 +307,8 @@ uint64_t ucch_board_next(ucch_board *board);
 void *ucch_board_map(const char *path, size_t bytes);
 void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks);
+void ucch_board_expect(ucch_board *board, const int *pids);
+void ucch_board_clear(ucch_board *board);
 void ucch_board_free(ucch_board *board);
 int ucch_board_doubtful(const ucch_board *board, uint64_t seq);
 void ucch_board_add(ucch_board *board, double seconds, uint64_t bytes);

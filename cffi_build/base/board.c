@@ -170,6 +170,18 @@ void ucch_board_free(ucch_board *b) {
     free(b);
 }
 
+/* The processes of the slots' ranks: one that dies before it has its board is known to be gone all the same. */
+void ucch_board_expect(ucch_board *b, const int *pids) {
+    for (int64_t i = 0, none = 0; i < b->n; i++, none = 0)
+        __atomic_compare_exchange_n(&b->slots[i].pid, &none, pids[i], 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+/* All ranks have left the communicator, whose page is to be another one's: nothing of this rank stays on it. */
+void ucch_board_clear(ucch_board *b) {
+    memset(&b->slots[b->mine], 0, sizeof(slot));
+    if (b->post.each) memset(b->post.each[b->mine], 0, sizeof(ucch_parcels));
+}
+
 /* The communicator's `size` ranks are on several hosts. 0, or a failure. */
 int ucch_board_reach(ucch_board *b, int size) {
     b->far = ucch_far_new(size);

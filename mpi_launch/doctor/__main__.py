@@ -13,7 +13,7 @@ from ...machine.launchers import number
 from ...stdio import ends_with_its_reader
 from . import amd, checks, facts, findings, job, records
 from .facts import Facts
-from .findings import Finding, finding
+from .findings import Finding, finding, ok
 
 #: Seconds for measuring pairs, so that a check of a whole job takes two minutes.
 SECONDS = 100.0
@@ -29,8 +29,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ucch-doctor of ucc_hetero {__version__}")
     parser.add_argument("--job", action="store_true", help="all ranks of an MPI job; ucch-run … --check does this")
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    seconds = "with --job, for measuring pairs (default %(default)g); 0: look, but do not communicate"
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=seconds)
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="S", help="with --job, for measuring pairs (%(default)g)"
+    )
     return parser
 
 
@@ -46,14 +47,19 @@ def _here() -> Facts:
 def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
     """Findings, equal on every rank, of communicating for a while."""
     from ... import AgreementError, Communicator
+    from ...api.comm import runner_of
     from . import measure
 
     try:
         with Communicator() as comm:
-            found = measure.canaries(comm)
-            if findings.status(found) or comm.size < 2:
-                return found
-            return [*found, *measure.slow_pairs(measure.pairs(comm, options.seconds), hosts)]
+            members = runner_of(comm).members
+            text = f"{comm.size} ranks agree on versions and settings: {comm.topology.describe()}"
+            found = [ok("job", text)]
+            found += [ok("islands", text) for text in members.fabric()]
+            found += measure.canaries(comm)
+            if not findings.status(found):
+                found += measure.slow_pairs(measure.pairs(comm, options.seconds), hosts)
+            return found
     except AgreementError as error:
         return [finding("job-disagrees", str(error), cure="each part of the table says it")]
     except UCCHError as error:
@@ -69,7 +75,7 @@ def _job(options: argparse.Namespace) -> int:
     local = comm.allgather(checks.examine(mine))
     found = findings.merged(local, [each.host for each in everyone])
     found += job.compare(everyone, comm.Get_size(), job.clock_offsets(comm))
-    if options.seconds and not findings.status(each for each in found if each.code != "mpi-missing"):
+    if not findings.status(each for each in found if each.code != "mpi-missing"):
         found += _measure(options, [each.host for each in everyone])
     status = _show(found, options) if comm.Get_rank() == 0 else 0
     return int(comm.bcast(status, 0))

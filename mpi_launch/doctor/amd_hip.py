@@ -1,4 +1,4 @@
-"""One AMD device of one process: the library's runtime, and entry points of HIP that only the engine calls.
+"""One AMD device of one process: the engine's own operations, and entry points of HIP's for memory that RCCL shares.
 
 Addresses are numbers here: a process asks one question and ends, and nothing is given back.
 """
@@ -15,18 +15,13 @@ from ...device.kernels import image
 from ...device.kernels.sources import source
 from ...device.registry import report, runtime_of
 from ...errors import DeviceError
+from ...native.libraries import ffi
 
-MAPPED, FINE_GRAINED, SHARE_BYTES = 3, 1, 64
+FINE_GRAINED, SHARE_BYTES = 1, 64
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.
 PATIENCE = 2.0
 ROOM = float(os.environ.get("PROBE_ROOM", 1))
-
-
-class Share(ctypes.Structure):
-    """A handle of device memory, by value."""
-
-    _fields_ = [("bytes", ctypes.c_char * SHARE_BYTES)]
 
 
 class Word:
@@ -66,19 +61,16 @@ class Hip:
         if runtime is None:
             raise DeviceError(report("amd"))
         self.runtime, self.device = runtime, device
-        self.lib = ctypes.CDLL(runtime.path)
-        self._kernels: dict[int, ctypes.c_void_p] = {}
+        self._kernels: dict[int, int] = {}
+        #: Images of kernels, which HIP does not copy.
+        self._images: list[Any] = []
         runtime.use(device)
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call an entry point of HIP's, or raise what it says."""
-        if status := getattr(self.lib, name)(*arguments):
-            raise DeviceError(f"{name} says {status}")
-
-    def _made(self, name: str, *arguments: Any) -> int:
-        out = ctypes.c_void_p()
-        self.call(name, ctypes.byref(out), *arguments)
-        return out.value or 0
+    def _made(self, operation: str, *arguments: Any) -> int:
+        """The address that an operation of the engine's (cffi_build/gpu/ops.h) gives last."""
+        out = ffi.new("void **")
+        self.runtime.check(operation, getattr(self.runtime.ops, operation)(*arguments, out))
+        return int(ffi.cast("uintptr_t", out[0]))
 
     def alloc(self, nbytes: int) -> int:
         return self.runtime.alloc(nbytes).handle
@@ -86,31 +78,19 @@ class Hip:
     def pinned(self, nbytes: int) -> int:
         return self.runtime.alloc(nbytes, pinned=True).handle
 
-    def fine(self, nbytes: int) -> int:
-        return self._made("hipExtMallocWithFlags", ctypes.c_size_t(nbytes), FINE_GRAINED)
-
     def register(self, address: int, nbytes: int) -> None:
-        self.call("hipHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(nbytes), MAPPED)
+        self.runtime.check("host_register", self.runtime.ops.host_register(_pointer(address), nbytes))
 
     def word(self) -> Word:
         """A word in pinned memory: what kernels wait for."""
         host = self.pinned(4096)
         ctypes.memset(host, 0, 4096)
-        return Word(host, self._made("hipHostGetDevicePointer", ctypes.c_void_p(host), 0))
+        return Word(host, self._made("mapped", _pointer(host)))
 
     def signal(self) -> Word:
         """A word of signal memory: what streams wait for."""
         at = self.runtime.flag()
         return Word(at, at)
-
-    def share(self, address: int) -> bytes:
-        handle = Share()
-        self.call("hipIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
-        return bytes(handle)
-
-    def open_shared(self, handle: bytes) -> int:
-        enable_peers = int(self.runtime.version().partition(".")[0]) >= 6
-        return self._made("hipIpcOpenMemHandle", Share.from_buffer_copy(handle), ctypes.c_uint(enable_peers))
 
     def stream(self) -> int:
         return self.runtime.stream().handle
@@ -126,31 +106,64 @@ class Hip:
         if not self.finishes(stream, 20):
             raise DeviceError(f"{what} does not end")
 
-    def load(self, code: bytes) -> ctypes.c_void_p:
-        """The kernel of a compiled text; HIP does not copy ``code``, which stays."""
-        kept = ctypes.create_string_buffer(code, len(code) + 1)
-        _kept.append(kept)
-        module = ctypes.c_void_p(self._made("hipModuleLoadData", kept))
-        return ctypes.c_void_p(self._made("hipModuleGetFunction", module, b"ucch"))
+    # --- kernels ------------------------------------------------------------------------------------------------------
 
     def compiled(self, kind: int, op: int = 0, dtype: int = 0, to: int = 0) -> bytes:
         """Machine code of one of the engine's kernels."""
         return image("amd", source(kind, op, dtype, to) or "", self.device)
 
-    def kernel(self, kind: int) -> ctypes.c_void_p:
+    def load(self, code: bytes) -> int:
+        """The kernel of a compiled text."""
+        self._images.append(ffi.new("char[]", code))
+        return self._made("kernel", self._images[-1])
+
+    def kernel(self, kind: int) -> int:
         if kind not in self._kernels:
             self._kernels[kind] = self.load(self.compiled(kind))
         return self._kernels[kind]
 
-    def launch(self, kernel: ctypes.c_void_p, stream: int, *arguments: Any, blocks: int = 1, threads: int = 1) -> None:
-        held = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
-        self.call("hipModuleLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, ctypes.c_void_p(stream), held, None)
+    def launch(
+        self, kernel: int, stream: int, src: int, dst: int, number: int, blocks: int = 1, threads: int = 1
+    ) -> None:
+        """Launch a kernel that takes two addresses, a number, and a factor, which is 0."""
+        values = ffi.new("uint64_t[4]", [src, dst, number, 0])
+        each = ffi.new("void *[4]", [values + i for i in range(4)])
+        status = self.runtime.ops.launch(_pointer(kernel), blocks, threads, each, _pointer(stream))
+        self.runtime.check("launch", status)
 
     def on_word(self, kind: int, stream: int, address: int, value: int) -> None:
         """A kernel that waits for a word, or writes it."""
-        where = (ctypes.c_void_p(None), ctypes.c_void_p(address), ctypes.c_ulonglong(value), ctypes.c_double(0))
-        self.launch(self.kernel(kind), stream, *where)
+        self.launch(self.kernel(kind), stream, 0, address, value)
+
+    # --- memory that RCCL shares between processes, which the engine does not -----------------------------------------
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(ctypes.CDLL(self.runtime.path), name)(*arguments):
+            raise DeviceError(f"{name} says {status}")
+
+    def fine(self, nbytes: int) -> int:
+        """Fine-grained memory."""
+        out = ctypes.c_void_p()
+        self._call("hipExtMallocWithFlags", ctypes.byref(out), ctypes.c_size_t(nbytes), FINE_GRAINED)
+        return out.value or 0
+
+    def share(self, address: int) -> bytes:
+        handle = _Share()
+        self._call("hipIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
+        return bytes(handle)
+
+    def open_shared(self, handle: bytes) -> int:
+        out, enable_peers = ctypes.c_void_p(), int(self.runtime.version().partition(".")[0]) >= 6
+        shared = _Share.from_buffer_copy(handle)
+        self._call("hipIpcOpenMemHandle", ctypes.byref(out), shared, ctypes.c_uint(enable_peers))
+        return out.value or 0
 
 
-#: Images of kernels that are loaded.
-_kept: list[Any] = []
+class _Share(ctypes.Structure):
+    """A handle of device memory, by value."""
+
+    _fields_ = [("bytes", ctypes.c_char * SHARE_BYTES)]
+
+
+def _pointer(address: int) -> Any:
+    return ffi.cast("void *", address)

@@ -129,14 +129,15 @@ def _carried(hip: Hip, n: int, *ways: int) -> bool:
 def copies() -> Answer:
     """Copies carry what they should between all kinds of memory, and how fast."""
     hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
-    fresh = _pages(n)
     host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.fine(n)
     right = _carried(hip, n, one, other)
-    ways = {"host to device": (one, host), "device to host": (back, one), "device": (other, one)}
-    if fresh is not None:
-        mapped = _start(fresh)
-        hip.register(mapped, n)
-        ways |= {"shared pages to device": (one, mapped), "device to shared pages": (mapped, one)}
+    shared = mmap.mmap(-1, n)
+    mapped = _start(shared)
+    hip.register(mapped, n)
+    ways = {
+        "host to device": (one, host), "device to host": (back, one), "device": (other, one),
+        "shared pages to device": (one, mapped), "device to shared pages": (mapped, one),
+    }  # fmt: skip
     if hip.runtime.count() > 1:
         hip.runtime.use(1)
         far = hip.alloc(n)
@@ -146,15 +147,6 @@ def copies() -> Answer:
     rates = {name: round(_rate(hip, dst, src, n), 2) for name, (dst, src) in ways.items()}
     words = ", ".join(f"{name} {rate:g} GB/s" for name, rate in rates.items())
     return answer(right, words if right else f"the data is wrong; {words}", rates=rates)
-
-
-def _pages(n: int) -> mmap.mmap | None:
-    """Pages that processes can share, as windows are; None where they would take too much of the host."""
-    if n > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8:
-        return None
-    file = os.memfd_create("ucch-probe")
-    os.ftruncate(file, n)
-    return mmap.mmap(file, n)
 
 
 # --- kernels and waits ------------------------------------------------------------------------------------------------
@@ -175,8 +167,7 @@ def compiler() -> Answer:
     for at, array, place in ((host, a, one), (host + a.nbytes, b, other)):
         ctypes.memmove(at, array.ctypes.data, a.nbytes)
         hip.runtime.copy(place, at, a.nbytes, stream)
-    where = (ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_ulonglong(n), ctypes.c_double(0))
-    hip.launch(kernel, stream, *where, blocks=16, threads=256)
+    hip.launch(kernel, stream, one, other, n, blocks=16, threads=256)
     hip.runtime.copy(host, other, a.nbytes, stream)
     hip.ends(stream, "the kernel")
     right = bool((_bytes(host, a.nbytes).view(np.float32) == a + b).all())
@@ -371,7 +362,8 @@ def host() -> Answer:
     here = facts.collect()
     gpus = [f"{each.pci} {each.arch} {each.memory >> 30} GiB" for each in here.usable if each.vendor == "amd"]
     findings = [asdict(each) for each in checks.examine(here)]
-    return answer(True, "", processor=here.processor, gpus=gpus, findings=findings)
+    text = f"kernel {here.kernel}, {here.processor}; {', '.join(gpus)}"
+    return answer(True, text, env=dict(here.env), python=sys.version, findings=findings)
 
 
 def found() -> Answer:

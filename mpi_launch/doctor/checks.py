@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -179,17 +178,6 @@ def _short_windows(facts: Facts) -> str:
     return ", ".join(f"{name} ends at {n} bytes" for name, n in words.items() if n.isdigit() and int(n) < MIN_WINDOW)
 
 
-def _capped_buffers(facts: Facts) -> str:
-    """Buffers that UCX was told to ask for, and does not get."""
-    told, limits = dict(facts.env), dict(facts.sysctl)
-    wrong = []
-    for name, limit in (("UCX_TCP_RCVBUF", "net.core.rmem_max"), ("UCX_TCP_SNDBUF", "net.core.wmem_max")):
-        with contextlib.suppress(ValueError):
-            if variables.parse_size(told.get(name, "")) > int(limits.get(limit, "")):
-                wrong.append(f"{name}={told[name]}, but {limit} is {limits[limit]}")
-    return ", ".join(wrong)
-
-
 def _timid(facts: Facts) -> str:
     control = dict(facts.sysctl).get("net.ipv4.tcp_congestion_control", "")
     return f"TCP's congestion control is {control}: {_TIMID[control]}" if control in _TIMID else ""
@@ -256,20 +244,20 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
     ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
     ("nofile", lambda f: 0 <= f.nofile < MIN_NOFILE and f"only {f.nofile} files and sockets may be open"),
-    ("ptrace", lambda f: f.ptrace_scope > 0
-     and f"kernel.yama.ptrace_scope is {f.ptrace_scope}: ranks cannot copy from each other's memory (cma)"),
+    ("ptrace", lambda f: (scope := f.kernel_number("kernel.yama.ptrace_scope"))
+     and f"kernel.yama.ptrace_scope is {scope}: ranks cannot copy from each other's memory (cma)"),
     ("cores-few", lambda f: f.ranks_here > f.cores
      and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
-    ("sched-groups", lambda f: f.session_groups and f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
+    ("sched-groups", lambda f: f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
+     and f.kernel_number("kernel.sched_autogroup_enabled")
      and "Linux 6.18 shares cores among sessions: threads that yield and nap, as those of waiting ranks do, can keep "
      "other sessions from the cores for seconds"),
-    ("numa-balancing", lambda f: f.numa_balancing and f.usable
+    ("numa-balancing", lambda f: f.usable and f.kernel_number("kernel.numa_balancing")
      and "the kernel moves pages between NUMA nodes under running transfers"),
     ("flow-limit", lambda f: over_tcp(f) and f.flow_limit[1]
      and f"{f.flow_limit[0]} limits a connection to {f.flow_limit[1] / 1000:g} Gbit/s; network threads have up to 8 "
      "between two ranks, all else has one"),
     ("tcp-window", lambda f: over_tcp(f) and _short_windows(f)),
-    ("tcp-buffer", _capped_buffers),
     ("tcp-congestion", lambda f: over_tcp(f) and _timid(f)),
     ("clock", lambda f: not f.clock_synchronised
      and "nothing keeps this host's clock right: logs and traces of several hosts will not fit"),

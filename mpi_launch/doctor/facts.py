@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..._version import __version__
 from ...cli.info import components
 from ...errors import UCCHError
 from ...machine import discover, nics, rdma
 from ...machine.fabric import WORDS, Fabric, fabric_of
 from ...machine.vendors import VENDORS, Device, devices, number, text
 from ...native import libraries
-from ...planner.rules import NO_TABLE, Table, read_table
 from ...transport import carriers
 from .. import launcher
 
@@ -68,8 +66,8 @@ _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
 _SYSCTL = (
-    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.core.rmem_max", "net.core.wmem_max",
-    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.tcp_congestion_control", "kernel.yama.ptrace_scope",
+    "kernel.numa_balancing", "kernel.sched_autogroup_enabled",
 )  # fmt: skip
 
 
@@ -215,16 +213,6 @@ class _Here:
     def text(self, name: str) -> str:
         return text(self.root / name)
 
-    def number(self, name: str) -> int:
-        return number(self.text(name), 0)
-
-    def tables(self) -> tuple[Table, str]:
-        """The table of measured choices, or why there is none although one is named."""
-        try:
-            return read_table(self.environ.get("UCCH_TUNE_FILE", "")), ""
-        except ValueError as error:
-            return NO_TABLE, str(error)
-
 
 def _read(how: Callable[[_Here], object]) -> Any:
     """A fact, and how it is read."""
@@ -243,7 +231,6 @@ class Facts:
     kernel: str = _read(lambda here: os.uname().release)
     #: Maker, family and model of the processors, empty where the kernel does not say.
     processor: str = _read(_processor)
-    package: str = _read(lambda here: __version__)
     #: (vendor, PCI address) of every GPU in the machine, and those that this process may use.
     gpus: tuple[tuple[str, str], ...] = _read(lambda here: tuple((g.vendor, g.pci) for g in here.machine.accelerators))
     usable: tuple[Device, ...] = _read(lambda here: tuple(here.usable))
@@ -274,28 +261,23 @@ class Facts:
     )
     #: Fabric that joins this host to others for the library of each vendor of these GPUs.
     fabrics: tuple[tuple[str, Fabric], ...] = _read(_fabrics)
-    #: Table of measured choices (UCCH_TUNE_FILE), or why there is none although one is named. Rank 0's is the job's.
-    table: Table = _read(lambda here: here.tables()[0])  # noqa: RUF009
-    no_table: str = _read(lambda here: here.tables()[1])
-    #: Settings of the kernel for TCP, as far as they can be read.
+    #: Settings of the kernel, as far as they can be read.
     sysctl: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple((n, now) for n in _SYSCTL if (now := here.text("proc/sys/" + n.replace(".", "/"))))
     )
     memlock: int = _read(lambda here: _limit(resource.RLIMIT_MEMLOCK))
     nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
     shm: int = _read(lambda here: _shm())
-    ptrace_scope: int = _read(lambda here: here.number("proc/sys/kernel/yama/ptrace_scope"))
     cores: int = _read(lambda here: discover.cores())
-    #: Cores of the host, whatever this process is bound to.
-    host_cores: int = _read(lambda here: len(discover.host_cores()))
-    numa_balancing: bool = _read(lambda here: here.number("proc/sys/kernel/numa_balancing") > 0)
-    #: True if the scheduler shares cores among sessions first.
-    session_groups: bool = _read(lambda here: here.number("proc/sys/kernel/sched_autogroup_enabled") > 0)
     clock_synchronised: bool = _read(lambda here: _clock_synchronised())
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))
     )
+
+    def kernel_number(self, name: str) -> int:
+        """A setting of the kernel, 0 where it cannot be read."""
+        return number(dict(self.sysctl).get(name, ""), 0)
 
     @property
     def vendors(self) -> list[str]:

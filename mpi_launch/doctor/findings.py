@@ -56,8 +56,6 @@ CODES = {
                    "network thread (UCCH_WIRES=auto)"),
     "tcp-window": ("warning", "sysctl net.ipv4.tcp_rmem='4096 131072 16777216' "
                    "net.ipv4.tcp_wmem='4096 65536 16777216'"),
-    "tcp-buffer": ("warning", "unset UCX_TCP_RCVBUF and UCX_TCP_SNDBUF, or sysctl net.core.rmem_max=16777216 "
-                   "net.core.wmem_max=16777216"),
     "tcp-congestion": ("warning", "sysctl net.ipv4.tcp_congestion_control=cubic"),
     "gpudirect": ("warning", "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel "
                   "from 6.0 on"),
@@ -87,9 +85,6 @@ CODES = {
     "job-drivers": ("warning", "install the same driver on all hosts of a vendor"),
     "job-processors": ("warning", "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9"),
     "job-mtu": ("warning", "ip link set dev {} mtu N, with one N on every host"),
-    "job-congestion": ("warning", "sysctl net.ipv4.tcp_congestion_control=NAME, with one NAME on every host"),
-    "job-fabric": ("warning", "make RDMA usable on all hosts of a vendor alike, or set UCCH_FABRIC to host"),
-    "job-wires": ("warning", "fewer ranks on the host, more cores for its container, or a lower UCCH_WIRES"),
     "job-clock": ("warning", "start chronyd or systemd-timesyncd on every host"),
     "job-memory": ("warning", "use one build of UCX on all hosts, or UCCH_STAGING=staged"),
     "job-fp8": ("warning", "do not send fp8 between them; bfloat16 means the same on both"),

@@ -36,8 +36,6 @@ _SHORT_NS = 10**9
 #: Transfers by their kinds, and words for where the other one is.
 _TRANSFERS = ("put", "get", "flush", "question for a region")
 _WAYS = ("to", "from", "to", "to")
-#: Words of a call's label, by their places.
-_PARTS = ("collective", "datatype or count", "operation or root", "root")
 _REFUSED = lib.UCCH_RECORD_REFUSED
 
 Key = tuple[int, int, tuple[int, ...]]
@@ -152,10 +150,9 @@ def _differ(group: _Group, seq: int, alike: list[list[int]]) -> Iterator[_Found]
     usual = group.calls[alike[0][0]][seq]
     for odd in alike[1:]:
         record = group.calls[odd[0]][seq]
-        ours, theirs = _label(record), _label(usual)
-        hint = _shifted(group, seq, odd[0], alike[0][0]) or _difference(ours, theirs)
-        here = f"{group.who(odd)} called {ours} as call {seq}{group.name}"
-        text = f"{here}, where {group.who(alike[0])} called {theirs}{hint}"
+        here = f"{group.who(odd)} called {_label(record)} as call {seq}{group.name}"
+        hint = _shifted(group, seq, odd[0], alike[0][0])
+        text = f"{here}, where {group.who(alike[0])} called {_label(usual)}{hint}"
         yield _Found(_wall(group.dumps[odd[0]], record["called"]), finding("hang-differs", text), group.ranks[odd[0]])
 
 
@@ -168,17 +165,6 @@ def _shifted(group: _Group, seq: int, odd: int, usual: int) -> str:
     if same[0] and same[0] == two[seq]["signature"]:
         return "; what the others called comes next: it has made one call more, or is one behind"
     return ""
-
-
-def _difference(one: str, two: str) -> str:
-    words = one.split(), two.split()
-    unlike = [i for i, pair in enumerate(zip(*words, strict=False)) if pair[0] != pair[1]]
-    if len(words[0]) != len(words[1]) or len(unlike) != 1:
-        return ""
-    if unlike[0] == 1:
-        types = [each[1].partition("[")[0] for each in words]
-        return f" (another {'count' if types[0] == types[1] else 'datatype'})"
-    return f" (another {_PARTS[min(unlike[0], len(_PARTS) - 1)]})"
 
 
 def _missing(
@@ -218,7 +204,7 @@ def _messages(group: _Group, waits: dict[int, set[int]]) -> Iterator[_Found]:
             if not _waits(record):
                 continue
             if peer < 0 or peer >= len(group.ranks):
-                yield _from_anyone(group, m, record)
+                yield _waiting(group.dumps[m], record, "hang-message")
                 continue
             theirs = (sent if receives else received).get((peer, m), Counter())
             ours = (received if receives else sent).get((m, peer), Counter())
@@ -257,8 +243,7 @@ def _others(theirs: Counter[tuple[int, bool]], ours: Counter[tuple[int, bool]], 
 
 def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[int]) -> _Found:
     receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    other, dump = group.who([peer]), group.dumps[m]
-    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}, which {other} "
+    text = f", which {group.who([peer])} "
     if peer not in group.dumps:
         text += "can tell nothing of: it has left no records"
     else:
@@ -267,13 +252,13 @@ def _unmatched(group: _Group, m: int, peer: int, record: Any, others: Sequence[i
             does = "has sent" if receives else "waits for"
             text += f"; it {does} a message with tag {', '.join(map(str, others))} instead"
         text += f": {_doing(group.dumps[peer])}"
-    return _Found(_wall(dump, record["called"]), finding("hang-message", text), group.ranks[peer])
+    return _waiting(group.dumps[m], record, "hang-message", text, group.ranks[peer])
 
 
-def _from_anyone(group: _Group, m: int, record: Any) -> _Found:
-    dump = group.dumps[m]
-    text = f"{group.who([m])} waits since {_ago(dump, record['called'])} to {_message(group, record)}"
-    return _Found(_wall(dump, record["called"]), finding("hang-message", text))
+def _waiting(dump: Dump, record: Any, code: str, text: str = "", by: int = -1) -> _Found:
+    """A rank that waits for a message or transfer; ``text``: more about that."""
+    text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}{text}"
+    return _Found(_wall(dump, record["called"]), finding(code, text), by)
 
 
 # --- transfers --------------------------------------------------------------------------------------------------------
@@ -290,12 +275,12 @@ def _transfers(dumps: Sequence[Dump], waits: dict[int, set[int]]) -> Iterator[_F
             if short or not _waits(record) or at in seen:
                 continue
             seen.add(at)
-            text = f"rank {dump.rank} waits since {_ago(dump, record['called'])} for {_what(dump, record)}"
-            if other is not None:
+            if other is None:
+                yield _waiting(dump, record, "hang-transfer")
+            else:
                 waits[dump.rank].add(other.rank)
-                text += f", which is rank {other.rank}: {_doing(other)}"
-            by = -1 if other is None else other.rank
-            yield _Found(_wall(dump, record["called"]), finding("hang-transfer", text), by)
+                text = f", which is rank {other.rank}: {_doing(other)}"
+                yield _waiting(dump, record, "hang-transfer", text, other.rank)
 
 
 def _process(dump: Dump, record: Any, dumps: Sequence[Dump]) -> Dump | None:
@@ -389,9 +374,9 @@ def _label(record: Any) -> str:
 def _what(dump: Dump, record: Any) -> str:
     """An operation in words."""
     comm = dump.comms.get(int(record["comm"]))
+    of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
     if record["kind"] < lib.UCCH_RECORD_SEND:
         place = " left to streams" if record["kind"] == lib.UCCH_RECORD_STREAM else ""
-        of = f" of communicator {comm.number}.{comm.time}" if comm and len(dump.comms) > 1 else ""
         return f"{_label(record)} (call {record['seq']}{of}{place})"
     if record["kind"] >= lib.UCCH_RECORD_TRANSFER:
         what = int(record["kind"]) - lib.UCCH_RECORD_TRANSFER
@@ -399,26 +384,12 @@ def _what(dump: Dump, record: Any) -> str:
         where = "on this host" if record["own"] else "of another host"
         behind = " with a notification" if record["tag"] else ""
         return f"a {_TRANSFERS[what]}{size}{behind} {_WAYS[what]} process {record['peer']} {where}"
-    verb, way = ("send", "to") if record["kind"] == lib.UCCH_RECORD_SEND else ("receive", "from")
+    way = "send" if record["kind"] == lib.UCCH_RECORD_SEND else "receive"
     peer = int(record["peer"])
     rank = comm.ranks[peer] if comm and 0 <= peer < len(comm.ranks) else peer
-    return f"a {verb} of {record['bytes']} bytes {way} {_peer(rank)}, {_tag(record)}"
-
-
-def _message(group: _Group, record: Any) -> str:
-    receives = record["kind"] == lib.UCCH_RECORD_RECEIVE
-    peer = int(record["peer"])
-    rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-    words = f"receive up to {record['bytes']} bytes from" if receives else f"send {record['bytes']} bytes to"
-    return f"{words} {_peer(rank)}, {_tag(record)}{group.name}"
-
-
-def _peer(rank: int) -> str:
-    return "any rank" if rank < 0 else f"rank {rank}"
-
-
-def _tag(record: Any) -> str:
-    return "any tag" if record["tag"] < 0 else f"tag {record['tag']}{' of our own' if record['own'] else ''}"
+    other = "any rank" if rank < 0 else f"rank {rank}"
+    tag = "any tag" if record["tag"] < 0 else f"tag {record['tag']}{' of our own' if record['own'] else ''}"
+    return f"a {way} of {record['bytes']} bytes {'to' if way == 'send' else 'from'} {other}, {tag}{of}"
 
 
 def _who(ranks: Sequence[int]) -> str:

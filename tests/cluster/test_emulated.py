@@ -61,8 +61,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def running(cluster: Cluster, host: int) -> int:
-    """How many processes a host has, apart from its init and the one that counts."""
-    return len(read(cluster, host, "sh", "-c", "exec ls -d /proc/[0-9]*").split()) - 2
+    """How many processes a host has, apart from its init, the one that counts and what has started that."""
+    return len(read(cluster, host, "sh", "-c", "exec ls -d /proc/[0-9]*").split()) - 3
 
 
 def test_hosts_are_apart(cluster: Cluster) -> None:
@@ -102,11 +102,10 @@ def test_links_have_their_rate(emulate: Callable[..., Cluster]) -> None:
     assert read(cluster, 0, "ls", "/sys/class/net").split() == ["eth0", "eth1", "lo"]
     for host, each in enumerate(((4e8, 2e8), (1e9, 3e8))):
         assert [rates(cluster, host, link) for link in (0, 1)] == [[rate] * 2 for rate in each]
-    assert all(goodput(cluster, *ends) > 0 for ends in ((0, 1), (1, 0))) and goodput(cluster, link=None, both=True) > 0
     for text, rate in (("100mbit", 1e8), ("none", math.inf), ("1gbit", 1e9)):
         cluster.set_rate(1, text)
         assert (rates(cluster, 0), rates(cluster, 1)) == ([4e8] * 2, [rate] * 2)
-    assert goodput(cluster) > 0
+    assert goodput(cluster, 1, 0) > 0
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('node1', 9), 0.5)"]
     for up in (True, False, True):
         cluster.set_link(1, up)
@@ -196,7 +195,7 @@ def test_nothing_remains(emulate: Callable[..., Cluster]) -> None:
     spaces = [switch, *(space for host in range(3) for space in namespaces(cluster, host))]
     directory = cluster.directory
     left_running = cluster.hosts[2].popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
-    wait_until(lambda: running(cluster, 2) >= 2, "something runs")
+    wait_until(lambda: running(cluster, 2) >= 3, "something runs")
     assert inhabitants(spaces)
     cluster.close()
     assert left_running.wait() == 255

@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_lane_messages.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
+"""Scripts of test_device_scripts.py: messages that the streams of both ranks hand each other (p2p/lane.c)."""
 
 from device_scripts import program
 

@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_device_messages.py: messages by MPI's rules between devices of two vendors on one host."""
+"""Scripts of ranks for test_device_scripts.py: messages by MPI's rules between devices of two vendors on one host."""
 
 from device_scripts import program
 

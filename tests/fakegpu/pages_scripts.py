@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_pages.py: pages between caches on devices of any vendors, converted by their kernels."""
+"""Scripts of test_device_scripts.py: pages between caches on devices of any vendors, converted by their kernels."""
 
 from rma_scripts import COMMON
 

@@ -1,4 +1,4 @@
-"""Scripts of ranks for test_rma.py: one-sided transfers between devices of any vendors, through pinned slots."""
+"""Scripts of test_device_scripts.py: one-sided transfers between devices of any vendors, through pinned slots."""
 
 COMMON = """
 import os, sys, time, traceback

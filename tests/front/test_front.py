@@ -145,6 +145,42 @@ def test_the_first_page(clone: Path, environ: dict[str, str]) -> None:
     assert "pip install -e" in install and "flat" in shell(active + install + start, clone, environ)
 
 
+@pytest.fixture(scope="module")
+def demo(clone: Path, environ: dict[str, str]) -> Path:
+    """The clone, with the environment that `make demo` makes."""
+    shell("make demo", clone, environ)
+    return clone
+
+
+def test_the_tutorial(demo: Path, environ: dict[str, str]) -> None:
+    """A plan, a rank that does not come, and a figure; in the environment that `make demo` has made."""
+    plan, late, doctor, measure = blocks("docs/tutorial.md", "sh")
+    (demo / "late.py").write_text(blocks("docs/tutorial.md", "python")[0])
+    active = ". .venv/bin/activate\n"
+    assert "split_rail in 16 fragments" in shell(active + plan, demo, environ)
+    assert "rank(s) [2] have not called it" in shell(f"{active}! {late.strip()} 2>&1", demo, environ)
+    assert re.search(r"rank 2 has not called .*\n.*line 9 in load_batch", shell(f"{active}! {doctor}", demo, environ))
+    assert "report/index.html: 1 figures" in shell(active + measure, demo, environ)
+
+
+#: Pages with commands that the tests above do not run.
+PAGES = sorted(
+    name for name in (f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))
+    if name not in ("docs/quickstart.md", "docs/tutorial.md") and blocks(name, "sh", "bash")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_other_pages(page: str, demo: Path, environ: dict[str, str]) -> None:
+    """Their commands, with a small script for the reader's own; of Open MPI's own mpirun all that root has to say."""
+    for name in ("example.py", "train.py"):
+        (demo / name).write_text(blocks("docs/quickstart.md", "python")[0])
+    (demo / "put.py").write_text(blocks("docs/rma.md", "python")[0])
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    for text in blocks(page, "sh", "bash"):
+        shell(". .venv/bin/activate\n" + text, demo, environ | root)
+
+
 def test_an_installation(installed: dict[str, str], clone: Path, example: Path) -> None:
     """Not in place: elsewhere it runs, in the clone's folder the doctor does, and the rest is told what is wrong."""
     assert "3.0" in shell("ucch-run -np 2 python example.py", example, installed)

@@ -110,3 +110,34 @@ with Communicator() as comm:
 def test_calls_that_are_not_waited_for_are_collected(mpirun: Run) -> None:
     """Libucc looks at one request in a round of progress: one round a millisecond kept thousands for seconds."""
     assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
+
+
+DEFAULT_STREAM = """
+import torch
+from ucc_hetero import Communicator
+from mpi4py import MPI
+torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+comm = Communicator()
+for _ in range(20):  # in the default stream, where libucc's own kernels wait for nothing
+    x, y = torch.full((1 << 20,), comm.rank + 1.0, device="cuda"), torch.full((1 << 20,), -7.0, device="cuda")
+    comm.Iallreduce(x, y, stream=torch.cuda.default_stream()).Wait()
+    assert (y == comm.size * (comm.size + 1) / 2).all(), y
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("env", [
+    {"CUDA_VISIBLE_DEVICES": "0"},
+    pytest.param({"UCC_TLS": "^mlx5,sharp,cuda,shm,nccl"}, marks=TWO),
+], ids=["one device", "shut out"])  # fmt: skip
+def test_without_the_vendors_library(mpirun: Run, env: dict[str, str]) -> None:
+    """NCCL refuses two ranks on a device, and users may do without it."""
+    more = {"PYTHONPATH": str(ROOT), "UCCH_TIMEOUT": "20"}
+    assert mpirun(DEFAULT_STREAM, 2, env=more | env, timeout=60).said("right") == 2
+
+
+@TWO
+def test_a_vendors_library_that_cannot_begin(mpirun: Run) -> None:
+    env = {"PYTHONPATH": str(ROOT), "NCCL_SOCKET_IFNAME": "none0", "UCCH_TIMEOUT": "20"}
+    job = mpirun(DEFAULT_STREAM, 2, env=env, timeout=120, check=False)
+    assert "vendor's library (NCCL or RCCL), which could not begin" in job.output and not job.said("right"), job.output

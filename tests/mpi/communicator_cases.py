@@ -1,6 +1,7 @@
 """Communicators; cases for three ranks and more, each collective over all of them."""
 
 import itertools
+import os
 import random
 import threading
 import time
@@ -102,11 +103,27 @@ def case_same_ranks_again(comm: Communicator) -> None:
 
 
 def case_few_rounds(comm: Communicator) -> None:
-    """Ranks that know each other meet twice beside MPI, and the same ones send nothing more for their teams."""
+    """Ranks that know each other meet twice beside MPI, and the same ones send nothing more for their teams; once,
+    where another communicator has left what they need."""
+    comm.Barrier()
+    comm._run.members.job.drop_spare(comm._run.timeout)  # of earlier cases
     with mock.patch.object(Timely, "allgather", autospec=True, side_effect=Timely.allgather) as rounds:
         with comm.Dup(), mock.patch.object(ucc.Team, "collective") as tries, comm.Dup():
             assert not tries.called
         assert not comm.topology.flat or rounds.call_count == 4, rounds.call_args_list
+        rounds.reset_mock()
+        with comm.Dup(), comm.Split(0, comm.rank):
+            assert not comm.topology.flat or rounds.call_count == 2, rounds.call_args_list
+
+
+def case_settings_of_the_parent(comm: Communicator) -> None:
+    """What one rank has changed since makes no rank choose otherwise."""
+    rule = {"UCCH_TUNE": "allreduce:@ring", "UCCH_STAGING": "staged"} if comm.rank == 0 else {}
+    with mock.patch.dict(os.environ, rule), comm.Dup() as same:
+        check(same, everyone(comm))
+        for name in ("tuning", "topology", "bare"):
+            ours, parents = (repr(getattr(each._run.members, name)) for each in (same, comm))
+            assert ours == parents
 
 
 def case_cart(comm: Communicator) -> None:
@@ -337,9 +354,9 @@ def case_threads_that_free_late(comm: Communicator) -> None:
     """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
     close = Teams.close
 
-    def late(teams: Teams) -> None:
+    def late(teams: Teams, *args: Any, **more: Any) -> None:
         time.sleep(random.uniform(0, 0.03))
-        close(teams)
+        close(teams, *args, **more)
 
     with mock.patch.object(Teams, "close", late):
         for _ in range(4):

@@ -34,7 +34,8 @@ SENDS = ("Isend", "Isend", "Issend", "Irsend", "Ibsend", "Bsend", *INITS)
 RECEIVES = ("Irecv", "Irecv", "Recv_init", "Recv", "Probe", "Iprobe", "Mprobe", "Improbe")
 #: Of which every rank makes one, to a rank and from one at a time.
 PAIRS = ("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace", "Send", "Ssend", "Rsend", *INITS)
-ENDS = ("Wait", "Test", "Get_status", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome")
+ENDS = ("Wait", "Test", "Get_status", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome",
+        "Get_status_all", "Get_status_any", "Get_status_some")  # fmt: skip
 #: A tag that no message has.
 NONE = 77
 
@@ -223,23 +224,23 @@ def end(dice: Dice, under_way: Sequence[Begun]) -> None:
     method, found = getattr(Request, way), dict[int, MPI.Status]()
     while len(found) < len(requests):
         statuses: list[MPI.Status] = []
-        if way in ("Waitall", "Testall"):
+        if way in ("Waitall", "Testall", "Get_status_all"):
             ended = [*range(len(requests))] if method(requests, statuses) else []
-        elif way in ("Waitsome", "Testsome"):
+        elif way in ("Waitsome", "Testsome", "Get_status_some"):
             ended = method(requests, statuses)
-            assert ended or way == "Testsome"
+            assert ended or way != "Waitsome"
         else:
             statuses.append(MPI.Status())
-            if way in ("Waitany", "Testany"):
+            if way in ("Waitany", "Testany", "Get_status_any"):
                 told = method(requests, statuses[0])
-                index, flag = told if way == "Testany" else (told, True)
+                index, flag = (told, True) if way == "Waitany" else told
                 assert flag == (index != MPI.UNDEFINED), told
             else:
                 index = next(k for k in range(len(requests)) if k not in found)
-                flag = getattr(requests[index], way)(*statuses[: way != "Get_status"])
-            if flag and way == "Get_status":
-                assert not requests[index].finished and requests[index].Wait(statuses[0])
+                flag = getattr(requests[index], way)(statuses[0])
             ended = [index] if flag else []
+        if way.startswith("Get_status"):
+            assert not any(requests[k].finished for k in ended) and all(requests[k].Wait() for k in ended)
         assert not {*ended} & {*found}, "a request has ended twice"
         found |= zip(ended, statuses, strict=False)
         if not way.startswith("Wait"):

@@ -66,7 +66,9 @@ def test_mixture_of_experts(crew, way: list[str]) -> None:
     assert "difference of the loss from a single process" in job.stdout
 
 
-@pytest.mark.parametrize(("page", "said"), [("README.md", "tensor([4.])"), ("docs/torch.md", "tensor([2.])")])
+@pytest.mark.parametrize(("page", "said"), [
+    ("README.md", "tensor([4.])"), ("docs/torch.md", "tensor([2.])"), ("docs/tutorial.md", "tensor([2.])"),
+])  # fmt: skip
 def test_code_of_the_documentation(crew, page: str, said: str) -> None:
     codes = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
     job = crew(next(code for code in codes if "import torch" in code), 2, layout=MIXED)

@@ -43,6 +43,10 @@ def runtime(request: pytest.FixtureRequest, load: Callable[..., DeviceRuntime]) 
     return found
 
 
+def ranks_of(layout: str) -> int:
+    return sum(int(part.partition(":")[2]) for part in layout.split(","))
+
+
 @pytest.fixture
 def fakes(mpirun: Callable[..., Any], fake_environment: Callable[[str], dict[str, str]]) -> Callable[..., Any]:
     """Run a script with a fake GPU for every rank: ``fakes(script, layout, **more environment)``.
@@ -51,8 +55,7 @@ def fakes(mpirun: Callable[..., Any], fake_environment: Callable[[str], dict[str
     """
 
     def run(script: str, layout: str, timeout: float = 120, mpi: Mapping[str, Any] | None = None, **env: str) -> Any:
-        ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
-        return mpirun(script, ranks, env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
+        return mpirun(script, ranks_of(layout), env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
 
     return run
 
@@ -62,8 +65,7 @@ def fake_crew(crew: Callable[..., Any], fake_environment: Callable[[str], dict[s
     """As `fakes`, for scripts that end well, on ranks that stay for the next one."""
 
     def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
-        ranks = sum(int(part.partition(":")[2]) for part in layout.split(","))
         case, job = of_case_and_job(env)
-        return crew(script, ranks, env=case, job=fake_environment(layout) | job, timeout=timeout)
+        return crew(script, ranks_of(layout), env=case, job=fake_environment(layout) | job, timeout=timeout)
 
     return run

@@ -5,12 +5,12 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from processes import until
 
 from ucc_hetero.native.libraries import ffi, lib
 
@@ -174,6 +174,34 @@ def test_a_dead_process_is_gone() -> None:
     lib.ucch_board_free(ours)
 
 
+def test_one_that_dies_before_it_has_its_board_is_gone() -> None:
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    ours = lib.ucch_board_new(ffi.from_buffer(page), 2, 0, [0, 1])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert not lib.ucch_process_ended(child.pid)
+        lib.ucch_board_expect(ours, [os.getpid(), child.pid])
+        assert lib.ucch_board_gone(ours, 1) == -1
+        child.kill()
+    assert lib.ucch_board_gone(ours, 1) == 1
+    lib.ucch_board_free(ours)
+
+
+def test_a_page_is_cleared_for_its_next_communicator() -> None:
+    """Calls, refusals and the end of all; what a rank that has left says is not undone by those who expect it."""
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1]) for slot in (0, 1)]
+    publish(boards[0], 1, "one")
+    lib.ucch_board_refuse(boards[1], b"no")
+    assert refusal_of(boards[0]) is not None
+    lib.ucch_board_leave(boards[1])
+    lib.ucch_board_expect(boards[0], [os.getpid()] * 2)
+    assert lib.ucch_board_fate(boards[0], 1) == lib.UCCH_LEFT
+    for board in boards:
+        lib.ucch_board_clear(board)
+        lib.ucch_board_free(board)
+    assert not any(page[:])
+
+
 #: In a namespace of its own, where the next process's number can be chosen.
 REUSED = """
 import subprocess
@@ -197,18 +225,15 @@ assert lib.ucch_process_ended(second.pid)
 """
 
 
-def test_a_number_that_another_process_has_got(unshared: list[str]) -> None:
-    job = subprocess.run([*unshared, sys.executable, "-c", REUSED], capture_output=True, text=True, timeout=120)
-    assert job.returncode == 0, job.stderr
+def test_a_number_that_another_process_has_got() -> None:
+    def unshared(script: str) -> "subprocess.CompletedProcess[str]":
+        words = ["unshare", "-Urpf", "--mount-proc", sys.executable, "-c", script]
+        return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
-
-@pytest.fixture
-def unshared() -> list[str]:
-    words = ["unshare", "-Urpf", "--mount-proc"]
-    test = "open('/proc/sys/kernel/ns_last_pid', 'w').write('50')"
-    if subprocess.run([*words, sys.executable, "-c", test], capture_output=True, timeout=60).returncode:
+    if unshared("open('/proc/sys/kernel/ns_last_pid', 'w').write('50')").returncode:
         pytest.skip("no process namespaces here")
-    return words
+    job = unshared(REUSED)
+    assert job.returncode == 0, job.stderr
 
 
 def test_without_a_page_calls_are_still_counted() -> None:
@@ -227,9 +252,7 @@ def test_a_call_that_has_failed_elsewhere(boards: list[Any]) -> None:
     lib.ucch_board_failed(boards[1], 3)
     lib.ucch_board_failed(boards[1], 2)
     assert [lib.ucch_board_given_up(boards[0], i) for i in SLOTS] == [0, 2, 0]
-    until = time.monotonic() + 60
-    while lib.ucch_board_gone(boards[0], 2) != 1:
-        assert time.monotonic() < until
+    until(lambda: lib.ucch_board_gone(boards[0], 2) == 1)
     assert [lib.ucch_board_gone(boards[2], call) for call in (1, 2, 3)] == [-1, 1, 1]
     assert lib.ucch_board_gone(boards[1], 3) == -1, "no rank waits for itself"
 

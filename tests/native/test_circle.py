@@ -5,24 +5,15 @@ import os
 import random
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from processes import LONG, until
 
 from ucc_hetero.native.libraries import ffi, lib
 
 CALLS, OPINION, GONE, WAITS = 2, 3, 4, 5
 KEY = 0x1234567890ABCDEF
-LIMIT = 300.0
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time limit"
-        time.sleep(0.005)
 
 
 class Rank:
@@ -45,7 +36,7 @@ class Rank:
 
     def hear(self, *kinds: int) -> bytes:
         """The data of the next word of some kinds."""
-        self.far.settimeout(LIMIT)
+        self.far.settimeout(LONG)
         while True:
             size, found, _ = struct.unpack("<IIQ", self._exactly(16))
             data = self._exactly(size)
@@ -139,7 +130,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) 
 
     waits(1)
     until(lambda: known() == 1)
-    assert ffi.string(label) == b"call 1" and 7 <= seconds[0] < 7 + LIMIT
+    assert ffi.string(label) == b"call 1" and 7 <= seconds[0] < 7 + LONG
     assert lib.ucch_board_waiter(beside, 1, label, seconds) == 0
     here.call(8, "came to it")
     until(lambda: not known())

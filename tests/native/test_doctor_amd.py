@@ -5,18 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import LONG, python, until
 
 from ucc_hetero.launch.doctor import amd
-
-#: Seconds for what a busy machine of two cores may take for one of the tests.
-ROOM = 240
 
 #: Of a process of the doctor's: what no test runs sees.
 MINE = "UCCH_TEST_DOCTOR"
@@ -79,14 +76,6 @@ def processes(mark: str) -> list[str]:
     return found
 
 
-def gone(mark: str) -> bool:
-    """True if the processes with the mark have ended, or do so in time."""
-    until = time.monotonic() + ROOM
-    while processes(mark) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not processes(mark)
-
-
 def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     """A question that does not end is answered by that, and its processes are gone."""
     mark = f"{MINE}={tmp_path}"
@@ -94,33 +83,41 @@ def test_hangs_leave_nothing(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     question = next(each for each in amd.QUESTIONS if each.name == "copies")
     found = amd.ask(replace(question, seconds=1), environ)
     assert found["verdict"] == "hung" and "no answer in 1 s" in found["text"]
-    assert gone(mark)
+    until(lambda: not processes(mark))
 
 
 def run(environ: Mapping[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ucc_hetero.launch.doctor", "amd", *words]
-    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=ROOM, check=False)
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=LONG, check=False)
 
 
 def test_a_report(fakegpu: dict[str, Path], tmp_path: Path) -> None:
     """It has every answer, this host and its settings, and not its name."""
     environ = environ_of(fakegpu, HSA_XNACK="1", FAKEGPU_NO_FLAGS="1")
-    done = run(environ, tmp_path, "--only", "copies,stream-waits", "--output", "r.json")
+    done = run(environ, tmp_path, "--only", "host", "copies", "stream-waits", "--output", "r.json")
     text = (tmp_path / "r.json").read_text()
     report = json.loads(text)
-    assert [each["question"] for each in report["answers"]] == ["devices", "copies", "stream-waits"]
-    assert [each["verdict"] for each in report["answers"]] == ["yes", "yes", "no"] and done.returncode == 1, done
+    assert [each["question"] for each in report["answers"]] == ["devices", "host", "copies", "stream-waits"]
+    assert [each["verdict"] for each in report["answers"]] == ["yes", "yes", "yes", "no"] and done.returncode == 1, done
     assert (
         "GB/s" in done.stdout and "<- the library relies on it" in done.stdout and "Please send r.json" in done.stdout
     )
-    assert report["about"]["env"]["HSA_XNACK"] == "1" and {"code", "level"} <= report["about"]["findings"][0].keys()
+    host = report["answers"][1]["data"]
+    assert host["env"]["HSA_XNACK"] == "1" and {"code", "level"} <= host["findings"][0].keys()
     assert os.uname().nodename not in text.replace(os.uname().release, "")
 
 
-#: Answers every question; as the second one ends the doctor and does not end itself, if it is to.
+#: Answers every question; ends the doctor as the second one and does not end itself.
 SHELL = """#!/bin/sh
-[ "$3" = copies ] && [ -n "$ENDS" ] && kill -s "$ENDS" $PPID && exec sleep 1000
+[ "$3" = copies ] && kill -s INT "$DOCTOR" && exec sleep 1000
 echo 'ucch-answer {"verdict": "yes", "text": "", "devices": ["one"]}'
+"""
+
+PROGRAM = """
+import os, sys
+from ucc_hetero.launch.doctor import amd
+sys.executable, os.environ["DOCTOR"] = sys.argv[1], str(os.getpid())
+sys.exit(amd.main(["--only", "copies", "--output", "r.json"]))
 """
 
 
@@ -129,42 +126,16 @@ def listening() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def shell(tmp_path: Path) -> Path:
-    """A stand-in for the Python that answers questions."""
-    path = tmp_path / "shell"
-    path.write_text(SHELL)
-    path.chmod(0o700)
-    return path
-
-
-PROGRAM = """
-import os, signal, sys
-from ucc_hetero.launch.doctor import amd
-sys.executable = sys.argv[1]
-sys.exit(amd.main(["--only", "copies", "--output", "r.json"]))
-"""
-
-
-def test_ended_as_a_question_begins(shell: Path, tmp_path: Path) -> None:
-    """Python ignores what is raised by a function that it calls after a fork."""
-    hook = "import os, signal\nos.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-    command = [sys.executable, "-c", hook + PROGRAM, str(shell)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=ROOM, preexec_fn=listening)
-    assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
-
-
-@pytest.mark.parametrize("ends", ["INT", "TERM", "KILL"])
-def test_ended_during_a_question(ends: str, shell: Path, tmp_path: Path) -> None:
+def test_ended_during_a_question(tmp_path: Path) -> None:
     """Its process is ended, and the report has the answers before it."""
-    command, environ = [sys.executable, "-c", PROGRAM, str(shell)], {**os.environ, "ENDS": ends, MINE: str(tmp_path)}
-    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": ROOM, "preexec_fn": listening}
-    done = subprocess.run(command, env=environ, cwd=tmp_path, check=False, **how)
-    number = signal.Signals[f"SIG{ends}"]
-    assert done.returncode == (128 + number if ends == "INT" else -number) and not done.stderr
-    assert ("ended: r.json has what was answered" in done.stdout) == (ends == "INT")
+    shell = tmp_path / "shell"
+    shell.write_text(SHELL)
+    shell.chmod(0o700)
+    done = python(PROGRAM, shell, env={MINE: str(tmp_path)}, check=False, cwd=tmp_path, preexec_fn=listening)
+    assert done.returncode == 128 + signal.SIGINT and not done.stderr, done
+    assert "ended: r.json has what was answered" in done.stdout
     assert [each["question"] for each in json.loads((tmp_path / "r.json").read_text())["answers"]] == ["devices"]
-    assert gone(f"{MINE}={tmp_path}")
+    until(lambda: not processes(f"{MINE}={tmp_path}"))
 
 
 def test_no_device(tmp_path: Path) -> None:
@@ -172,17 +143,17 @@ def test_no_device(tmp_path: Path) -> None:
     assert done.returncode == 1 and "No AMD GPU can be asked" in done.stdout and not list(tmp_path.iterdir())
 
 
-def test_a_runtime_that_ends_the_process(tmp_path: Path) -> None:
+def test_a_runtime_that_ends_the_process(tmp_path: Path, compiled: Callable[..., Path]) -> None:
     """As HIP does with kernels that have no code for a device, while a library is loaded."""
-    source, library = tmp_path / "dies.c", tmp_path / "dies.so"
+    source = tmp_path / "dies.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void load(void) { abort(); }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=ROOM)
+    library = compiled(tmp_path / "dies.so", "-shared", "-fPIC", source)
     found = amd.ask(amd.QUESTIONS[0], {**os.environ, "UCCH_HIP_LIB": str(library), "UCCH_CUDA_LIB": "none"})
     assert found["verdict"] == "died" and "signal 6" in found["text"]
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["--only", "quenes"], "no question is called quenes"),
+    (["--only", "quenes"], "invalid choice: 'quenes'"),
     (["--output", "/nowhere/r"], "no file can be written there"),
 ])  # fmt: skip
 def test_words_that_cannot_be(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from ucc_hetero.trace.chrome import EVENT, used
 from ucc_hetero.trace.dumps import Dump, parse
@@ -51,16 +50,22 @@ parent, number = os.getpid(), env.get("FLIGHT_SIGNAL")
 """
 
 
-def run(script: str, capacity: int, folder: Path | str, runs: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", HEAD + script, str(capacity), str(folder), str(runs)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def run(script: str, folder: Path | str, runs: int = 2, ends: int = 0) -> str:
+    """What a script behind HEAD prints, with a ring of 16 operations; it ends with this status."""
+    done = python(HEAD + script, 16, folder, runs, check=False)
+    assert done.returncode == ends, done.stderr
+    return done.stdout
 
 
-def written(script: str, folder: Path, capacity: int = 16, runs: int = 3) -> Dump:
-    done = run(script, capacity, folder, runs)
-    assert done.returncode == 0, done.stderr
+def read(path: Path) -> Dump:
+    return parse(path.read_bytes())
+
+
+def written(script: str, folder: Path, runs: int = 3) -> Dump:
+    """What it has left, which is one file."""
+    run(script, folder, runs)
     assert [path.name for path in folder.iterdir()] == ["x.flight"]
-    return parse((folder / "x.flight").read_bytes())
+    return read(folder / "x.flight")
 
 
 @pytest.mark.parametrize("runs", [2, 50])
@@ -75,7 +80,7 @@ for _ in range({runs}):
     assert lib.ucch_program_run(each, *both, 0.0, 1.0) == 1
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert run(script, 16, tmp_path, 0).returncode == -9
+    run(script, tmp_path, 0, ends=-9)
     events = np.frombuffer(used((tmp_path / "ring").read_bytes()), EVENT)
     assert events["step"].tolist() == ([-1, 0] * runs)[-8:]
     assert (events["program"] == 7).all() and (events["status"] == 0).all()
@@ -144,9 +149,8 @@ def stuck():
     re.match("(a+)+$", "a" * 40 + "b")
 stuck()
 """
-    done = run(script, 16, tmp_path, 2)
-    assert done.returncode == -9, done.stderr
-    dump = parse((tmp_path / "x.flight").read_bytes())
+    run(script, tmp_path, ends=-9)
+    dump = read(tmp_path / "x.flight")
     assert dump.cause == 2 and len(dump.records) == 2
     assert "in stuck" in dump.stack and "most recent call first" in dump.stack
     assert dump.stack.count("in stuck") == 1
@@ -174,9 +178,8 @@ if os.fork() == 0:  # and while the interpreter ends
 while not flight.usual_path().exists():
     time.sleep(0.003)
 """
-    done = run(RECORDER + script, 16, tmp_path, 2)
-    assert done.returncode == 0, done.stderr
-    dump = parse((tmp_path / "x").read_bytes())
+    run(RECORDER + script, tmp_path)
+    dump = read(tmp_path / "x")
     assert dump.cause == 2 and dump.stack.count("most recent call first") == 1
 
 
@@ -190,10 +193,9 @@ void by_fault(int number) { signal(number, at_fault); }
 
 def test_a_fault_while_stacks_are_written(tmp_path: Path, compiled: Callable[..., Path]) -> None:
     """Python reads frames that their threads change meanwhile; other faults end the process as ever."""
-    source, library = tmp_path / "fault.c", tmp_path / "fault.so"
+    source, folder = tmp_path / "fault.c", tmp_path / "written"
     source.write_text(FAULT)
-    compiled(library, "-shared", "-fPIC", source)
-    folder = tmp_path / "written"
+    library = compiled(tmp_path / "fault.so", "-shared", "-fPIC", source)
     folder.mkdir()
     script = f"""
 import ctypes
@@ -207,8 +209,7 @@ for _ in range(3):
 print("lives", flush=True)
 ctypes.string_at(8)
 """
-    done = run(script, 16, folder, 2)
-    assert done.stdout == "lives\n" and done.returncode == -signal.SIGSEGV, done
+    assert run(script, folder, ends=-signal.SIGSEGV) == "lives\n"
 
 
 def test_a_signal_while_records_are_written(tmp_path: Path) -> None:
@@ -230,8 +231,7 @@ for round in range(300):
 os.kill(child, signal.SIGKILL)
 assert parse(flight.usual_path().read_bytes()).cause == 2
 """
-    done = run(RECORDER + script, 16, tmp_path, 2)
-    assert done.returncode == 0, done.stderr
+    run(RECORDER + script, tmp_path)
 
 
 def test_a_signal_that_somebody_wants(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ assert lib.ucch_flight_catch(signal.SIGUSR2) == 0 == lib.ucch_flight_catch(999)
 os.kill(os.getpid(), signal.SIGUSR2)
 assert not os.listdir(sys.argv[2])
 """
-    assert run(script, 16, tmp_path, 1).returncode == 0
+    run(script, tmp_path, 1)
 
 
 def test_a_child_records_nothing(tmp_path: Path) -> None:
@@ -266,8 +266,7 @@ assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, b"x" * 2000) == -1
 assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == 0
 """
     assert len(written(script, foreign).records) == 3
-    nowhere = "assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == -1"
-    assert run(nowhere, 16, "", 1).returncode == 0
+    run("assert lib.ucch_flight_dump(lib.UCCH_DUMP_ASKED, ffi.NULL) == -1", "", 1)
 
 
 def test_communicators_that_are_freed(tmp_path: Path) -> None:
@@ -287,10 +286,8 @@ lib.ucch_program_run(program(b"barrier", 7), *both, 0.0, 1.0)
 assert flight.dump(sys.argv[2] + "/x.flight") == Path(sys.argv[2], "x.flight")
 print(numbers)
 """
-    done = run(script, 16, tmp_path, 0)
-    assert done.returncode == 0, done.stderr
-    dump = parse((tmp_path / "x.flight").read_bytes())
-    assert done.stdout == "[1, 2, 2504]\n" and {1, 2, 2504, 5003} <= set(dump.comms) and len(dump.comms) < 600
+    printed, dump = run(script, tmp_path, 0), read(tmp_path / "x.flight")
+    assert printed == "[1, 2, 2504]\n" and {1, 2, 2504, 5003} <= set(dump.comms) and len(dump.comms) < 600
     assert dump.comms[2].time == 2 and dump.comms[2504].ranks == (3,)
     assert dump.records["comm"].tolist() == [2] and "in <module>" in dump.stack
 

@@ -54,9 +54,6 @@ def test_fields_are_where_the_headers_have_them(name: str) -> None:
     assert ffi.sizeof(name) >= size, "libraries copy this many bytes"
     offsets = dict(field.split(":") for field in fields.split())
     assert {field: str(ffi.offsetof(name, field)) for field in offsets} == offsets
-
-
-def test_ucs_status_is_one_byte() -> None:
     assert ffi.sizeof("ucs_status_t") == 1
 
 

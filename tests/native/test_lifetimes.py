@@ -1,9 +1,6 @@
 """Lifetimes in the engine, beyond those who held things; the bell for those who sleep until something ends."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -11,24 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import LONG, python, until
 
 from ucc_hetero import ucx
 from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine.discover import host_cores
 from ucc_hetero.native.libraries import ffi, lib, owned
 
-#: Seconds for what takes a moment; whoever waits for ever gets the alarm.
-LONG = 300
-
-
-def script(text: str) -> None:
-    job = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=2 * LONG, check=False)
-    assert job.returncode == 0, (job.returncode, job.stdout, job.stderr)
-
 
 def test_a_child_can_take_a_lock_that_was_held() -> None:
     """A worker of a data loader collects requests that it has inherited, while the parent's thread makes progress."""
-    script(f"""
+    python(f"""
 import os, signal, threading
 from ucc_hetero.native.libraries import lib
 lib.ucch_progress_thread(1)
@@ -43,7 +33,7 @@ holder.start()
 held.wait()
 child = os.fork()
 if not child:
-    signal.alarm({LONG // 2})
+    signal.alarm({int(LONG / 2)})
     lib.ucch_lock()
     lib.ucch_unlock()
     os._exit(0)
@@ -57,11 +47,11 @@ assert status == 0, status
 
 def test_what_is_collected_under_the_lock_may_take_it() -> None:
     """Python holds the engine's lock around calls of libucc, and collects garbage where it likes."""
-    script(f"""
+    python(f"""
 import signal
 from ucc_hetero.native.libraries import lib
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-signal.alarm({LONG // 2})
+signal.alarm({int(LONG / 2)})
 class Held:
     def __del__(self):
         lib.ucch_message_held(message)
@@ -89,12 +79,6 @@ def loop() -> Any:
         yield worker, endpoint
         endpoint.close()
         worker.close()
-
-
-def until(what: Any) -> None:
-    ends = time.monotonic() + LONG
-    while not what():
-        assert time.monotonic() < ends
 
 
 def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
@@ -157,35 +141,21 @@ def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
 
 
 def test_whoever_sleeps_is_woken() -> None:
-    known = lib.ucch_rings()
-    woken = threading.Event()
+    """Also by a ring before the sleep; nobody sleeps longer than asked, and what has ended rings nothing."""
+    known, woken = lib.ucch_rings(), threading.Event()
 
     def sleep() -> None:
         lib.ucch_await_ring(known, LONG)
         woken.set()
 
-    sleeper = threading.Thread(target=sleep, daemon=True)
-    sleeper.start()
+    threading.Thread(target=sleep, daemon=True).start()
     lib.ucch_ring()
     assert woken.wait(LONG / 2)
-    assert lib.ucch_rings() == known + 1
-
-
-def test_a_ring_before_the_sleep_is_not_missed() -> None:
-    known = lib.ucch_rings()
-    lib.ucch_ring()
     lib.ucch_await_ring(known, LONG)  # the test's own limit is shorter
-
-
-def test_nobody_sleeps_longer_than_asked() -> None:
-    lib.ucch_await_ring(lib.ucch_rings(), 1e-3)
-
-
-def test_listening_to_what_has_ended_rings_nothing() -> None:
+    lib.ucch_await_ring(known + 1, 1e-3)
     message = lib.ucch_message_new()
-    known = lib.ucch_rings()
     lib.ucch_listen(lib.ucch_message_op(message))
-    assert lib.ucch_rings() == known and lib.ucch_peek(lib.ucch_message_op(message)) == 1
+    assert lib.ucch_rings() == known + 1 and lib.ucch_peek(lib.ucch_message_op(message)) == 1
     lib.ucch_message_free(message)
 
 
@@ -206,5 +176,4 @@ lib.ucch_progress_thread(0)
 
 @pytest.mark.skipif(len(host_cores()) < 2, reason="a host of one core")
 def test_the_progress_thread_leaves_the_core_that_its_process_is_bound_to() -> None:
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", BOUND, str(min(host_cores()))], check=True, timeout=60, env=environment)
+    python(BOUND, min(host_cores()), env={"OPENBLAS_NUM_THREADS": "1"})

@@ -1,13 +1,18 @@
-"""The one lock of calls into libucc and libucp: held for each of them, and by nobody who waits for other ranks."""
+"""The one lock of calls into libucc and libucp: held for each of them, and by nobody who waits."""
 
 import gc
+import os
+import signal
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import python
 
 from ucc_hetero import ucc, ucx
 from ucc_hetero.bindings import handle, oob
@@ -178,7 +183,7 @@ def test_a_team_that_is_given_up_or_dropped_keeps_its_map(watch: Any, maps: list
     """As that of a failed first call, and any team that its user does not close."""
     watch(**{**TEAM, "ucc_team_create_test": lambda *_: status})
     with pytest.raises(error, match=r"team|UCC") if error else nullcontext():
-        ucc.Team(Half(), [0, 2, 1], timeout=0.01)  # type: ignore[arg-type]
+        ucc.Team(Half(), [0, 2, 1], timeout=0.01)
     gc.collect()
     assert [list(each()) for each in maps] == [[0, 2, 1]], "libucc still reads it"
 
@@ -204,7 +209,7 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bo
         return 0 if ends and had.is_set() else 1
 
     watch(**TEAM, ucc_team_destroy=destroy)
-    team = ucc.Team(Half(), [1, 0])  # type: ignore[arg-type]
+    team = ucc.Team(Half(), [1, 0])
     if ends:
         team.close()
     else:
@@ -212,3 +217,41 @@ def test_a_team_that_does_not_end_leaves_the_lock_to_others(watch: Any, ends: bo
             team.close(timeout=0.05)
     thread.join(30)
     assert had.is_set()
+
+
+# --- the guard of ucp_request_cancel and ucp_request_free -------------------------------------------------------------
+
+#: It misuses both (cffi_build/abi/guard.c).
+PLUGIN = """
+void ucp_request_cancel(void *worker, void *request);
+void ucp_request_free(void *request);
+
+void give_up(void) {
+    ucp_request_cancel(0, (void *)-80L);
+    ucp_request_free((void *)-80L);
+}
+"""
+
+PROVOKE = """
+import ctypes, sys
+from ucc_hetero.native.libraries import lib, load
+load()
+plugin = ctypes.CDLL(sys.argv[1])
+if sys.argv[2] == "guarded":
+    assert lib.ucch_guard_cancel() == 0 == lib.ucch_guard_cancel()
+assert lib.ucch_endpoint_errors() == 0
+plugin.give_up()
+print(lib.ucch_endpoint_errors())
+"""
+
+
+@pytest.mark.parametrize("linked", ["lazy", "now"])
+def test_what_is_no_request_is_left_alone(compiled: Callable[..., Path], tmp_path: Path, linked: str) -> None:
+    """Also where the dynamic linker has closed what it wrote (``now``)."""
+    source, plugin = tmp_path / "plugin.c", tmp_path / "libucc_tl_ucp_test.so"
+    source.write_text(PLUGIN)
+    compiled(plugin, "-shared", "-fPIC", f"-Wl,-z,{linked},-z,relro", source, load().ucx_path)
+    env = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"}
+    bare = python(PROVOKE, plugin, "as it is", env=env, check=False)
+    assert bare.returncode == -signal.SIGSEGV, "libucp has learned it: the guard can go"
+    assert python(PROVOKE, plugin, "guarded", env=env).stdout == "1\n"

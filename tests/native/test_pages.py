@@ -9,9 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pages_scripts
 import pytest
-from device_scripts import OWN_QUEUES
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError, UCCHError
@@ -70,9 +68,8 @@ def caches(form: str, heads: int, dtype: Any, blocks: int) -> tuple[list[Any], l
 
 
 @pytest.fixture
-def table() -> Iterator[Callable[..., tuple[rma.PageTable, Any]]]:
+def table() -> Callable[..., tuple[rma.PageTable, Any]]:
     """Make a table, and its layers to look at: ``heads`` are the first, how many are here, and all."""
-    made: list[rma.PageTable] = []
 
     def make(
         worker: rma.Worker, form: str, blocks: int, dtype: Any = np.uint16, heads: tuple[int, int, int] = (0, 4, 4)
@@ -81,14 +78,19 @@ def table() -> Iterator[Callable[..., tuple[rma.PageTable, Any]]]:
         arrays, seen = caches(form, here, dtype, blocks)
         axes = "KBNHD" if "turned" in form else form
         more = {"block_size": SIZE} if "T" in form else {}
-        made.append(rma.PageTable(worker, arrays, axes, heads=(first, total), **more))
-        return made[-1], seen
+        return rma.PageTable(worker, arrays, axes, heads=(first, total), **more), seen
 
-    yield make
+    return make
 
 
 def bits(layers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
     return [[part.copy().view(f"u{part.itemsize}") for part in layer] for layer in layers]
+
+
+def hold(target: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> bool:
+    """True if all layers have these bits."""
+    pairs = zip(bits(target), wanted, strict=True)
+    return all((a == b).all() for one, other in pairs for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("there", FORMS)
@@ -111,8 +113,7 @@ def test_layouts(two: Two, table: Any, here: str, there: str) -> None:
     send.send_pages(pages.tolist(), receipt.ticket, layers=[2, 0]).Wait()
     receipt.Wait()
     assert receipt.Test()
-    for one, other in zip(bits(target), wanted, strict=True):
-        assert all((a == b).all() for a, b in zip(one, other, strict=True))
+    assert hold(target, wanted)
 
 
 CASES = [*itertools.permutations(("float16", "bfloat16", "float32"), 2), ("float8_e4m3fn", "float8_e4m3fnuz")]
@@ -187,13 +188,12 @@ def test_latent_attention_and_bytes_and_asyncio(two: Two) -> None:
     send, receive = two.ways(mine, theirs)
     assert repr(send) == "<PageTarget: ND float8_e4m3fn to NHD float8_e4m3fn, as it is>"
 
-    async def both() -> None:
-        receipt = theirs.recv_pages(range(8), receive)
-        request = send.send_pages(range(1, 9), receipt.ticket)
-        await asyncio.gather(asyncio.ensure_future(waited(request)), asyncio.ensure_future(waited(receipt)))
-
     async def waited(each: Any) -> None:
         await each
+
+    async def both() -> None:
+        receipt = theirs.recv_pages(range(8), receive)
+        await asyncio.gather(waited(send.send_pages(range(1, 9), receipt.ticket)), waited(receipt))
 
     asyncio.run(both())
     assert send.peer.counts()["failed"] == 0
@@ -232,8 +232,7 @@ def test_a_receipt_that_is_closed_lets_nothing_in(two: Two, table: Any) -> None:
     receipt.close()
     with pytest.raises(UCCHError, match="given up"):
         send.send_pages([2], receipt.ticket).Wait()
-    assert receipt.idle
-    assert all((a == b).all() for x, y in zip(before, bits(target), strict=True) for a, b in zip(x, y, strict=True))
+    assert receipt.idle and hold(target, before)
 
 
 BAD = [
@@ -309,9 +308,7 @@ def test_pages_that_are_none(two: Two, table: Any) -> None:
         other.recv_pages([0, 1], receive)
     with pytest.raises(CollectiveTimeout):
         theirs.recv_pages([1], receive, timeout=0.05).Wait()
-    assert all(
-        (a == b).all() for one, two_ in zip(bits(target), before, strict=True) for a, b in zip(one, two_, strict=True)
-    )
+    assert hold(target, before)
     for each in (other, theirs):
         each.close()
     with pytest.raises(UCCHError, match="no such region"):
@@ -354,35 +351,7 @@ def test_damage_is_noticed(two: Two, table: Any) -> None:
         damaged[at] ^= int(rng.integers(1, 256))
         with pytest.raises(rma.FormatError):
             Table.unpack(bytes(damaged))
-    for name, value in (
-        ("axes", "BND"),
-        ("axes", "KBNXD"),
-        ("dtype", "int3"),
-        ("heads", 9),
-        ("layers", 0),
-        ("layers", 2),
-        ("parts", 3),
-    ):
+    wrong = {"axes": ("BND", "KBNXD"), "dtype": ("int3",), "heads": (9,), "layers": (0, 2), "parts": (3,)}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(rma.FormatError, match="contradicts itself"):
             Table.unpack(found._replace(form=found.form._replace(**{name: value})).pack())
-
-
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2"])
-def test_pages_of_devices(fake_crew: Callable[..., Any], layout: str) -> None:
-    assert fake_crew(pages_scripts.EVERY, layout).said("right") == 2
-
-
-def test_pages_of_devices_that_open_each_others_memory(fakes: Callable[..., Any]) -> None:
-    script = pages_scripts.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
-    assert fakes(script, "nvidia:2").said("right") == 2
-
-
-def test_devices_without_a_compiler(fakes: Callable[..., Any]) -> None:
-    done = fakes(pages_scripts.NO_COMPILER, "nvidia:1,amd:1", UCCH_RTC_LIB="none")
-    assert done.said("right") == 2
-
-
-@pytest.mark.parametrize("layout", ["nvidia:1,amd:1", "amd:1,nvidia:1"])
-def test_streams_start_pages_and_wait_for_them(fakes: Callable[..., Any], layout: str) -> None:
-    """Ranks that have loaded no kernel yet."""
-    assert fakes(pages_scripts.STREAMS, layout, **OWN_QUEUES).said("right") == 2

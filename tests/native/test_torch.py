@@ -12,46 +12,27 @@ from device_scripts import FEW_QUEUES, OWN_QUEUES
 JOB = Path(__file__).parents[1] / "fakegpu" / "torch_calls_job.py"
 
 
-@pytest.mark.usefixtures("with_torch")
-@pytest.mark.parametrize(("layout", "env"), [
-    ("nvidia:1,amd:2", {"QUEUED": "y", **OWN_QUEUES}), ("nvidia:2", OWN_QUEUES),
-    ("nvidia:1,amd:1", {"UCCH_CHANNELS": "n", **FEW_QUEUES}),
-], ids=["queued", "one vendor", "by hosts"])  # fmt: skip
-def test_collectives(fakes: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
-    job = fakes(JOB, layout, DICE=str(random.randrange(1000)), mpi={"check": False}, **env)
-    assert job.said("right") == job.ranks, job.output
-
-
 pytestmark = pytest.mark.usefixtures("with_torch")
-LAYOUTS = {
-    "lanes": ("nvidia:1,amd:1", OWN_QUEUES),
-    "few queues": ("nvidia:1,amd:1", FEW_QUEUES),
-    "by way of the host": ("nvidia:1,amd:1", {"UCCH_CHANNELS": "n"}),
-    "one vendor": ("nvidia:2", {}),
-}
+PAIR, BY_HOSTS = "nvidia:1,amd:1", {"UCCH_CHANNELS": "n"}
+CASES: list[tuple[str, str | Path, str, dict[str, str]]] = [
+    ("collectives, queued", JOB, "nvidia:1,amd:2", {"QUEUED": "y", **OWN_QUEUES}),
+    ("collectives, one vendor", JOB, "nvidia:2", OWN_QUEUES),
+    ("collectives, by hosts", JOB, PAIR, {**BY_HOSTS, **FEW_QUEUES}),
+    ("messages that repeat and change, lanes", torch_scripts.REPEATED, PAIR, OWN_QUEUES),
+    ("messages that repeat and change, few queues", torch_scripts.REPEATED, PAIR, FEW_QUEUES),
+    ("messages that repeat and change, by hosts", torch_scripts.REPEATED, PAIR, BY_HOSTS),
+    ("messages that repeat and change, one vendor", torch_scripts.REPEATED, "nvidia:2", {}),
+    ("mistakes between messages that repeat", torch_scripts.MISTAKES, PAIR, OWN_QUEUES),
+    # A tensor may be filled once its send was waited for.
+    ("refilled, lanes", torch_scripts.REFILLED, PAIR, OWN_QUEUES),
+    ("refilled, few queues", torch_scripts.REFILLED, PAIR, FEW_QUEUES),
+    # In a group of two vendors: which way is taken, order, tags, batches with both, and errors.
+    *((f"inside a vendor, its library: {own}", torch_scripts.FABRIC, "nvidia:3,amd:1",
+       {"UCCH_TORCH_VENDOR": own, **OWN_QUEUES}) for own in "yn"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", LAYOUTS)
-def test_messages_repeat_and_change(fakes: Callable[..., Any], how: str) -> None:
-    layout, env = LAYOUTS[how]
-    result = fakes(torch_scripts.REPEATED, layout, DICE=str(random.randrange(1000)), **env)
-    assert result.said("right") == result.ranks, result.output
-
-
-def test_mistakes_between_messages_that_repeat(fakes: Callable[..., Any]) -> None:
-    result = fakes(torch_scripts.MISTAKES, "nvidia:1,amd:1", **OWN_QUEUES)
-    assert result.said("right") == result.ranks, result.output
-
-
-@pytest.mark.parametrize("how", ["lanes", "few queues"])
-def test_a_tensor_may_be_filled_once_its_send_was_waited_for(fakes: Callable[..., Any], how: str) -> None:
-    layout, env = LAYOUTS[how]
-    job = fakes(torch_scripts.REFILLED, layout, **env)
-    assert job.said("right") == job.ranks, job.output
-
-
-@pytest.mark.parametrize("vendor", ["y", "n"], ids=["the vendor's library", "lanes"])
-def test_messages_inside_a_vendor(fakes: Callable[..., Any], vendor: str) -> None:
-    """In a group of two vendors: which way is taken, order, tags, batches with both, and errors."""
-    job = fakes(torch_scripts.FABRIC, "nvidia:3,amd:1", UCCH_TORCH_VENDOR=vendor, **OWN_QUEUES)
+@pytest.mark.parametrize(("script", "layout", "env"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
+def test_every_rank_is_right(fakes: Callable[..., Any], script: str | Path, layout: str, env: dict[str, str]) -> None:
+    job = fakes(script, layout, DICE=str(random.randrange(1000)), mpi={"check": False}, **env)
     assert job.said("right") == job.ranks, job.output

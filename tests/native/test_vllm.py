@@ -20,6 +20,7 @@ from types import SimpleNamespace as Facts
 from typing import Any
 
 import pytest
+from processes import until
 from vllm_engines import PATIENCE, USUAL, Engine, free_port, one_engine, prompts
 
 from ucc_hetero.errors import UCCHError
@@ -200,10 +201,9 @@ def test_contracts_that_are_none(said: Any) -> None:
     assert Contract.heard(json.loads(json.dumps(contract().told()))) == contract()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("remote_port", "80"), ("remote_port", 0), ("tp_size", 10**9), ("remote_host", None), ("remote_num_tokens", -1)],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    ("remote_port", "80"), ("remote_port", 0), ("tp_size", 10**9), ("remote_host", None), ("remote_num_tokens", -1),
+])  # fmt: skip
 def test_parameters_of_requests_are_not_trusted(name: str, value: Any) -> None:
     params = Remote("r", "e", "host", 1, 1, 5).params()
     assert Remote.of(params).addresses == ["tcp://host:1"]
@@ -240,12 +240,15 @@ class Workers:
 
     def until(self, which: int, name: str) -> set[int]:
         """Step until all say that a request is sent (0) or has come (1): blocks that have not."""
-        said, failed, ends = [0] * len(self.each), set(), time.monotonic() + PATIENCE
-        while min(said) < 1:
-            assert time.monotonic() < ends
+        said, failed = [0] * len(self.each), set[int]()
+
+        def all_have() -> bool:
             for i, found in enumerate(self.step(Step())):
                 said[i] += name in found[which]
-                failed |= found[2]
+                failed.update(found[2])
+            return min(said) == 1
+
+        until(all_have)
         assert max(said) == 1
         return failed
 
@@ -269,13 +272,6 @@ def two(workers: Callable[..., Workers]) -> tuple[Workers, Workers, int]:
     """A worker each that sends and receives, and the first one's port."""
     port = free_port()
     return workers("kv_producer", port), workers("kv_consumer"), port
-
-
-def until(over: Callable[[], Any], what: object = "") -> None:
-    ends = time.monotonic() + PATIENCE
-    while not over():
-        assert time.monotonic() < ends, what
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("sends", "receives", "heads"), [(1, 2, 4), (2, 1, 4), (4, 2, 2), (2, 4, 2)])

@@ -1,20 +1,14 @@
 """MPI datatypes and constants against mpi4py itself. test_buffers.py runs this file in a process of its own."""
 
-from typing import Any
-
 import numpy as np
 import pytest
+from buffer_specs import recv, recv_v
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from ucc_hetero.buffers import Buffer, as_blocks, as_buffer, as_vbuffer, dtype_of, is_in_place, pack, unpack
+from ucc_hetero.buffers import as_blocks, dtype_of, is_in_place, pack, unpack
 from ucc_hetero.types import BYTES, DTYPES, OPS, reduction
-
-
-def recv(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=True, argument="recvbuf", rank=0, **kwargs)
-
 
 C_TYPES = {
     "INT8_T INTEGER1 SIGNED_CHAR CHAR SINT8_T": "int8", "INT16_T SHORT INTEGER2": "int16",
@@ -41,7 +35,7 @@ def test_predefined_datatypes(name: str, expected: str) -> None:
 
 @pytest.mark.parametrize("name", ["SHORT_INT", "DATATYPE_NULL"])
 def test_datatypes_refused_by_name(name: str) -> None:
-    with pytest.raises(TypeError, match=f"recvbuf on rank 0: .*{name.split('_')[0]}"):
+    with pytest.raises(TypeError, match=f"recvbuf on rank 2: .*{name.split('_')[0]}"):
         recv([bytearray(64), getattr(MPI, name)])
 
 
@@ -51,7 +45,7 @@ def test_datatypes_that_nothing_computes_with_move_as_bytes(name: str) -> None:
     x = np.zeros(4 * datatype.size, np.uint8)
     for buffer in (recv([x, datatype]), recv([x, 4, datatype]), recv([x, 2, datatype], blocks=2)):
         assert (buffer.dtype, buffer.count, buffer.layout) == (BYTES, x.size, None)
-    v = as_vbuffer([x, [1, 2], datatype], 2, writable=True, argument="x", rank=0)
+    v = recv_v([x, [1, 2], datatype], 2)
     assert v.counts == (datatype.size, 2 * datatype.size)
     assert all(reduction(BYTES, op) is None for op in OPS.values())
 
@@ -60,12 +54,12 @@ def test_constants() -> None:
     assert is_in_place(MPI.IN_PLACE) and is_in_place(None)
     assert not is_in_place(MPI.BOTTOM) and not is_in_place(-1) and not is_in_place(np.zeros(1))
     spec: object
-    with pytest.raises(TypeError, match=r"recvbuf on rank 0"):
+    with pytest.raises(TypeError, match=r"recvbuf on rank 2"):
         recv(MPI.BOTTOM)
     x = np.arange(4, dtype=np.float32)
     assert recv([MPI.BOTTOM, (4, x.ctypes.data // 4), MPI.FLOAT]).ptr == x.ctypes.data
     for spec in (MPI.IN_PLACE, [MPI.IN_PLACE, 4, MPI.FLOAT]):
-        with pytest.raises(TypeError, match=r"recvbuf on rank 0: MPI\.IN_PLACE is not a buffer"):
+        with pytest.raises(TypeError, match=r"recvbuf on rank 2: MPI\.IN_PLACE is not a buffer"):
             recv(spec)
     assert recv([None, 0, MPI.INT]).count == 0
 
@@ -144,7 +138,7 @@ def test_columns_of_a_matrix() -> None:
     ]:
         with pytest.raises(ValueError, match=match):
             recv(spec)
-    columns = as_vbuffer([x, [1, 0], column], 2, writable=True, argument="x", rank=0)
+    columns = recv_v([x, [1, 0], column], 2)
     assert columns.buffer.dtype.name == "float32" and sum(columns.counts) == 3
     with pytest.raises(BufferError, match="ascontiguousarray"):
         recv([x[:, ::2], 1, column])
@@ -153,9 +147,9 @@ def test_columns_of_a_matrix() -> None:
 
 def test_contiguous_types_in_vector_forms() -> None:
     pair = MPI.FLOAT.Create_contiguous(2)
-    v = as_vbuffer([np.zeros(12, np.float32), ([1, 2], [3, 0]), pair], 2, writable=True, argument="x", rank=0)
+    v = recv_v([np.zeros(12, np.float32), ([1, 2], [3, 0]), pair], 2)
     assert (v.counts, v.displs, v.buffer.dtype.name) == ((2, 4), (6, 0), "float32")
-    assert as_vbuffer([np.zeros(10, np.float32), pair], 2, writable=True, argument="x", rank=0).counts == (6, 4)
+    assert recv_v([np.zeros(10, np.float32), pair], 2).counts == (6, 4)
     pair.Free()
 
 
@@ -182,7 +176,7 @@ def test_an_address_with_a_datatype_vouches_for_itself() -> None:
     packed = pack(recv([bare, 1, column]))
     assert isinstance(packed.owner, np.ndarray)
     assert packed.owner.view(np.float32).tolist() == [0, 6, 12, 18]
-    v = as_vbuffer([bare, ([2, 3], [0, 6]), MPI.FLOAT], 2, writable=True, argument="x", rank=0)
+    v = recv_v([bare, ([2, 3], [0, 6]), MPI.FLOAT], 2)
     assert v.counts == (2, 3)
     blocks = as_blocks([bare, ([1, 2], [0, 4]), [column, MPI.FLOAT]], 2, writable=True, argument="x", rank=0)
     assert [block.count for block in blocks] == [4, 2]
@@ -203,6 +197,6 @@ def test_an_address_with_a_datatype_vouches_for_itself() -> None:
 
 def test_kinds_of_derived_types_that_are_refused() -> None:
     datatype = MPI.INT.Create_darray(1, 0, [4], [MPI.DISTRIBUTE_BLOCK], [MPI.DISTRIBUTE_DFLT_DARG], [1])
-    with pytest.raises(TypeError, match=r"recvbuf on rank 0"):
+    with pytest.raises(TypeError, match=r"recvbuf on rank 2"):
         recv([bytearray(64), 1, datatype])
     datatype.Free()

@@ -43,10 +43,18 @@ def amd(node: int, pci: str, numa: int, way: str = "", peers: Sequence[int] = ()
 
 def infiniband(name: str, pci: str, numa: int, way: str, rate: str = "400 Gb/sec (4X NDR)") -> Files:
     """A network card with one active port."""
-    at, port = f"sys/class/infiniband/{name}", f"sys/class/infiniband/{name}/ports/1"
-    files = device(pci, "0x15b3", "0x020700", numa, way)
+    at = f"sys/class/infiniband/{name}"
+    files = device(pci, "0x15b3", "0x020700", numa, way) | rdma(name, "InfiniBand")
     files |= {f"{at}/device": f"-> ../../../devices/{way}/{pci}", f"{at}/device/numa_node": str(numa)}
-    return files | {f"{port}/rate": rate, f"{port}/state": "4: ACTIVE", f"{port}/link_layer": "InfiniBand"}
+    return files | {f"{at}/ports/1/rate": rate}
+
+
+def rdma(name: str, layer: str, state: str = "4: ACTIVE", **more: str) -> Files:
+    """A port of one card, as its driver shows it: ``layer`` is InfiniBand, Ethernet or EFA; ``more`` of the card."""
+    at = f"sys/class/infiniband/{name}"
+    files = {f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer.replace("EFA", "Unspecified")}
+    driver = {f"{at}/device/driver": "-> ../../../../bus/pci/drivers/efa"} if layer == "EFA" else {}
+    return files | driver | {f"{at}/{name}": text for name, text in more.items()}
 
 
 def virtual(name: str, speed: int) -> Files:

@@ -238,7 +238,7 @@ def reference(call: Call, data: list[Vector]) -> list[Vector | None]:
     if name == "bcast":
         return [None if rank == call.root else data[call.root] for rank in range(p)]
     if name in ("allreduce", "reduce"):
-        return [sum(data) if name == "allreduce" or rank == call.root else None for rank in range(p)]  # type: ignore[misc]
+        return [sum(data) if name == "allreduce" or rank == call.root else None for rank in range(p)]
     if ROWS[name].prefix:
         ends = [rank + (name == "scan") for rank in range(p)]
         return [sum(data[1:end], data[0]) if end else None for end in ends]
@@ -248,7 +248,7 @@ def reference(call: Call, data: list[Vector]) -> list[Vector | None]:
     per_rank = c if len(c) == p and ROWS[name].layout == "ranks" else c * p
     ends = np.cumsum(per_rank)[:-1]
     if name.startswith("reduce_scatter"):
-        return list(np.split(sum(data), ends))  # type: ignore[arg-type]
+        return list(np.split(sum(data), ends))
     if name.startswith("scatter"):
         return list(np.split(data[call.root], ends))
     if name == "alltoall":

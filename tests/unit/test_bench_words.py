@@ -1,6 +1,6 @@
 """OSU's command line, every refusal with its way out, and tables byte for byte as OSU 7.4 prints them."""
 
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,43 +18,38 @@ def options(name: str, *words: str) -> Options:
 
 def changed(name: str, *words: str) -> dict[str, object]:
     """Options that the words change from the defaults."""
-    got, default = options(name, *words), options(name)
-    return {
-        field.name: getattr(got, field.name)
-        for field in fields(Options)
-        if getattr(got, field.name) != getattr(default, field.name)
-    }
+    got, default = (asdict(options(name, *each)) for each in (words, ()))
+    return {name: value for name, value in got.items() if value != default[name]}
 
 
-@pytest.mark.parametrize(("words", "expected"), [
-    ("-f", {"full": True}), ("--full", {"full": True}), ("-m 128", {"max_size": 128}), ("-m 2:", {"min_size": 2}),
-    ("-m2:128", {"min_size": 2, "max_size": 128}), ("-m :64", {"max_size": 64}),
-    ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}), ("--message-size=1K:1M", {"min_size": 1 << 10}),
-    ("-i 10 -x 0", {"iterations": 10, "warmup": 0}), ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
-    ("--iter 5", {"iterations": 5}), ("-c", {"validate": True}),
-    ("-cfu 2", {"validate": True, "full": True, "validation_warmup": 2}),
-    ("-z", {"percentiles": (50, 90, 99)}), ("-z50,99", {"percentiles": (50, 99)}),
-    ("--tail-lat=5", {"percentiles": (5,)}),
-    ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}), ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
-    ("-M 1K", {"mem_limit": 1 << 20}), ("-d HOST", {}), ("-d cuda", {"accelerator": "cuda"}),
-])  # fmt: skip
-def test_allreduce(words: str, expected: dict[str, object]) -> None:
-    assert changed("osu_allreduce", *words.split()) == expected
+#: Benchmark -> words, and options that they change.
+OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
+    "osu_allreduce": [
+        ("-f", {"full": True}), ("--full", {"full": True}), ("-m 128", {"max_size": 128}), ("-m 2:", {"min_size": 2}),
+        ("-m2:128", {"min_size": 2, "max_size": 128}), ("-m :64", {"max_size": 64}),
+        ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}), ("--message-size=1K:1M", {"min_size": 1 << 10}),
+        ("-i 10 -x 0", {"iterations": 10, "warmup": 0}), ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
+        ("--iter 5", {"iterations": 5}), ("-c", {"validate": True}),
+        ("-cfu 2", {"validate": True, "full": True, "validation_warmup": 2}),
+        ("-z", {"percentiles": (50, 90, 99)}), ("-z50,99", {"percentiles": (50, 99)}),
+        ("--tail-lat=5", {"percentiles": (5,)}),
+        ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}), ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
+        ("-M 1K", {"mem_limit": 1 << 20}), ("-d HOST", {}), ("-d cuda", {"accelerator": "cuda"}),
+        ("--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
+    ],
+    "osu_gather": [("-k fixed:3", {"root": 3}), ("-k rotate", {"root": None})],
+    "osu_bw": [
+        ("-W 8", {"window": 8}), ("H H", {"places": ("H", "H")}),
+        ("-z H H", {"percentiles": (50, 90, 99), "places": ("H", "H")}),
+    ],
+    "osu_mbw_mr": [("-p 1", {"pairs": 1})], "osu_iallreduce": [("-t 100", {"test_calls": 100})],
+    "osu_put_bw": [("-W 16 -d cuda", {"window": 16, "accelerator": "cuda"})],
+    "osu_latency": [("-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")})],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "words", "expected"), [
-    ("osu_gather", "-k fixed:3", {"root": 3}),
-    ("osu_gather", "-k rotate", {"root": None}),
-    ("osu_bw", "-W 8", {"window": 8}),
-    ("osu_mbw_mr", "-p 1", {"pairs": 1}),
-    ("osu_iallreduce", "-t 100", {"test_calls": 100}),
-    ("osu_put_bw", "-W 16 -d cuda", {"window": 16, "accelerator": "cuda"}),
-    ("osu_latency", "-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")}),
-    ("osu_bw", "H H", {"places": ("H", "H")}),
-    ("osu_bw", "-z H H", {"percentiles": (50, 90, 99), "places": ("H", "H")}),
-    ("osu_allreduce", "--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
-])  # fmt: skip
-def test_others(name: str, words: str, expected: dict[str, object]) -> None:
+@pytest.mark.parametrize("name, words, expected", [(name, *row) for name, rows in OPTIONS.items() for row in rows])
+def test_options(name: str, words: str, expected: dict[str, object]) -> None:
     assert changed(name, *words.split()) == expected
 
 

@@ -1,9 +1,11 @@
 """Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
 
 import os
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,9 @@ from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, numbers
-from ucc_hetero.bootstrap.agreement import (
-    apply_settings,
-    bridge_settings,
-    judge,
-    judge_contexts,
-)
+from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
+from ucc_hetero.bootstrap.board import salt
+from ucc_hetero.bootstrap.links import neighbours, spokes
 from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
@@ -27,7 +26,9 @@ from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
 from ucc_hetero.native.libraries import ffi
+from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.plan import Step
+from ucc_hetero.types import DTYPES, OPS
 
 HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
 THERE = replace(HERE, hostname="two", boot_id="boot-2")
@@ -104,6 +105,16 @@ def test_bridge_settings_win_and_native_ones_give_way_to_the_user() -> None:
     assert environ["UCCHB_UCC_TLS"] == "ucp,self", "the bridge is forced"
     assert environ["UCCHN_UCC_TLS"] == "ucp", "the user's setting reaches the native library"
     assert environ["UCC_TLS"] == "ucp", "nobody else's variables are touched"
+
+
+@pytest.mark.parametrize("tls, used", [
+    ("", True), ("^mlx5,sharp", True), ("all", True), ("ucp,nccl", True), ("^cuda,nccl", False), ("ucp,self", False),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["UCC_TLS", "UCC_CL_BASIC_TLS"])
+def test_a_vendors_library_that_settings_shut_out(name: str, tls: str, used: bool) -> None:
+    environ = {name: tls} if tls else {}
+    apply_settings("1.4.0", environ)
+    assert agreement.native_uses("nccl", environ) == used
 
 
 def test_variables_are_set_meanwhile_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +200,28 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     assert not [note for note in notes if note[0] == "met"]
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
-    def late(*_: object) -> None:
-        raise CollectiveTimeout("not finished")
+def failing(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
 
-    context = SimpleNamespace(team=(lambda *_: None) if joined else late)
-    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=context, spoilt=False)
-    found = Teams(job, [10, 11], 1, 1, 5.0)
-    monkeypatch.setattr(found, "_canary", late)
+    return fail
+
+
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Teams]:
+    """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), spoilt=False)
+    return job, Teams(job, [10, 11], 1, 1, 5.0)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_team_that_is_late_says_whose_it_is(
+    bridge: tuple[Any, Teams], monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    (job, found), late = bridge, failing(CollectiveTimeout("not finished"))
+    job.bridge = SimpleNamespace(team=(lambda *_: None) if joined else late)
+    monkeypatch.setattr(found, "_canary", late)
     with pytest.raises(CollectiveTimeout, match=r"rank 1: the bridge team of ranks \[0, 1\]: .* within 5 s"):
         found.get((0, 1), "bridge")
     assert job.spoilt
@@ -206,7 +229,7 @@ def test_a_team_that_is_late_says_whose_it_is(monkeypatch: pytest.MonkeyPatch, j
 
 def test_no_team_is_made_where_one_was_given_up() -> None:
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
-    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, outlived=True)
+    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, stale=True)
     found = Teams(job, [10], 0, 1, 5.0)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True
@@ -214,7 +237,7 @@ def test_no_team_is_made_where_one_was_given_up() -> None:
         found._all_ready([10], True)
 
 
-def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]) -> None:
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
     asked: list[Any] = []
     library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
@@ -224,12 +247,8 @@ def test_a_process_has_teams_for_all_its_communicators(monkeypatch: pytest.Monke
     most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
     assert 2 * 8 * len(numbers._ids) <= most < 1 << 15
 
-    def none_left(*_: object) -> None:
-        raise LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")
-
-    full: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), bridge=SimpleNamespace(team=none_left))
-    found = Teams(full, [10, 11], 1, 1, 5.0)
-    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    full, found = bridge
+    full.bridge = SimpleNamespace(team=failing(LibraryError("ucc_team_create_test", -5, "UCC_ERR_NO_RESOURCE")))
     with pytest.raises(CollectiveError, match=f"rank 1: the bridge team .* has {most} numbers .*: Free"):
         found.get((0, 1), "bridge")
 
@@ -275,9 +294,7 @@ def test_what_a_callback_of_libucc_raises_is_kept(kind: type[BaseException], lat
 def test_a_process_that_is_gone_before_the_first_message() -> None:
     """libucp cannot open the memory of one that has died: it is said which rank that is."""
 
-    def connect(address: bytes) -> None:
-        raise LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT")
-
+    connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
     process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
         Process.endpoint(process, job({})[0], 3, 5)
@@ -307,7 +324,7 @@ def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
     job: Any = SimpleNamespace(facts=[FACTS] * 4, native=context, bridge=context, island_index=range(4), tried=set())
     job.tried |= {(link, ranks) for link in ("native", "bridge") for ranks in ((0, 1), (0, 1, 2, 3), (0, 2))}
     for claimed, first in ((7, 7), (MOST_NUMBERS, None)):
-        made = Teams(job, range(4), 0, 1, 5.0, claimed=claimed)
+        made = Teams(job, range(4), 0, claimed, 5.0)
         made.together = True
         for ranks, link in (((0, 1), "native"), ((0, 1, 2, 3), "bridge"), ((0, 2), "bridge")):
             made.get(ranks, link)
@@ -315,43 +332,50 @@ def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
         asked.clear()
 
 
-class Closing:
-    """A team that notes when it is destroyed."""
-
-    def __init__(self, closed: list[Any], what: object) -> None:
-        self.close = lambda timeout: closed.append(what)
-
-
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
     """A job of four ranks, and the teams of it that were destroyed."""
     closed: list[Any] = []
-    monkeypatch.setattr(Teams, "_create", lambda self, ranks, link: Closing(closed, (self.tag, ranks, link)))
+
+    def create(self: Teams, ranks: tuple[int, ...], link: str) -> Any:
+        return SimpleNamespace(close=lambda timeout: closed.append((self.tag, ranks, link)))
+
+    monkeypatch.setattr(Teams, "_create", create)
     job: Any = SimpleNamespace(facts=[FACTS] * 4, spare={})
     job.drop_spare = partial(Job.drop_spare, job)
     return job, closed
 
 
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
+    """And its cleared page, by the number that the first of them had."""
     job, closed = left
-    first = Teams(job, [2, 0, 1], 0, 1, 5.0, b"one")
-    team = first.get((0, 1, 2), "native")
-    first.close()
-    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [b"two"]), ([0, 1, 2], [b"one"]), ([2, 0], [b"one"])):
-        other = Teams(job, members, 0, 2, 5.0, b"other", spare)
-        assert not other.reused and other.get((0, 1), "native") is not team
-    again = Teams(job, [2, 0, 1], 0, 3, 5.0, b"three", [b"two", b"one"])
-    assert again.reused and again.get((0, 1, 2), "native") is team and not closed
-    assert not Teams(job, [2, 0, 1], 0, 4, 5.0, b"four", [b"one"]).reused, "somebody else has them"
+    first = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    team, page = first.get((0, 1, 2), "native"), object()
+    first.close(page)
+    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [1]), ([2, 0], [1])):
+        other = Teams(job, members, 0, 3, 5.0, spare)
+        assert not other.reused and other.page is None and other.get((0, 1), "native") is not team
+    again = Teams(job, [2, 0, 1], 0, 4, 5.0, [2, 1])
+    assert again.reused and again.page is page and again.get((0, 1, 2), "native") is team and not closed
+    assert not Teams(job, [2, 0, 1], 0, 5, 5.0, [1]).reused, "somebody else has them"
     again.close()
-    assert Teams(job, [2, 0, 1], 0, 5, 5.0, b"five", [b"one"]).get((0, 1, 2), "native") is team
+    assert Teams(job, [2, 0, 1], 0, 6, 5.0, [1]).get((0, 1, 2), "native") is team
+
+
+def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) -> None:
+    """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
+    job, closed = left
+    late = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    late.get((0, 1, 2), "native")
+    late.close(together=False)
+    assert not closed and not job.spare and not len(late)
 
 
 def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
     """And all that hold memory of a device."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
-        made = Teams(job, [0, 1], 0, number, 5.0, bytes([number]))
+        made = Teams(job, [0, 1], 0, number, 5.0)
         made.get((0, 1), "native")
         made.get((0, 1), "bridge")
         made.close()
@@ -359,7 +383,55 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     job.drop_spare(5.0, MOST_SPARE)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
     job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
-    made = Teams(job, [0, 1], 0, 70, 5.0, b"one")
+    made = Teams(job, [0, 1], 0, 70, 5.0)
     made.get((0, 1), "native")
     made.close()
     assert closed[4:] == [(70, (0, 1), "native")]
+
+
+# --- ranks of several hosts beside the data: with whom they are connected, and numbers of calls -----------------------
+
+
+def reached(hosts: list[int], lost: set[int]) -> set[int]:
+    """Ranks that news of the first living one comes to."""
+    found = {next(r for r in range(len(hosts)) if r not in lost)}
+    while more := {s for r in found for s in spokes(hosts, r)} - found - lost:
+        found |= more
+    return found
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_neighbours_are_mutual_and_few(count: int) -> None:
+    every = [neighbours(count, place) for place in range(count)]
+    assert all(place in every[other] for place in range(count) for other in every[place])
+    assert all(place not in every[place] and len(every[place]) <= 2 * count.bit_length() for place in range(count))
+    assert count == 1 or all(every)
+
+
+def test_connections_are_mutual_and_reach_every_rank_but_those_that_are_lost() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        hosts = [rng.randrange(rng.randint(2, 9)) for _ in range(rng.randint(2, 24))]
+        hosts = [sorted(set(hosts)).index(host) for host in hosts]
+        for rank in range(len(hosts)):
+            assert all(rank in spokes(hosts, other) for other in spokes(hosts, rank)), (hosts, rank)
+            near = neighbours(max(hosts) + 1, hosts[rank])
+            assert near <= {hosts[other] for other in spokes(hosts, rank)}, (hosts, rank)
+        assert len(reached(hosts, set())) == len(hosts), hosts
+        one = rng.randrange(len(hosts))
+        assert len(reached(hosts, {one})) == len(hosts) - 1, (hosts, one)
+
+
+@pytest.mark.parametrize("names", [ROWS, DTYPES, OPS], ids=["collective", "datatype", "operation"])
+@pytest.mark.parametrize("call", ["{} float32[7] SUM root=2", "reduce {}[7] SUM root=2", "reduce float32[7] {} root=2"])
+def test_one_name_that_differs_is_enough(call: str, names: list[str]) -> None:
+    assert all(salt(call.format(one)) != salt(call.format(two)) for one, two in combinations(names, 2))
+
+
+def test_numbers_that_differ_are_enough_and_salts_well_spread() -> None:
+    for number in (1, 2, 1000, 1 << 20, 1 << 40):
+        for more in (*range(1, 1021), number):
+            assert salt(f"bcast int8[{number}] root=0") != salt(f"bcast int8[{number + more}] root=0")
+            assert salt(f"bcast int8[4] root={number}") != salt(f"bcast int8[4] root={number + more}")
+    found = [salt(f"allgatherv float64[{n},{n * n},3]") for n in range(4000)]
+    assert max(found) < 1021 and len(set(found)) > 900

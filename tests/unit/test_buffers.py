@@ -4,42 +4,22 @@ import array
 import ctypes
 import gc
 import mmap
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from buffer_specs import recv, recv_v, send, send_v
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
+from processes import python
 
-from ucc_hetero.buffers import Buffer, Layout, VBuffer, as_buffer, as_vbuffer, dtype_of, pack, unpack
+from ucc_hetero.buffers import Buffer, Layout, dtype_of, pack, unpack
 from ucc_hetero.buffers.buffer import bounds, merge, scattered
 from ucc_hetero.types import DTYPES
 
 NUMPY_NAMES = [n for n in DTYPES if not n.startswith(("bfloat", "float8"))]
-
-
-def send(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=False, argument="sendbuf", rank=2, **kwargs)
-
-
-def recv(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=True, argument="recvbuf", rank=2, **kwargs)
-
-
-def send_v(spec: object, size: int) -> VBuffer:
-    return as_vbuffer(spec, size, writable=False, argument="sendbuf", rank=2)
-
-
-def recv_v(spec: object, size: int) -> VBuffer:
-    return as_vbuffer(spec, size, writable=True, argument="recvbuf", rank=2)
-
-
-class Odd(np.ndarray[Any, Any]):
-    pass
 
 
 def read_only(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -91,6 +71,9 @@ def test_what_cannot_be_written_to_can_be_sent() -> None:
     assert values(pack(reverse), float).tolist() == [2, 1, 0]
     with pytest.raises(BufferError, match="read-only"):
         unpack(pack(reverse), reverse)
+    assert send([np.arange(4, dtype=">i4"), "uint8"]).count == 16
+    assert send([np.zeros(3, [("a", "f4"), ("b", "i8")]), np.uint8]).count == 36
+    assert send(np.zeros(3).view(type("Odd", (np.ndarray,), {}))).count == 3, "of a class derived from numpy's"
     windows = np.lib.stride_tricks.as_strided(np.zeros(6), (4, 3), (8, 8))
     assert pack(send(windows)).count == 12
 
@@ -137,12 +120,6 @@ def test_unsupported_dtypes_are_refused_by_name(spec: object, match: str) -> Non
         dtype_of(spec)
 
 
-def test_elements_that_move_as_bytes_only() -> None:
-    assert send([np.arange(4, dtype=">i4"), "uint8"]).count == 16
-    assert send([np.zeros(3, [("a", "f4"), ("b", "i8")]), np.uint8]).count == 36
-    assert send(np.zeros(3).view(Odd)).count == 3, "of a class derived from numpy's"
-
-
 def test_ml_dtypes_without_the_buffer_protocol() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"):
@@ -155,13 +132,8 @@ def test_ml_dtypes_without_the_buffer_protocol() -> None:
 
 
 def test_import_loads_neither_mpi_nor_frameworks() -> None:
-    code = (
-        "import sys, ucc_hetero.buffers\n"
-        "unwanted = {'mpi4py.MPI', 'torch', 'ml_dtypes', 'asyncio', 'ssl'}\n"
-        "loaded = unwanted & set(sys.modules)\n"
-        "assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    unwanted = {"mpi4py.MPI", "torch", "ml_dtypes", "asyncio", "ssl"}
+    python(f"import sys, ucc_hetero.buffers; loaded = {unwanted} & set(sys.modules); assert not loaded, loaded")
 
 
 def test_forms() -> None:
@@ -177,16 +149,8 @@ def test_forms() -> None:
         buffer = recv(spec)
         assert (buffer.count, buffer.dtype.name) == (count, name), spec
         assert offset is None or buffer.ptr == base + offset, spec
-
-
-def test_blocks() -> None:
-    x = np.zeros(12, np.float32)
-    assert recv(x, blocks=4).count == 12
-    assert recv([x, 2], blocks=4).count == 8  # an explicit count is that of one rank
-    assert recv([x, 3, "f"], blocks=4).count == 12
-
-
-def test_none_with_no_count_is_an_empty_buffer() -> None:
+    # An explicit count is that of one rank.
+    assert [recv(spec, blocks=4).count for spec in (x, [x, 2], [x, 3, "f"])] == [12, 8, 12]
     assert send([None, 0, "f"]).count == 0 and send([None, "f"]).ptr == 0
     assert send_v([None, [0, 0], "f"], 2).counts == (0, 0)
 
@@ -303,11 +267,6 @@ def test_no_false_alarm_about_overlap(view: np.ndarray[Any, Any]) -> None:
     assert bounds(dims, view.itemsize) == (touched if view.size else (0, 0))
 
 
-def test_bits_are_copied_whatever_they_mean() -> None:
-    nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
-    assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
-
-
 def test_segments_of_a_view() -> None:
     x = np.arange(12.0).reshape(3, 4)[:, ::2]
     v = recv_v([x, [1, 2, 3]], 3)
@@ -316,6 +275,9 @@ def test_segments_of_a_view() -> None:
 
 
 def test_what_is_packed_here_and_unpacked() -> None:
+    # Bits are copied, whatever they mean.
+    nans = np.array([0x7F800001, 0, 0xFFC12345, 0], np.uint32).view(np.float32)[::2]
+    assert values(pack(recv(nans)), np.uint32).tolist() == [0x7F800001, 0xFFC12345]
     device = Buffer(0x1000, 4, DTYPES["float32"], "amd", 0, None, False, Layout(((4, 8),)))
     with pytest.raises(BufferError, match="amd memory"):
         pack(device)
@@ -390,10 +352,8 @@ MPI_CASES = Path(__file__).with_name("buffers_mpi_cases.py")
 def test_against_mpi4py() -> None:
     """MPI datatypes and constants, in a process of its own: initialising MPI alters the environment of later jobs."""
     pytest.importorskip("mpi4py", reason="needs mpi4py: pip install mpi4py")
-    probe = subprocess.run([sys.executable, "-c", "import mpi4py.MPI"], capture_output=True, text=True, timeout=240)
+    probe = python("import mpi4py.MPI", check=False)
     if probe.returncode:
         pytest.skip(f"MPI does not start without mpirun here: {probe.stderr[-300:]}")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(MPI_CASES)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = python("import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-q", "-p", "no:cacheprovider", MPI_CASES)
     assert " passed" in run.stdout

@@ -11,20 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from buffer_specs import recv, recv_v, send
 
-from ucc_hetero.buffers import Buffer, as_buffer, as_vbuffer, dtype_of, pack
+from ucc_hetero.buffers import Buffer, dtype_of, pack
 from ucc_hetero.buffers.dtypes import DLPackType
 from ucc_hetero.types import DTYPES
 
 READ_ONLY, IS_COPIED = 1, 2
-
-
-def send(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=False, argument="sendbuf", rank=1, **kwargs)
-
-
-def recv(spec: object, **kwargs: Any) -> Buffer:
-    return as_buffer(spec, writable=True, argument="recvbuf", rank=1, **kwargs)
 
 
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -121,14 +114,14 @@ def test_what_is_still_computed_is_waited_for(device: tuple[int, int]) -> None:
     exporter = Computing(X, device)
     send(exporter)
     assert exporter.asked == [{"max_version": (1, 0), "copy": False}]
-    with pytest.raises(BufferError, match="recvbuf on rank 1: Computing is read-only"):
+    with pytest.raises(BufferError, match="recvbuf on rank 2: Computing is read-only"):
         recv(exporter)
 
 
 def test_a_refused_export_is_let_go_too() -> None:
     exporter = Exporter(X, flags=READ_ONLY)
     assert send(exporter).readonly
-    with pytest.raises(BufferError, match="recvbuf on rank 1: Exporter is read-only"):
+    with pytest.raises(BufferError, match="recvbuf on rank 2: Exporter is read-only"):
         recv(exporter)
     with pytest.raises(ValueError, match="13 entries"):
         send([exporter, 13])
@@ -151,7 +144,7 @@ def test_exports_that_cannot_be_used() -> None:
         (Exporter(X, dtype=(3, 64, 1)), TypeError, "DLPack code 3, 64 bits, 1 lanes is not supported"),
         (Exporter(X, dtype=(2, 32, 4)), TypeError, "4 lanes is not supported"),
     ]:
-        with pytest.raises(error, match=f"sendbuf on rank 1: .*{match}"):
+        with pytest.raises(error, match=f"sendbuf on rank 2: .*{match}"):
             send(exporter)
         assert exporter.held == 0
 
@@ -195,8 +188,7 @@ def test_the_runtime_says_whose_a_bare_pointer_is() -> None:
     buffer = recv(obj, pointer_vendor=whose)
     assert buffer == Buffer(X.ctypes.data, 12, DTYPES["float32"], "amd", 2, obj, False)
     assert buffer.owner is obj and asked == [X.ctypes.data]
-    v = as_vbuffer([obj, [6, 6]], 2, writable=True, argument="x", rank=0, pointer_vendor=whose)
-    assert v.buffer.vendor == "amd"
+    assert recv_v([obj, [6, 6]], 2, pointer_vendor=whose).buffer.vendor == "amd"
 
 
 def test_interface_details() -> None:
@@ -225,7 +217,7 @@ def test_interface_details() -> None:
 
 def test_dlpack_goes_before_the_interface_and_gives_way_to_it() -> None:
     both = Exporter(X, (10, 0))
-    both.__cuda_array_interface__ = interface(X).__cuda_array_interface__  # type: ignore[attr-defined]
+    both.__cuda_array_interface__ = interface(X).__cuda_array_interface__
     assert send(both).vendor == "amd"
 
     class Refusing:
@@ -257,7 +249,7 @@ def test_torch_tensors() -> None:
         (torch.zeros(2, device="meta"), TypeError, "meta"), (torch.zeros(2, 2).to_sparse(), TypeError, "to_dense"),
         (torch.zeros(2).expand(3, 2), BufferError, "overlap"),
     ]:  # fmt: skip
-        with pytest.raises(error, match=f"recvbuf on rank 1: .*{match}"):
+        with pytest.raises(error, match=f"recvbuf on rank 2: .*{match}"):
             recv(x)
 
 

@@ -10,18 +10,8 @@ from typing import Any
 import hosts
 import pytest
 
-from ucc_hetero.machine import nics, nvlink
-from ucc_hetero.machine.discover import (
-    Accelerator,
-    Machine,
-    Nic,
-    cores,
-    host_identity,
-    link_speed,
-    machine,
-    record,
-    replay,
-)
+from ucc_hetero.machine import discover, nics, nvlink
+from ucc_hetero.machine.discover import Accelerator, Machine, Nic, link_speed, machine, record, replay
 from ucc_hetero.machine.nics import Port, assign, flow_limit, joining, near, ports, rails, shared, use
 
 DATA = Path(__file__).parents[1] / "data"
@@ -66,7 +56,7 @@ def test_ports_of_one_card_count_once_and_virtual_ones_only_alone(tmp_path: Path
 def test_nothing_is_required(tmp_path: Path) -> None:
     found = machine(tmp_path)
     assert (found.nics, found.accelerators, found.numa, speed(found)) == ((), (), (), 0)
-    assert cores() >= 1 and host_identity().hostname
+    assert discover.cores() >= 1 and discover.host_identity().hostname
 
 
 @pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="no sysfs")
@@ -116,54 +106,38 @@ def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: i
     assert len(others) == 7
 
 
-class FakeNVML:
-    """As much of pynvml as is used: three devices, two of them joined."""
+class NVMLError(Exception):
+    pass
 
-    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
 
-    class NVMLError(Exception):
-        pass
+def nvml(*broken: str) -> Any:
+    """As much of pynvml as is used: four devices, of which the first two are joined."""
 
-    def __init__(self, *, working: bool = True) -> None:
-        self.working, self.open = working, 0
+    def answer(question: str, value: Any = None) -> Any:
+        if question in broken:
+            raise NVMLError
+        return value
 
-    def nvmlInit(self) -> None:
-        if not self.working:
-            raise self.NVMLError
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 4
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index == 3:
-            raise self.NVMLError
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=(b"00000000:1B:00.0", "00000000:43:00.0", b"00010000:52:00.0")[handle])
-
-    def nvmlDeviceGetP2PStatus(self, one: int, other: int, what: int) -> int:
-        if 2 in (one, other):
-            raise self.NVMLError
-        assert what == 2
-        return 0
+    found = SimpleNamespace(NVML_P2P_CAPS_INDEX_NVLINK=7, NVML_P2P_STATUS_OK=0, NVMLError=NVMLError, open=0)
+    buses = b"00000000:1B:00.0", "00000000:43:00.0", b"00010000:52:00.0"
+    found.nvmlInit = lambda: setattr(found, "open", answer("init", found.open + 1))
+    found.nvmlShutdown = lambda: setattr(found, "open", found.open - 1)
+    found.nvmlDeviceGetCount = lambda: 4
+    found.nvmlDeviceGetHandleByIndex = lambda index: answer(f"handle {index}", index)
+    found.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId=buses[handle])
+    found.nvmlDeviceGetP2PStatus = lambda one, other, what: answer(f"pair {max(one, other)}", int(what != 7))
+    return found
 
 
 def test_nvlink_as_nvml_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = ["0000:1b:00.0", "0000:43:00.0", "10000:52:00.0", "0000:99:00.0"]
-    nvml = FakeNVML()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", there := nvml("handle 3", "pair 2"))
     found = nvlink.peers(devices)
-    assert found == {devices[0]: (devices[1],), devices[1]: (devices[0],)} and nvml.open == 0
+    assert found == {devices[0]: (devices[1],), devices[1]: (devices[0],)} and there.open == 0
     assert nvlink.answers(Path("/"), devices) == {f"nvml/nvlink/{one}": other for one, (other,) in found.items()}
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(working=False))
-    assert nvlink.peers(devices) == {}
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvlink.peers(devices) == {}
+    for none in (nvml("init"), None):
+        monkeypatch.setitem(sys.modules, "pynvml", none)
+        assert nvlink.peers(devices) == {}
 
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
@@ -270,5 +244,4 @@ def test_ports_of_this_machine() -> None:
 
 
 def test_infiniband_is_left_to_ucx(tmp_path: Path) -> None:
-    card = {f"sys/class/infiniband/mlx5_{i}/ports/1/state": "4: ACTIVE" for i in range(2)}
-    assert ports("", replay(card, tmp_path)) == ()
+    assert ports("", replay(hosts.rdma("mlx5_0", "InfiniBand") | hosts.rdma("mlx5_1", "InfiniBand"), tmp_path)) == ()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from ucc_hetero.launch.doctor import checks, facts, findings, job, measure
 from ucc_hetero.launch.doctor.facts import Facts, Libraries
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric
-from ucc_hetero.planner.rules import Layout, read_table, save_fabric
 
 LIBRARIES = Libraries(
     ucc="1.4.0", ucc_path="/lib/libucc.so.1", ucx="1.22.0", ucx_path="/lib/libucp.so.0",
@@ -39,8 +39,8 @@ NETWORK = {
 
 #: Answers of system calls, which no file records.
 ANSWERS = {
-    "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16, "host_cores": 16,
-    "clock_synchronised": True, "denied": (), "kernel_config": True, "session_groups": False,
+    "kernel": "6.8.0-45-generic", "memlock": -1, "nofile": 1 << 20, "shm": 64 << 30, "cores": 16,
+    "clock_synchronised": True, "denied": (), "kernel_config": True,
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ TCP = {"ports": ()}
 
 
 def sysctl(**values: str) -> dict[str, Any]:
-    names = {"rmem": "net.ipv4.tcp_rmem", "control": "net.ipv4.tcp_congestion_control", "most": "net.core.rmem_max"}
+    names = {"rmem": "net.ipv4.tcp_rmem", "control": "net.ipv4.tcp_congestion_control"}
     return {"sysctl": tuple((names[name], value) for name, value in values.items())}
 
 
@@ -92,10 +92,9 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("iommu", {"files": {"sys/kernel/iommu_groups/7/type": "DMA-FQ"}}),
     ("gpudirect", {"files": {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54"}}),
     ("", {"files": {"sys/module/nvidia_peermem/version": "1"}, "open_driver": False}),
-    ("", TCP | sysctl(rmem="4096 131072 33554432", control="cubic", most="212992") | env(UCX_TCP_RCVBUF="auto")),
+    ("", TCP | sysctl(rmem="4096 131072 33554432", control="cubic")),
     ("", CLOUD | sysctl(rmem="4096 131072 212992", control="reno")),  # RDMA carries it
     ("", TCP | sysctl(rmem="4096 131072 212992", control="reno") | {"interfaces": (("eth0", 1000, 1500),)}),
-    ("", sysctl(most="212992") | env(UCX_TCP_RCVBUF="128K")),
     ("", lib(torch="2.13.0+cu126", torch_for="cuda 12.6", ucc_cuda="12")),
     ("mpi-missing", lib(mpirun="", mpirun_text="no mpirun")),
     ("mpi-missing", lib(mpi="", mpi_text="mpi4py finds no MPI library")),
@@ -117,12 +116,14 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("flow-limit", TCP | CLOUD),
     ("mtu-small", CLOUD | {"interfaces": (("ens5", 0, 1500),)}),
     ("tcp-window", TCP | sysctl(rmem="4096 131072 212992")),
-    ("tcp-buffer", sysctl(most="212992") | env(UCX_TCP_RCVBUF="8M")),
     ("tcp-congestion", TCP | sysctl(control="reno")),
     ("nofile", {"nofile": 1024}),
     ("shm-small", {"shm": 64 << 20}),
     ("cores-few", {"ranks_here": 17}),
-    ("sched-groups", {"ranks_here": 16, "kernel": "6.18.44", "session_groups": True}),
+    (
+        "sched-groups",
+        {"ranks_here": 16, "kernel": "6.18.44", "files": {"proc/sys/kernel/sched_autogroup_enabled": "1"}},
+    ),
     ("clock", {"clock_synchronised": False}),
     ("env-unknown", env(UCCH_TIMOUT="3")),
     ("env-bad", env(UCCH_TIMEOUT="soon")),
@@ -133,19 +134,12 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("env-vendor", env(CUDA_MODULE_LOADING="LAZY")),
 ]
 
+SMALL_BAR = {f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")}
 #: The same for a host of AMD's.
 AMD: list[tuple[Any, ...]] = [
     ("", {}),
     ("gpudirect", {"kernel": "5.14.0-427.el9"}),
-    (
-        "bar-small",
-        {
-            "files": {
-                f"sys/bus/pci/devices/0000:{bus}:00.0/mem_info_vis_vram_total": str(256 << 20) for bus in ("03", "26")
-            }
-        },
-        "0.25 GiB of 192 GiB of 2 GPUs",
-    ),
+    ("bar-small", {"files": SMALL_BAR}, "0.25 GiB of 192 GiB of 2 GPUs"),
     ("env-vendor", env(AMD_DIRECT_DISPATCH="0")),
     ("env-vendor", env(ROC_CPU_WAIT_FOR_SIGNAL="1")),
     ("env-vendor", env(HIP_ENABLE_DEFERRED_LOADING="0")),
@@ -188,25 +182,6 @@ def test_what_provokes(
         assert not others & {"env-vendor", "dmabuf"}
 
 
-@pytest.mark.parametrize("cores, ranks, more, told", [
-    (16, 2, {}, ""), (12, 2, {}, "2 ranks on a want 8 network threads each, and it has 12 cores: they get 6"),
-    (2, 1, {}, "they get 2"), (15, 1, CLOUD, "want 16 network threads"), (32, 1, env(UCCH_WIRES="16"), ""),
-    (31, 1, env(UCCH_WIRES="16"), "want 32 network threads each, and it has 31 cores"),
-])  # fmt: skip
-def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more: dict[str, Any], told: str) -> None:
-    a = healthy(tmp_path / "a", host="a", boot_id="a", host_cores=cores, ports=(), **more)
-    amd = healthy(tmp_path / "b", amd_host, host="b", boot_id="b", ports=())
-    found = [each.text for each in job.network_threads([*[a] * ranks, amd])]
-    assert len(found) == bool(told) and all(told in text for text in found)
-    assert not list(job.network_threads([a] * ranks)), "one host"
-    # A vendor's own fabric needs none; without one its hosts are islands.
-    none = (("nvidia", Fabric("", "no active port")),)
-    apart = [replace(a, host=host, fabrics=none) for host in "ab" for _ in range(ranks)]
-    assert len(list(job.network_threads(apart))) == 2 * bool(told)
-    joined = [replace(facts, fabrics=(("nvidia", Fabric("EFA", "rdmap0:1")),)) for facts in apart]
-    assert not list(job.network_threads(joined))
-
-
 def test_processors(tmp_path: Path) -> None:
     """They matter where one library's ranks sit on different ones, and to some versions of UCC."""
     host = healthy(tmp_path, files={"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"})
@@ -228,68 +203,27 @@ def test_ranks_keep_their_numbers(tmp_path: Path) -> None:
     assert "535.1: rank 2" in found["job-drivers"] and "1500: rank 2" in found["job-mtu"]
 
 
-def with_env(found: Facts, **variables: str) -> Facts:
-    return replace(found, env=tuple(sorted(variables.items())))
-
-
-NAME = "net.ipv4.tcp_congestion_control"
-
-
 def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
     """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
     a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
     b = replace(a, host="b", boot_id="b", memory_domain=("b",))
     amd = replace(healthy(root / "amd", amd_host), host="b", boot_id="b")
     still = [0.0, 0.0]
-    other_lib = replace(b, libraries=replace(LIBRARIES, ucc="1.3.0"))
     cpu_only = replace(b, usable=(), libraries=replace(LIBRARIES, memory_types=("host",)))
     return {
         "": ([a, b], 2, still),
-        "job-size": ([with_env(a, WORLD_SIZE="2")], 1, [0.0]),
-        "job-disagrees": ([a, other_lib], 2, still),
+        "job-size": ([replace(a, **env(WORLD_SIZE="2"))], 1, [0.0]),
         "job-namespaces": ([a, replace(b, boot_id="a", host="c1")], 2, still),
         "job-device-shared": (
-            [with_env(a, CUDA_VISIBLE_DEVICES="1"), with_env(a, CUDA_VISIBLE_DEVICES="1")], 2, still,
+            [replace(a, **env(CUDA_VISIBLE_DEVICES="1")), replace(a, **env(CUDA_VISIBLE_DEVICES="1"))], 2, still,
         ),
         "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
         "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
         "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
-        "job-congestion": (
-            [replace(f, ports=(), sysctl=((NAME, control),)) for f, control in ((a, "cubic"), (b, "dctcp"))], 2, still
-        ),
         "job-clock": ([a, b], 2, [0.0, -3.5]),
         "job-memory": ([a, cpu_only], 2, still),
         "job-fp8": ([a, amd], 2, still),
-        "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
-        "job-wires": (
-            [replace(f, ports=(), host_cores=7, fabrics=(("nvidia", Fabric("", "no active port")),)) for f in (a, b)],
-            2, still,
-        ),
     }  # fmt: skip
-
-
-def test_measured_islands_of_a_job(tmp_path: Path) -> None:
-    """They are followed before the hosts' RDMA; rank 0's table is the job's, and a bad one an error."""
-    a, b = jobs(tmp_path)[""][0]
-    a, b = (replace(each, fabrics=(("nvidia", Fabric("", "no active port")),)) for each in (a, b))
-    path = tmp_path / "tuned.json"
-    save_fabric(path, Layout.of(["nvidia"] * 2, "ab", [""] * 2), "all")
-    mine, nothing = read_table(str(path)), "UCCH_TUNE_FILE=x cannot be read"
-
-    def said(*everyone: Facts) -> str:
-        (found,) = (each for each in job.fabric(everyone) if each.code == "job-fabric")
-        return f"{found.level}: {found.text}"
-
-    assert said(a, b) == "ok: nvidia on 2 hosts: each host by itself (no active port)"
-    told = replace(a, table=mine)
-    assert said(told, replace(b, no_table=nothing)) == f"ok: nvidia on 2 hosts: all hosts (by the tuned table {path})"
-    assert not list(job.network_threads([replace(each, host_cores=2, ports=()) for each in (told, b)]))
-    roce = [replace(each, fabrics=(("nvidia", Fabric("RoCE", "mlx5_0:1")),)) for each in (told, b)]
-    assert said(*roce).endswith(f"(mlx5_0:1); not by the tuned table {path}, of hosts with no RDMA for nvidia")
-    wrong = replace(a, table=mine._replace(text=mine.text.replace('"all"', '"some"')))
-    for first, text in ((wrong, "has the fabric 'some'"), (replace(a, no_table=nothing), nothing)):
-        (bad,) = (each for each in job.fabric([first, b]) if each.code == "env-bad")
-        assert text in bad.text and "correct UCCH_TUNE_FILE" in bad.cure
 
 
 def test_ranks_that_provoke(tmp_path: Path) -> None:
@@ -297,19 +231,6 @@ def test_ranks_that_provoke(tmp_path: Path) -> None:
         found = job.compare(*given)
         assert codes(found) == {code} - {""}, code
         assert all(bool(each.cure) == (each.level != "ok") for each in found)
-
-
-def test_disagreements_are_tables(tmp_path: Path) -> None:
-    a = healthy(tmp_path)
-    others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
-    text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
-    assert text == "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
-    set_here = [a, with_env(a, UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
-    assert "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1" in next(
-        e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
-    )
-    local = [a, with_env(a, UCC_EC_ROCM_COPY_HOST_LIMIT="0")]
-    assert codes(job.compare(local, 2, [0.0] * 2)) == set(), "a setting of one host's devices steers nothing"
 
 
 class World:
@@ -328,28 +249,12 @@ def failing(comm: Any) -> bool:
 
 
 def test_canaries() -> None:
-    world: Any = World()
+    world: Any = SimpleNamespace(rank=0, size=1, mpi=SimpleNamespace(allgather=lambda value: [value]))
     assert codes(measure.canaries(world, (("a", lambda comm: True),))) == set()
     wrong = measure.canaries(world, (("allreduce of 8 MiB in place", lambda comm: False), ("b", failing)))
     assert codes(wrong) == {"run-wrong"} and "8 MiB in place gave wrong numbers on ranks 0" in wrong[0].text
     failed = measure.canaries(world, (("a", failing), ("b", lambda comm: True)))
     assert codes(failed) == {"run-failed"} and "rank 3 had not arrived" in failed[0].text
-
-
-class Adding(World):
-    """Sums with what ``answers`` gives for each call as the last bits, and knows what another rank would have got."""
-
-    size = 2
-
-    def __init__(self, answers: list[bytes], others: bytes) -> None:
-        self.answers, self.others = iter(answers), others
-        self.mpi: Any = self
-
-    def Allreduce(self, send: Any, receive: Any) -> None:
-        receive.view("u1")[:] = np.frombuffer(next(self.answers) * send.size, "u1")
-
-    def allgather(self, value: Any) -> list[Any]:
-        return [value, self.others * (len(value) // 4)]
 
 
 @pytest.mark.parametrize("answers, others, same", [
@@ -361,8 +266,15 @@ class Adding(World):
 def test_replicas_differ_in_a_bit(
     monkeypatch: pytest.MonkeyPatch, answers: list[bytes], others: bytes, same: bool
 ) -> None:
+    """Sums have what each answer says as their last bits; another rank has got ``others``."""
+    left = iter(answers)
+
+    def allreduce(send: Any, receive: Any) -> None:
+        receive.view("u1")[:] = np.frombuffer(next(left) * send.size, "u1")
+
     monkeypatch.setattr(measure, "runtime_of", lambda vendor: None)
-    world: Any = Adding(answers, others)
+    mpi = SimpleNamespace(allgather=lambda value: [value, others * (len(value) // 4)])
+    world: Any = SimpleNamespace(rank=0, size=2, mpi=mpi, Allreduce=allreduce)
     assert measure._replicas(world, 5) is same
 
 

@@ -4,6 +4,7 @@ import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,35 +35,43 @@ def left() -> SimpleNamespace:
     )
 
 
-def error_of(status: int, seq: int = 7) -> SimpleNamespace:
-    return SimpleNamespace(status=status, seq=seq, peer=1, step=0, elapsed=0.1)
-
-
-def test_a_rank_that_has_left_first_is_no_reason_where_calls_differ(left: SimpleNamespace) -> None:
-    found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "bcast float32[9] root=0", 5.0)
-    assert isinstance(found, MismatchError)
-    assert "rank 1 called bcast float32[9] root=3, where it should have been as call 7 here" in str(found)
-
-
-def test_a_rank_that_dies_meanwhile_is_the_reason(left: SimpleNamespace) -> None:
-    left.dead, left.difference, left.given_up = lambda: 0, lambda seq: (0, -1, ""), lambda rank: 6
-    found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "barrier", 5.0)
-    assert type(found) is CollectiveError and "rank 3 has given up, as call 6 has failed there" in str(found)
-
-
-def test_a_refusal_that_is_heard_of_after_it_has_made_a_rank_leave_is_the_reason(left: SimpleNamespace) -> None:
+def news(*later: object) -> Any:
+    """What comes at the second look."""
     looks = iter([None, None])
-    left.difference, left.given_up = lambda seq: (0, -1, ""), lambda rank: 7
-    left.refusal = lambda: next(looks, (7, 0, "TypeError: no buffer"))
-    found = explain(error_of(lib.UCCH_FAIL_PEER), left, 2, "alltoall float32[9]", 5.0)
-    assert isinstance(found, RefusedError) and "rank 0 refused its part: TypeError: no buffer" in str(found)
+    return lambda *_: next(looks, later)
 
 
-def printed(call, *args) -> str:  # type: ignore[no-untyped-def]
+#: What is found out while a rank waits for the reason -> the error, and words of it.
+REASONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "another call": (
+        {}, MismatchError, "rank 1 called bcast float32[9] root=3, where it should have been as call 7 here",
+    ),
+    "a death": (
+        {"dead": lambda: 0, "difference": lambda seq: (0, -1, ""), "given_up": lambda rank: 6},
+        CollectiveError, "rank 3 has given up, as call 6 has failed there",
+    ),
+    "a refusal": (
+        {"refusal": news(7, 0, "TypeError: no buffer"), "difference": lambda seq: (0, -1, ""), "given_up": lambda _: 7},
+        RefusedError, "rank 0 refused its part: TypeError: no buffer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_a_rank_that_has_left_first_is_no_reason(left: SimpleNamespace, what: str) -> None:
+    """Where calls differ, ranks die meanwhile, or a refusal is heard of after it has made a rank leave."""
+    found_out, kind, words = REASONS[what]
+    vars(left).update(found_out)
+    failed = SimpleNamespace(status=lib.UCCH_FAIL_PEER, seq=7, peer=1, step=0, elapsed=0.1)
+    error = explain(failed, left, 2, "bcast float32[9] root=0", 5.0)
+    assert type(error) is kind and words in str(error)
+
+
+def printed(call, *args) -> str:
     try:
         call(*args)
     except Exception:
-        return text_of(*sys.exc_info())  # type: ignore[arg-type]
+        return text_of(*sys.exc_info())
     raise AssertionError("no error")
 
 
@@ -72,7 +81,7 @@ def test_frames_of_the_package_are_left_out_of_what_it_raises_on_purpose(monkeyp
     assert "(1 more inside ucc_hetero, which UCCH_LOG_LEVEL=debug shows)" in text
     assert text.splitlines()[-1].startswith("ValueError: UCCH_TUNE: section 'nonsense'")
     monkeypatch.setattr(log.log("init"), "level", logging.DEBUG)
-    log.log("init").manager._clear_cache()  # type: ignore[attr-defined]
+    log.log("init").manager._clear_cache()
     assert "in _section" in printed(parse_tune, "nonsense")
 
 

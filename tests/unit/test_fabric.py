@@ -6,44 +6,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hosts import rdma
+from test_bootstrap import FACTS, HERE
+from test_bootstrap import THERE as ELSEWHERE
 
 from ucc_hetero.bootstrap.fabrics import few_files, layout_of, split
 from ucc_hetero.cli.info import fabrics
 from ucc_hetero.cli.tune import clearly, without_default
-from ucc_hetero.machine.discover import HostIdentity, replay
+from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric, fabric_of
 from ucc_hetero.machine.facts import Facts, unpacked
-from ucc_hetero.planner.rules import (
-    NO_TABLE,
-    Layout,
-    Measured,
-    Table,
-    fabrics_of,
-    load_table,
-    measured_fabric,
-    read_table,
-    save_fabric,
-    save_table,
-)
+from ucc_hetero.planner import rules
+from ucc_hetero.planner.rules import NO_TABLE, Layout, Measured, Table, measured_fabric
 
-MINE = Facts(
-    process="1", package="", ucc="1", ucx="1", memory_types=(), settings=(), byteorder="little",
-    host=HostIdentity("here", "1", "", ""), vendor="nvidia", device=0, address=b"", device_memory="cuda",
-)  # fmt: skip
-THERE = replace(MINE, host=HostIdentity("there", "2", "", ""))
+MINE, THERE = (replace(FACTS, host=host, vendor="nvidia", device_memory="cuda") for host in (HERE, ELSEWHERE))
 IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
 
 
 def host(root: Path, ports: str, node: bool = True, verbs: bool = True) -> Path:
     """A host with active ports, such as ``mlx5_0:InfiniBand mlx5_1:RoCE rdmap0:EFA``."""
-    layers = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "EFA": "Unspecified"}
     found = {"etc/ld.so.cache": f"\0/usr/lib/{'libibverbs' if verbs else 'libc'}.so.1\0"}
     for number, port in enumerate(ports.split()):
         name, _, kind = port.partition(":")
-        at = f"sys/class/infiniband/{name}"
-        found |= {f"{at}/ports/1/state": "4: ACTIVE", f"{at}/ports/1/link_layer": layers[kind]}
+        found |= rdma(name, kind.replace("RoCE", "Ethernet"))
         found |= {f"sys/class/infiniband_verbs/uverbs{number}/ibdev": name}
-        found |= {f"{at}/device/driver": "-> ../../../../bus/pci/drivers/efa"} if kind == "EFA" else {}
         found |= {f"dev/infiniband/uverbs{number}": ""} if node else {}
     return replay(found, root)
 
@@ -132,13 +118,13 @@ PAIR = (("nvidia", "nvidia"), ("a", "b"), ("RoCE", "RoCE"))
 
 def table_of(path: Path, *entries: tuple[Layout, str]) -> Table:
     for layout, word in entries:
-        save_fabric(path, layout, word)
-    return read_table(str(path))
+        rules.save_fabric(path, layout, word)
+    return rules.read_table(str(path))
 
 
 def test_measured_islands_go_by_ranks_and_rdma(tmp_path: Path) -> None:
     path, pair = tmp_path / "tuned.json", Layout.of(*PAIR)
-    save_table(path, pair.topology, Measured(weights=(2, 1)))
+    rules.save_table(path, pair.topology, Measured(weights=(2, 1)))
     mixed = Layout.of(("amd", "nvidia", "amd", "host"), "abba", ("", "EFA", "RoCE", ""))
     assert mixed.rdma == {"amd": ["", "RoCE"]}, "nvidia is on one host"
     table = table_of(path, (pair, "host"), (mixed, "all"))
@@ -152,8 +138,8 @@ def test_measured_islands_go_by_ranks_and_rdma(tmp_path: Path) -> None:
     for kinds, text in ((("", ""), "RoCE for nvidia"), (("EFA", "RoCE"), "RoCE for nvidia")):
         assert measured_fabric(table, Layout.of(*PAIR[:2], kinds)) == ("", f"not {by}, of hosts with {text}")
     assert measured_fabric(NO_TABLE, pair) == ("", "")
-    assert fabrics_of(table) == {"nvidia[0]@0 nvidia[1]@1": "host", mixed.topology.describe(): "all"}
-    assert load_table(table.text, pair.topology) == Measured(weights=(2, 1))
+    assert rules.fabrics_of(table) == {"nvidia[0]@0 nvidia[1]@1": "host", mixed.topology.describe(): "all"}
+    assert rules.load_table(table.text, pair.topology) == Measured(weights=(2, 1))
     assert measured_fabric(table_of(path, (pair, "")), pair) == ("", ""), "no longer clearly faster"
     assert measured_fabric(table_of(path, (pair, "all")), pair) == ("all", by)
 

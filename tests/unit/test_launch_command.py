@@ -4,13 +4,14 @@
 # ruff: noqa: E501
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ucc_hetero.launch import command, launcher
+from ucc_hetero.launch import command, emulate, emulated_net, emulated_node, launcher
 from ucc_hetero.launch.cluster import Cluster, ClusterError, Host, VendorPart, local
 from ucc_hetero.launch.command import Job, compile_job, parts
 from ucc_hetero.launch.launcher import Launcher
@@ -42,29 +43,25 @@ _A = (
 GOLDEN = {
     "openmpi4": (
         OPENMPI4,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
-    -np 2 --host c:2 {_A}""",
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
     ),
     "openmpi5": (
         OPENMPI5,
-        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : \\
-    -np 2 --host c:2 {_A}""",
+        f"""mpirun --bind-to none --map-by slot --mca pml ob1 --mca btl self,sm,tcp --mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 -np 8 --host a:4,b:4 {_N} : -np 2 --host c:2 {_A}""",
     ),
     "hydra": (
         HYDRA,
-        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : \\
-    -n 2 {_A}""",
+        f"""mpiexec -hosts a:4,b:4,c:2 -launcher ssh -iface eth0 -n 8 {_N} : -n 2 {_A}""",
     ),
     "srun": (
         SRUN,
-        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : \\
-    --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
+        f"""srun --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=0 --ntasks=8 --nodes=2 --distribution=block {_N} : --mpi=pmix --cpu-bind=none --kill-on-bad-exit=1 --quit-on-interrupt --het-group=1 --ntasks=2 --nodes=1 --distribution=block {_A}""",
     ),
 }  # fmt: skip
 
 
 def shown(job: Job, starter: Launcher, environ: dict[str, str]) -> str:
-    text = "\n".join(command.lines(compile_job(job, starter, environ)))
+    text = shlex.join(compile_job(job, starter, environ))
     return text.replace(str(command.RANK_WRAPPER), "rank.py")
 
 
@@ -83,9 +80,6 @@ def test_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         f"-np 4 --host localhost:4 {wrapper}"
     ), "ranks inherit the environment of this machine"
     assert shown(job, HYDRA, {}) == f"mpiexec -n 4 {wrapper}"
-
-
-def test_the_users_choice_of_transport_stays() -> None:
     job = replace(JOB, mpi_args=("--mca", "pml", "ucx"))
     text = shown(job, OPENMPI5, {"OMPI_MCA_btl": "self,tcp"})
     assert "--mca pml ucx" in text
@@ -93,9 +87,9 @@ def test_the_users_choice_of_transport_stays() -> None:
 
 
 def test_options_of_the_wrapper() -> None:
-    job = replace(JOB, devices="all", numa=False, tag=True, report=True, emulate=True, env={"A": "b"})
+    job = replace(JOB, devices="all", numa=False, report=True, emulate=True, env={"A": "b"})
     words = compile_job(job, OPENMPI5, {"UCX_TLS": "tcp", "HOME": "/"})
-    for word in ("--devices", "all", "--numa", "off", "--tag", "--report", "A=b", "UCX_TLS=tcp"):
+    for word in ("--devices", "all", "--numa", "off", "--report", "A=b", "UCX_TLS=tcp"):
         assert word in words
     assert "UCCH_EMULATE=nvidia:8,amd:2" in words
     assert words[words.index("--vendor") + 1] == "host", "pretended devices are not bound"
@@ -178,12 +172,10 @@ BANNERS = {
 
 @pytest.mark.parametrize("banner", BANNERS)
 def test_launchers_are_recognised(banner: str) -> None:
-    found = launcher.identify("x", banner)
-    assert found is not None
-    assert (found.kind, found.major, found.version) == BANNERS[banner]
+    assert (found := launcher.identify("x", banner)) and (found.kind, found.major, found.version) == BANNERS[banner]
 
 
-def test_unknown_launcher(tmp_path: Path) -> None:
+def test_launchers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.identify("x", "GNU bash 5") is None
     odd = tmp_path / "mpirun"
     odd.write_text("#!/bin/sh\necho hello\n")
@@ -192,10 +184,65 @@ def test_unknown_launcher(tmp_path: Path) -> None:
         launcher.find({"MPIRUN": str(odd)})
     with pytest.raises(launcher.LauncherError, match="MPIRUN=/no/mpirun: /no/mpirun is no program"):
         launcher.find({"MPIRUN": "/no/mpirun"})
-
-
-def test_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(launcher.LauncherError, match=r"none on the PATH.*\.\[mpi\].*name it in MPIRUN"):
         launcher.find({})
+
+
+# --- the layout of emulated clusters, which needs neither root nor a network ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("4gbit", 4 * 10**9), ("800 Mbit/s", 8 * 10**8), ("2.5gbit", 25 * 10**8), ("none", 0)],
+)
+def test_rate(text: str, bits: int) -> None:
+    assert emulated_net.parse_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["fast", "4", "4gb", "-1gbit", "1kbit", "0", "nan"])
+def test_rate_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=f"rate '{text}': "):
+        emulated_net.parse_rate(text)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((0, 2, "1gbit", 1), "hosts=0"),
+    ((2, 0, "1gbit", 1), "slots=0"),
+    ((2, [1], "1gbit", 1), r"slots=\[1\]"),
+    ((2, 1, "1gbit", 9), "links=9"),
+    ((2, 1, "1gbit,1gbit,1gbit", 1), "3 rates for 2 hosts"),
+    ((2, 1, "1gbit+1gbit", 3), "2 rates for 3 links"),
+])  # fmt: skip
+def test_layout_that_cannot_be(arguments: tuple[int, int, str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        emulated_net.layout(*arguments)
+
+
+def test_shapes() -> None:
+    """Links are shaped at both ends, and those without a rate at none."""
+    hosts = emulated_net.layout(2, 1, "4gbit,none", 1)
+    ip, tc = emulated_net.switch_batches(hosts, [10, 20], 1500)
+    assert "link add name port1.0 mtu 1500 master br0 up type veth peer name eth0 mtu 1500 netns 20" in ip
+    shaped = [*tc.splitlines(), *(line for host in hosts for line in emulated_net.host_batches(host)[1].splitlines())]
+    assert [line.split("root ")[0] for line in shaped] == ["qdisc add dev port0.0 ", "qdisc add dev eth0 "]
+    assert all("tbf rate 4000000000bit burst 500000" in line for line in shaped)
+
+
+def test_mistakes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--rate", "fast"], ["--hosts", "0"], ["--slots", "two"]):
+        with pytest.raises(SystemExit) as caught:
+            emulate.main([*words, "--", "true"])
+        assert caught.value.code == 2
+    assert "rate 'fast'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "host", "command"), [
+    (["node1", "hostname"], "node1", "hostname"),
+    (["-x", "-o", "BatchMode=yes", "-p22", "me@node1", "A=1;", "prted", "--x"], "node1", "A=1; prted --x"),
+    (["node1"], "node1", ""),
+])  # fmt: skip
+def test_ssh_command_line(words: list[str], host: str, command: str) -> None:
+    assert emulated_node.parse_ssh(words) == (host, command)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import amd_host, nvidia_host
@@ -28,24 +29,18 @@ def start(root: Path, *words: str, env: dict[str, str] | None = None) -> rank.St
 
 
 def test_devices_of_recorded_hosts(tmp_path: Path) -> None:
-    found = vendors.devices(nvidia_host(tmp_path / "n", gpus=4))
+    root = nvidia_host(tmp_path / "n", gpus=4)
+    found = vendors.devices(root)
     assert [(d.vendor, d.pci, d.node, d.numa) for d in found[:2]] == [
-        ("nvidia", "0000:18:00.0", "/dev/nvidia0", 0),
-        ("nvidia", "0000:2a:00.0", "/dev/nvidia1", 0),
-    ]
-    found = vendors.devices(amd_host(tmp_path / "a", gpus=2))
-    assert [(d.vendor, d.pci, d.node, d.small_bar) for d in found] == [
-        ("amd", "0000:03:00.0", "/dev/dri/renderD128", False),
-        ("amd", "0000:26:00.0", "/dev/dri/renderD129", False),
+        ("nvidia", "0000:18:00.0", "/dev/nvidia0", 0), ("nvidia", "0000:2a:00.0", "/dev/nvidia1", 0),
+    ]  # fmt: skip
+    for other in (0, 1, 3):  # as in a container with one of them
+        (root / f"dev/nvidia{other}").unlink()
+    assert vendors.devices(root) == [found[2]]
+    assert [(d.vendor, d.pci, d.node, d.small_bar) for d in vendors.devices(amd_host(tmp_path / "a", gpus=2))] == [
+        ("amd", f"0000:{bus}:00.0", f"/dev/dri/renderD{128 + i}", False) for i, bus in enumerate(("03", "26"))
     ]
     assert vendors.devices(tmp_path) == []
-
-
-def test_a_container_with_one_of_the_devices(tmp_path: Path) -> None:
-    root = nvidia_host(tmp_path, gpus=4)
-    for other in (0, 1, 3):
-        (root / f"dev/nvidia{other}").unlink()
-    assert [d.node for d in vendors.devices(root)] == ["/dev/nvidia2"]
 
 
 def test_vendor_asked_of_the_host(tmp_path: Path) -> None:
@@ -137,12 +132,6 @@ def test_all_devices_for_scripts_written_for_torchrun(tmp_path: Path) -> None:
     assert shown("--devices", "one", UCCH_TORCH_REPLACE="nccl") == "1"
 
 
-def test_processors_near_the_chosen_device(tmp_path: Path) -> None:
-    root = amd_host(tmp_path, gpus=2)
-    for environ, cpus in (({}, range(8)), ({"ROCR_VISIBLE_DEVICES": "1"}, range(8, 16))):
-        assert start(root, env={"LOCAL_RANK": "0", **environ}).processors(set(range(16))) == set(cpus)
-
-
 @pytest.mark.parametrize("location", [0x2600 | 3, 0x30002600])
 def test_partitions_of_a_device(tmp_path: Path, location: int) -> None:
     """The partition is in the first bits of an address, or in the last; its folder is the device's."""
@@ -167,10 +156,8 @@ def test_variables_of_torch(tmp_path: Path, env: dict[str, str], expected: tuple
 
 
 SMALL_BAR = (
-    "UCX_ROCM_COPY_D2H_THRESH",
-    "UCX_ROCM_COPY_H2D_THRESH",
-    "UCC_EC_ROCM_REDUCE_HOST_LIMIT",
-    "UCC_EC_ROCM_COPY_HOST_LIMIT",
+    *("UCX_ROCM_COPY_D2H_THRESH", "UCX_ROCM_COPY_H2D_THRESH"),
+    *("UCC_EC_ROCM_REDUCE_HOST_LIMIT", "UCC_EC_ROCM_COPY_HOST_LIMIT"),
 )
 
 
@@ -202,14 +189,11 @@ def test_all_kernels_are_loaded_for_one_device_only(devices: int, visible: str, 
     assert ("HIP_ENABLE_DEFERRED_LOADING" in names) is alone
 
 
-def test_what_a_runtime_has_read_is_left_alone() -> None:
+def test_what_has_been_read_or_is_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     vendors.prepare("amd", env := {}, ("load", "start"))
     assert env == {"NCCL_RUNTIME_CONNECT": "0"}, "what UCX and UCC read is for devices that are there"
     vendors.prepare("amd", env := {}, ("load",))
     assert {"GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE"} <= set(env)
-
-
-def test_a_vendors_library_that_is_left_alone_has_the_users_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendors, "_prepared", set())
     env = {"CUDA_MODULE_LOADING": "EAGER"}
     vendors.prepare("nvidia", env)
@@ -236,20 +220,25 @@ def test_a_rank_without_the_launcher(tmp_path: Path) -> None:
     assert env == none | always("nvidia"), "clients of the multi-process service share the connections"
 
 
-def test_processors_near_the_device(tmp_path: Path) -> None:
-    root = nvidia_host(tmp_path, gpus=4)
-    assert start(root, env={"LOCAL_RANK": "0"}).processors(set(range(16))) == set(range(8))
-    assert start(root, env={"LOCAL_RANK": "3"}).processors(set(range(16))) == set(range(8, 16))
-    assert start(root, env={"LOCAL_RANK": "3"}).processors({0, 1}) == {0, 1}, "never more than allowed"
-    assert start(root, "--numa", "off", env={"LOCAL_RANK": "3"}).processors({0, 9}) == {0, 9}
+#: GPUs of a host and its vendor, the rank's words and variables -> those of so many processors that it may use.
+PROCESSORS: list[tuple[int, Any, list[str], dict[str, str], Any, Any]] = [
+    (4, nvidia_host, [], {"LOCAL_RANK": "0"}, range(16), range(8)),
+    (4, nvidia_host, [], {"LOCAL_RANK": "3"}, range(16), range(8, 16)),
+    (4, nvidia_host, [], {"LOCAL_RANK": "3"}, (0, 1), (0, 1)),  # never more than allowed
+    (4, nvidia_host, ["--numa", "off"], {"LOCAL_RANK": "3"}, (0, 9), (0, 9)),
+    (2, amd_host, [], {"LOCAL_RANK": "0"}, range(16), range(8)),
+    (2, amd_host, [], {"LOCAL_RANK": "0", "ROCR_VISIBLE_DEVICES": "1"}, range(16), range(8, 16)),
+    # Without devices ranks are divided among nodes, where none has more of them than another.
+    (0, nvidia_host, [], {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "2"}, range(16), range(8, 16)),
+    (0, nvidia_host, [], {"MPI_LOCALNRANKS": "3", "MPI_LOCALRANKID": "2"}, range(16), range(16)),
+]
 
 
-def test_processors_without_devices(tmp_path: Path) -> None:
-    root = nvidia_host(tmp_path, gpus=0)
-    env = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
-    assert start(root, env=env).processors(set(range(16))) == set(range(8, 16))
-    odd = {**env, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
-    assert start(root, env=odd).processors(set(range(16))) == set(range(16)), "no node has more ranks than another"
+@pytest.mark.parametrize("gpus, host, words, env, allowed, expected", PROCESSORS)
+def test_processors(
+    tmp_path: Path, gpus: int, host: Any, words: list[str], env: dict[str, str], allowed: Any, expected: Any
+) -> None:
+    assert start(host(tmp_path, gpus=gpus), *words, env=env).processors(set(allowed)) == set(expected)
 
 
 def test_container(tmp_path: Path) -> None:
@@ -274,14 +263,12 @@ def events(stderr: str) -> list[dict[str, object]]:
     return [json.loads(line.partition(mark)[2]) for line in stderr.split("\n") if mark in line]
 
 
-def test_reports_and_tags() -> None:
-    script = "import sys; print('out'); sys.stderr.write('one\\ntwo\\nhalf'); sys.exit(7)"
-    done = run_wrapper("--report", "--tag", script=script)
-    assert done.returncode == 7
-    assert done.stdout.startswith("[0 ") and done.stdout.endswith("] out\n")
+def test_reports() -> None:
+    script = "import sys; print('out'); sys.stderr.write('one\\n\\ntwo\\nhalf'); sys.exit(7)"
+    done = run_wrapper("--report", script=script)
+    assert (done.returncode, done.stdout) == (7, "out\n")
     started, failed = events(done.stderr)
     assert (started["event"], failed["status"], failed["lines"]) == ("started", 7, "one\ntwo\nhalf")
-    assert [line.partition("] ")[2] for line in done.stderr.splitlines() if "] " in line] == ["one", "two", "half"]
     done = run_wrapper("--report")
     assert done.returncode == 127
     assert events(done.stderr)[0]["lines"] == "/no/such/program: No such file or directory"
@@ -308,6 +295,14 @@ def test_reports_are_taken_out_of_the_stream() -> None:
     assert stream.started == {0: "a", 1: "b"}
 
 
+@pytest.mark.parametrize("tag", [b"[1,0]<stderr>: ", b"[1,0]<stderr>:", b"[0] ", b"0: "])
+def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
+    stream = Reports(1)
+    report = b'\x1e{"event": "started", "rank": 0, "host": "a"}\n'
+    assert stream.feed(tag + b"said\n" + tag + report + tag + b"more\n") == tag + b"said\n" + tag + b"more\n"
+    assert stream.feed(b"half of a line" + report) == b"half of a line" and stream.started == {0: "a"}
+
+
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
     """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
     engine = tmp_path / "engine"
@@ -323,26 +318,28 @@ def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
     assert done.stdout == "image img:1\n/a b 3 False\n", done.stderr
 
 
-def test_a_launcher_that_ends_before_its_ranks_start(capfd: pytest.CaptureFixture[str]) -> None:
-    hosts = [("localhost", 1), ("elsewhere", 1)]
-    assert supervise(("sh", "-c", "echo told >&2; exit 3"), hosts) == 3
-    *_, first, second = capfd.readouterr().err.splitlines()
-    assert first == "ucch-run: not every rank started: none or too few on localhost, elsewhere"
-    assert second.startswith("ucch-run: try: ssh elsewhere hostname;"), "this machine needs no ssh"
+STARTED = '{"rank": 0, "host": "a", "event": "started"}'
 
 
-def test_the_host_that_the_launcher_names_is_suspected(capfd: pytest.CaptureFixture[str]) -> None:
-    script = "echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3"
-    assert supervise(("sh", "-c", script), [(name, 1) for name in ("a1", "a10", "a2")]) == 3
-    assert capfd.readouterr().err.splitlines()[-1].startswith("ucch-run: try: ssh a10 hostname;")
-
-
-def test_a_launcher_that_ends_without_a_word_of_its_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    """As Slurm after MPI_Abort, which kills ranks before they can tell."""
-    started = '{"rank": 0, "host": "a", "event": "started"}'
-    script = f"printf '\\036%s\\n' '{started}' >&2; exit 137"
-    assert supervise(("sh", "-c", script), [("a", 1)]) == 137
-    assert "sh ended with status 137, and no rank told why" in capfd.readouterr().err
+@pytest.mark.parametrize("script, status, hosts, said", [
+    ("echo told >&2; exit 3", 3, "localhost elsewhere", [
+        "ucch-run: not every rank started: none or too few on localhost, elsewhere",
+        "ucch-run: try: ssh elsewhere hostname;",  # this machine needs no ssh
+    ]),
+    ("echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3", 3, "a1 a10 a2", [
+        "ucch-run: try: ssh a10 hostname;",
+    ]),
+    # As Slurm after MPI_Abort, which kills ranks before they can tell.
+    (f"printf '\\036%s\\n' '{STARTED}' >&2; exit 137", 137, "a", [
+        "ucch-run: sh ended with status 137, and no rank told why",
+    ]),
+], ids=["before ranks start", "a host is suspected", "no rank tells"])  # fmt: skip
+def test_a_launcher_that_ends(
+    capfd: pytest.CaptureFixture[str], script: str, status: int, hosts: str, said: list[str]
+) -> None:
+    assert supervise(("sh", "-c", script), [(name, 1) for name in hosts.split()]) == status
+    last = capfd.readouterr().err.splitlines()[-len(said) :]
+    assert all(line.startswith(words) for line, words in zip(last, said, strict=True)), last
 
 
 def test_a_launcher_that_has_to_be_killed_leaves_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ def test_private_names_stay_in_their_files() -> None:
 
 #: Attributes that are addresses, or lead to one, and keep nothing alive.
 ADDRESSES = {"ptr", "ctypes", "data_ptr", "__array_interface__", "__cuda_array_interface__"}
+NAMES = re.compile(r"[\w.]+")
 #: Functions that turn memory into an address that keeps nothing alive, and which of their arguments is the memory.
 ADDRESSING = {"addressof": 0, "cast": 1, "memmove": 0}
 #: Calls that make memory. A cast of their result is an address whose memory is gone at once.
@@ -182,35 +183,26 @@ UNOWNED_IN = {
 
 
 def last_name(node: ast.expr) -> str:
-    """The last part of a dotted name."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def makes_memory(node: ast.expr) -> bool:
-    """True if an expression is memory that only it holds."""
-    return isinstance(node, ast.Call) and last_name(node.func).lstrip("_") in OWNERS
+    """The last part of a dotted name, without what makes it private."""
+    return ast.unparse(node).rpartition(".")[2].lstrip("_")
 
 
 def lost_addresses(name: str, nodes: Nodes) -> Iterator[str]:
     """Expressions that are addresses of temporaries, or memory without an owner."""
     for node in nodes:
-        if isinstance(node, ast.Attribute) and node.attr in ADDRESSES:
-            of = node.value
-            while isinstance(of, ast.Attribute):
-                of = of.value
-            if not isinstance(of, ast.Name):
-                yield f"{name}:{node.lineno}: {ast.unparse(node)}: an address of a temporary; give it a name first"
+        lost = isinstance(node, ast.Attribute) and node.attr in ADDRESSES and not NAMES.fullmatch(ast.unparse(node))
         if isinstance(node, ast.Call):
-            function = last_name(node.func).lstrip("_")
-            at = ADDRESSING.get(function, len(node.args))
-            if at < len(node.args) and makes_memory(node.args[at]):
-                yield f"{name}:{node.lineno}: {ast.unparse(node)}: its memory is gone after the call; name it first"
-            if function == "from_address" and name not in UNOWNED_IN:
-                yield f"{name}:{node.lineno}: {ast.unparse(node)}: memory without an owner; pass the Buffer"
+            function = last_name(node.func)
+            memory = node.args[ADDRESSING[function] :][:1] if function in ADDRESSING else []
+            lost = any(isinstance(each, ast.Call) and last_name(each.func) in OWNERS for each in memory)
+            lost |= function == "from_address" and name not in UNOWNED_IN
+        if lost:
+            yield f"{name}:{node.lineno}: {ast.unparse(node)}"
 
 
 def test_no_address_of_a_temporary() -> None:
     examples = {str(path): nodes_of(path) for path in (ROOT / "examples").rglob("*.py")}
     every = {name: nodes for name, (nodes, _) in MODULES.items()} | examples
     assert len(every) > 150
-    assert not [text for name, nodes in every.items() for text in lost_addresses(name, nodes)]
+    lost = [text for name, nodes in every.items() for text in lost_addresses(name, nodes)]
+    assert not lost, "give the memory a name first, or pass the Buffer"

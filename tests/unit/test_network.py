@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import hosts
 import pytest
+from processes import python
+from test_bootstrap import FACTS, HERE, THERE
 
 from ucc_hetero import log
 from ucc_hetero.errors import LibraryError, LibraryNotFound
 from ucc_hetero.machine import rdma
-from ucc_hetero.machine.discover import HostIdentity, replay
-from ucc_hetero.machine.facts import Facts
+from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.rdma import RdmaPort
 from ucc_hetero.machine.ucx_transports import without_devices
 from ucc_hetero.machine.vendors import VENDORS
@@ -34,17 +34,13 @@ def ucx() -> Path:
         pytest.skip(str(error).splitlines()[0])
 
 
-def port(name: str, layer: str, state: str = "4: ACTIVE", node: str = "1: CA") -> dict[str, str]:
-    at = f"sys/class/infiniband/{name}"
-    return {f"{at}/node_type": node, f"{at}/ports/1/state": state, f"{at}/ports/1/link_layer": layer}
-
-
 def test_active_ports_that_ucx_can_use(tmp_path: Path) -> None:
-    files = port("mlx5_0", "InfiniBand") | port("mlx5_1", "Ethernet") | port("mlx5_2", "InfiniBand", "1: DOWN")
-    files |= port("irdma0", "Ethernet", node="4: RNIC") | port("usnic_0", "Unspecified")
-    files |= port("rdmap0", "Unspecified") | {
-        "sys/class/infiniband/rdmap0/device/driver": "-> ../../../../bus/pci/drivers/efa"
-    }
+    ports = ("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet"), ("mlx5_2", "InfiniBand", "1: DOWN"), ("rdmap0", "EFA")
+    files = hosts.rdma("irdma0", "Ethernet", node_type="4: RNIC") | hosts.rdma(
+        "usnic_0", "Unspecified", node_type="1: CA"
+    )
+    for port in ports:
+        files |= hosts.rdma(*port, node_type="1: CA")
     assert rdma.active(replay(files, tmp_path)) == (IB, ROCE, EFA)
 
 
@@ -79,25 +75,19 @@ def test_a_ucx_of_the_site_with_modules_for_the_ports(tmp_path: Path) -> None:
     assert rdma.site_ucx({"RoCE"}, {"HPCX_UCX_DIR": "/opt/h", "LD_LIBRARY_PATH": "/opt/a"}, tmp_path) == "/opt/h/lib"
 
 
-HERE = HostIdentity("one", "boot-1", "ipc:1", "pid:1")
-FACTS = Facts(
-    process="p", package="0.1.0", ucc="1.4.0", ucx="1.22.0", memory_types=("host",), settings=(), byteorder="little",
-    host=HERE, vendor="host", device=0, address=b"", idle_ports=(IB,),
-)  # fmt: skip
-FAR = replace(FACTS, host=replace(HERE, hostname="two", boot_id="boot-2"))
+NEAR, FAR = (replace(FACTS, host=host, idle_ports=(IB,)) for host in (HERE, THERE))
 
 
 def test_idle_ports_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ucx: Path) -> None:
     said = [False]
     monkeypatch.setattr(carriers, "_warned", said)
     monkeypatch.setattr(log.log("net").parent, "propagate", True)
-    for rank, everyone in (
-        (0, [FACTS, FACTS]), (1, [FACTS, FAR]), (0, [replace(f, idle_ports=()) for f in (FACTS, FAR)]),
-    ):  # fmt: skip
+    none = [replace(facts, idle_ports=()) for facts in (NEAR, FAR)]
+    for rank, everyone in ((0, [NEAR, NEAR]), (1, [NEAR, FAR]), (0, none)):
         carriers.warn_idle(rank, everyone)
     assert not caplog.records and said == [False]
     for _ in range(2):
-        carriers.warn_idle(0, [replace(FACTS, idle_ports=()), FAR])
+        carriers.warn_idle(0, [none[0], FAR])
     (record,) = caplog.records
     text = record.getMessage()
     assert "two: mlx5_0:1 (InfiniBand)" in text and "one:" not in text and "UCCH_UCX_DIR" in text
@@ -169,7 +159,7 @@ wires.stop()
 
 
 def test_threads_run_where_they_should() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240, check=False)
+    done = python(SCRIPT, check=False)
     if "LibraryNotFound" in done.stderr:
         pytest.skip("no UCX")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,9 @@
-"""The package as it is installed: all of it, or hidden by a clone's folder; and docstrings that are completed."""
+"""The package as it is installed: all of it, or hidden by a clone's folder; its programs; completed docstrings."""
 
 import inspect
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from ucc_hetero.docstrings import forms
 from ucc_hetero.installed import module
+from ucc_hetero.stdio import CLOSED, ends_with_its_reader, reader_gone
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,3 +97,59 @@ def test_own_sections_stay_and_arguments_that_are_not_taken_go() -> None:
         "Do as :meth:`whole`, with its arguments.\n\nArgs:\n    two: The second,\n        on two lines.\n\n"
         "Returns:\n    A text.\n\nRaises:\n    ValueError: Never."
     )
+
+
+# --- programs whose output nobody reads any more, as ``ucch-bench | head`` makes them --------------------------------
+
+#: Every program that is installed, with arguments that make it print.
+PROGRAMS = {
+    "bench": ["ucc_hetero.bench", "report", "--help"],
+    "bench unbuffered": ["ucc_hetero.bench"],
+    "ucc_hetero": ["ucc_hetero", "plan", "allreduce", "1M", "--vendors", "nvidia:2,amd:2"],
+    "doctor": ["ucc_hetero.launch.doctor", "--json"],
+    "run": ["ucc_hetero.launch", "--dry-run", "-np", "2", "true"],
+    "emulate": ["ucc_hetero.launch.emulate", "--help"],
+}
+
+
+def run_unread(words: list[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+    """Run a module as a program whose standard output has no reader from the start."""
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, text=True,
+            env=env, cwd=ROOT, timeout=600, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_end_quietly_without_a_reader(program: str) -> None:
+    """Also those whose every line is written at once."""
+    done = run_unread(PROGRAMS[program], "1" if program == "bench unbuffered" else "")
+    assert (done.returncode, done.stderr) == (CLOSED, ""), done
+
+
+def test_a_broken_pipe_to_anything_else_is_an_error() -> None:
+    @ends_with_its_reader
+    def talks_to_nobody(arguments: object = None) -> int:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            os.write(write, b"x")
+        finally:
+            os.close(write)
+        return 0
+
+    assert not reader_gone()
+    with pytest.raises(BrokenPipeError):
+        talks_to_nobody()
+
+
+def test_the_status_is_passed_on_and_the_signal_stays_ignored() -> None:
+    assert ends_with_its_reader(lambda arguments: 7)([]) == 7
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN

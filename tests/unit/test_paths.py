@@ -13,7 +13,7 @@ from ucc_hetero.machine.facts import Facts
 from ucc_hetero.planner.rules import PairRule
 from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.transport.paths import MessagePaths, crowded_hosts, path_of
+from ucc_hetero.transport.paths import Device, MessagePaths, crowded_hosts, path_of
 from ucc_hetero.types import Transport
 
 DIRECT, STAGED = Transport
@@ -46,12 +46,21 @@ def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
     assert path_of(ranks, wanted) == path
 
 
-def test_what_cannot_be_is_refused() -> None:
+@pytest.mark.parametrize("ranks, reason", [
+    ([replace(CUDA, board="01:00.0"), replace(CUDA, board="02:00.0")], ""),
+    ([replace(CUDA, board="01:00.0"), replace(rank("cuda", THERE), board="01:00.0")], ""),
+    ([replace(CUDA, board="01:00.0")] * 2, "share a device"),  # NCCL has none of both
+    ([CUDA, rank("cuda", moves=("host",))], "cannot move"),
+])  # fmt: skip
+def test_an_island_whose_devices_no_library_serves(ranks: list[Facts], reason: str) -> None:
+    found = Device.of(0, range(2), ranks, None).by_host
+    assert reason in found and bool(reason) == bool(found)
+    assert not Device.of(0, [0], ranks, None).by_host
+
+
+def test_places_that_cannot_be_or_are_crowded() -> None:
     with pytest.raises(AgreementError, match=r"rank\(s\) \[1\] cannot move"):
         path_of([CUDA, rank("cuda", moves=("host",))], DIRECT)
-
-
-def test_crowded_hosts() -> None:
     two = Topology.group(["nvidia", "amd"], [0, 0])
     assert crowded_hosts(two, [CUDA, ROCM]) == {HERE.memory}
     assert not crowded_hosts(two, [CUDA, FAR])
@@ -119,11 +128,8 @@ def test_what_the_user_wants_comes_before_what_was_measured(monkeypatch: pytest.
     found = message_paths([CUDA, FAR], wanted, BETWEEN)
     assert not found.either(0, 1)
     assert found.wanted(1, 4096) is (wanted == STAGED)
-
-
-def test_forced_while_it_is_measured() -> None:
     found = message_paths([CUDA, FAR, ROCM], DIRECT, BETWEEN)
-    found.forced = DIRECT
+    found.forced = DIRECT  # while it is measured
     assert not found.wanted(1, 4096)
     assert found.wanted(2, 4096)  # these must
 

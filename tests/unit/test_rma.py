@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> No
     async def main() -> None:
         loop = asyncio.get_running_loop()
         gone, ours = loop.create_future(), loop.create_future()
-        watcher.add(lib.ucch_message_op(ended), Closing(), gone)  # type: ignore[arg-type]
+        watcher.add(lib.ucch_message_op(ended), Closing(), gone)
         await asyncio.sleep(0.05)
         watcher.add(lib.ucch_message_op(ended), loop, ours)
         await asyncio.wait_for(ours, 600)
@@ -138,25 +139,18 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 def pair(secret: bytes = SECRET) -> tuple[Channel, Channel, socket.socket]:
     """Both ends of a connection, the server first, and the client's socket."""
     ours, theirs = socket.socketpair()
-    found: list[Any] = []
 
-    def serve() -> None:
+    def end(sock: socket.socket, known: bytes, server: bool) -> Channel:
         try:
-            found.append(Channel(ours, SECRET, True))
-        except ChannelError as error:
-            found.append(error)
-            ours.close()
+            return Channel(sock, known, server)
+        except ChannelError:
+            sock.close()
+            raise
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        client = Channel(theirs, secret, False)
-    except ChannelError:
-        theirs.close()
-        raise
-    finally:
-        thread.join()
-    return found[0], client, theirs
+    with ThreadPoolExecutor() as pool:
+        server = pool.submit(end, ours, SECRET, True)
+        client = end(theirs, secret, False)
+        return server.result(), client, theirs
 
 
 def test_messages_come_in_order_and_whole() -> None:
@@ -202,7 +196,7 @@ def test_changed_frames_are_refused(data: st.DataObject) -> None:
     server, client, sock = pair()
     with contextlib.closing(server), contextlib.closing(client):
         taken: list[bytes] = []
-        client._write = taken.append  # type: ignore[method-assign]
+        client._write = taken.append
         client.send({"message": 1})
         client.send({"message": 2})
         frames = bytearray(b"".join(taken))

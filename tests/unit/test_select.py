@@ -1,27 +1,21 @@
-"""Choice of algorithms: the TUNE grammar, the measured table, defaults, and plans from the cache."""
+"""Choice of algorithms: the TUNE grammar, the measured table, defaults, cached plans; the table of collectives."""
 
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import topologies
 
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.collectives import ROWS, Call
-from ucc_hetero.planner.rules import (
-    Measured,
-    PairRule,
-    Rule,
-    Wires,
-    load_table,
-    match,
-    pair_path,
-    parse_tune,
-    save_table,
-)
+from ucc_hetero.env import parse_size
+from ucc_hetero.planner import algorithms, rules
+from ucc_hetero.planner.collectives import ROWS, Call, check
+from ucc_hetero.planner.plan import KINDS
+from ucc_hetero.planner.rules import Measured, PairRule, Rule, Wires, load_table, match, parse_tune, save_table
 from ucc_hetero.planner.select import Choice, Tuning, agreed, choose, make_plan, reason
 from ucc_hetero.planner.topology import Topology, link_weights
 from ucc_hetero.types import Transport
@@ -31,6 +25,7 @@ DIRECT, STAGED = Transport
 ONE = Topology.group(["nvidia"] * 4, [0, 0, 1, 1])
 TWO = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
 SAME_HOST = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0] * 4)
+MIXED = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
 MIB = 1 << 20
 
 
@@ -73,33 +68,58 @@ def test_highest_score_holds_then_the_last() -> None:
     assert match(parse_tune("allreduce:[5-8]:@flat"), TWO, "allreduce", 1) is None
 
 
-def test_defaults() -> None:
-    assert choose(ONE, "allreduce", 64 * MIB) == Choice("flat")
-    assert choose(TWO, "allreduce", 8) == Choice("tree")
-    assert choose(TWO, "allreduce", 4 * MIB) == Choice("split_rail", 8)
-    assert choose(TWO, "allreduce", 64 * MIB) == Choice("split_rail", 128)
-    assert choose(SAME_HOST, "allreduce", 64 * MIB) == Choice("split_rail", 1)
-    unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
-    assert choose(unlike, "allreduce", 64 * MIB) == Choice("direct", 128)
-    assert choose(unlike, "reduce", 64 * MIB) == Choice("split_rail", 128)
-    assert choose(unlike, "bcast", 64 * MIB) == Choice("ring", 85)
-    assert choose(unlike, "bcast", 3 * MIB).algorithm == "split_rail"  # too few fragments for a chain
-    assert choose(TWO, "bcast", 64 * MIB) == Choice("split_rail", 128)
-    uneven = Topology.group(["host"] * 5, [0, 0, 1, 1, 2])
-    shared = Topology.group(["host"] * 5, [0, 0, 1, 1, 2], link_weights([0, 0, 1, 1, 2], [4000] * 5))
-    assert choose(shared, "allreduce", 64 * MIB) == Choice("split_rail", 128)  # links of hosts, of which all are alike
-    for collective in ("allgather", "reduce_scatter_block"):
-        assert choose(uneven, collective, 64 * MIB).algorithm == "ring"
-        assert choose(unlike, collective, 64 * MIB).algorithm == "split_rail"
-    assert choose(uneven, "gather", 64 * MIB) == Choice("split_rail")
-    many = Topology.group(["host"] * 80, [rank // 16 for rank in range(80)])
-    assert choose(many, "alltoall", 256).algorithm == "tree"
-    assert choose(many, "alltoall", MIB).algorithm == "split_rail"
-    assert choose(uneven, "alltoall", 256).algorithm == "split_rail"
-    levels = Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]])
-    assert choose(levels, "allreduce", 64 * MIB) == Choice("split_rail", 128)
-    assert choose(TWO, "scan", 64 * MIB) == Choice("flat")
-    assert choose(TWO, "barrier", 0) == Choice("tree")
+def islands(*hosts: int, **more: Any) -> Topology:
+    """Ranks without devices on these hosts."""
+    return Topology.group(["host"] * len(hosts), hosts, **more)
+
+
+PLACES = {
+    "one vendor": ONE, "two islands": TWO, "one host": SAME_HOST, "mixed host": MIXED,
+    "pair": Topology.group(["nvidia", "amd"], [0] * 2), "full host": Topology.group(["nvidia", "amd"] * 6, [0] * 12),
+    "hosts in a rack": Topology.group(["nvidia"] * 4, [0, 0, 1, 1], (), [[0, 0, 1, 1]]),
+    "2, 2 and 1": islands(0, 0, 1, 1, 2), "unlike links": islands(0, 1, 2, weights=[1, 4, 4]),
+    "ranks that share links": islands(0, 0, 1, 1, 2, weights=link_weights([0, 0, 1, 1, 2], [4000] * 5)),
+    "4 of 2": islands(0, 0, 1, 1, 2, 2, 3, 3), "8 of 1": islands(*range(8)), "16 of 1": islands(*range(16)),
+    "5 of 16": islands(*(rank // 16 for rank in range(80))), "racks": islands(0, 1, 2, 3, levels=[[0, 0, 1, 1]]),
+}  # fmt: skip
+TUNINGS = {"devices": Tuning(), "memory": Tuning(plain=True), "streams": Tuning(queued=True)}
+#: As measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many.
+BY_LENGTH = "allreduce 1k doubling, 32k doubling, 64k ring, 512k ring, 1m split_rail/2"
+#: Where the data is and where the ranks are -> algorithms, and fragments if several, of calls by their bytes.
+CHOICES = [
+    ("devices", "one vendor", "allreduce 64m flat"),
+    ("devices", "two islands", "allreduce 8 tree, 4k tree, 64k split_rail, 4m split_rail/8, 64m split_rail/128; "
+                               "bcast 8 tree, 64m split_rail/128; scan 64m flat; barrier 0 tree"),
+    ("devices", "one host", "allreduce 8 tree, 64m split_rail; bcast 8 tree; allgather 1m split_rail"),
+    # A chain needs more fragments than three MiB are.
+    ("devices", "unlike links", "allreduce 64m direct/128; reduce 64m split_rail/128; bcast 3m split_rail/6, "
+                                "64m ring/85; allgather 64m split_rail/128; reduce_scatter_block 64m split_rail/128"),
+    ("devices", "2, 2 and 1", "allreduce 64k tree; allgather 64m ring/85; reduce_scatter_block 64m ring/85; "
+                              "gather 64m split_rail; alltoall 256 split_rail"),
+    ("devices", "ranks that share links", "allreduce 64m split_rail/128"),  # those of hosts, which are alike
+    ("devices", "hosts in a rack", "allreduce 64m split_rail/128"),
+    ("devices", "5 of 16", "alltoall 256 tree, 1m split_rail/2"),
+    ("devices", "4 of 2", "allreduce 64k tree"), ("devices", "8 of 1", "allreduce 64k tree"),  # sums are kernels
+    # In one memory islands gain nothing; the board carries what is short.
+    ("memory", "one host", "bcast 8 flat; allgather 1m flat; allreduce 8 flat, 8k tree, 64m flat"),
+    ("memory", "two islands", "bcast 8 tree; allreduce 1k tree, 2k tree, 4k doubling, 32k doubling, 64k split_rail, "
+                              "512k split_rail, 64m split_rail/128"),
+    ("memory", "2, 2 and 1", BY_LENGTH), ("memory", "4 of 2", BY_LENGTH), ("memory", "8 of 1", BY_LENGTH),
+    ("memory", "16 of 1", "allreduce 64k split_rail"),  # too many for a ring
+    ("memory", "unlike links", "allreduce 64k direct; bcast 64k tree"), ("memory", "racks", "allreduce 8 tree"),
+    # Short calls are one kernel, which does only so much; in islands of one rank nothing goes on beside the crossing.
+    ("streams", "mixed host", "allreduce 8 flat, 1m split_rail, 256m split_rail/4"),
+    ("streams", "full host", "allreduce 8 tree, 1m split_rail"), ("streams", "pair", "allreduce 256m split_rail"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data, place, calls", CHOICES, ids=[f"{data}, {place}" for data, place, _ in CHOICES])
+def test_defaults(data: str, place: str, calls: str) -> None:
+    tune = TUNINGS[data]
+    for collective, sizes in (call.split(" ", 1) for call in calls.split("; ")):
+        for size, name, cut in re.findall(r"(\w+) (\w+)/?(\d*)", sizes):
+            wanted = Choice(name, int(cut or 1), tune.queued)
+            assert choose(PLACES[place], collective, int(parse_size(size)), tune) == wanted, (collective, size)
 
 
 def test_user_before_measured_before_default() -> None:
@@ -112,16 +132,16 @@ def test_user_before_measured_before_default() -> None:
 
 def test_table_survives_a_file(tmp_path: Path) -> None:
     file = tmp_path / "tuned.json"
-    rules = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
+    measured = (Rule("allreduce", 0, 4096, "tree", 1), Rule("bcast", 4096, math.inf, "split_rail", 8))
     far = ("amd", "nvidia"), False
     pairs = (PairRule(*far, 0, 4096, STAGED), PairRule(("amd", "amd"), True, 8, math.inf, DIRECT))
-    save_table(file, TWO, Measured(rules, messages=pairs))
-    save_table(file, SAME_HOST, Measured(rules[:1], (4, 4, 1, 1)))
-    assert load_table(file.read_text(), TWO) == Measured(rules, messages=pairs)
+    save_table(file, TWO, Measured(measured, messages=pairs))
+    save_table(file, SAME_HOST, Measured(measured[:1], (4, 4, 1, 1)))
+    assert load_table(file.read_text(), TWO) == Measured(measured, messages=pairs)
     assert agreed(TWO, TWO, "", file.read_text())[1].messages == pairs
-    assert [pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == [STAGED, STAGED, None]
-    assert [pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
-    assert load_table(file.read_text(), SAME_HOST) == Measured(rules[:1], (4, 4, 1, 1))
+    assert [rules.pair_path(pairs, *far, n) for n in (0, 4095, 4096)] == [STAGED, STAGED, None]
+    assert [rules.pair_path(pairs, ("amd", "amd"), near, 1 << 40) for near in (True, False)] == [DIRECT, None]
+    assert load_table(file.read_text(), SAME_HOST) == Measured(measured[:1], (4, 4, 1, 1))
     assert load_table(file.read_text(), ONE) == Measured()
     save_table(file, ONE, Measured(wires=Wires(8, 1 << 20)))
     assert agreed(ONE, ONE, "", file.read_text())[1].wires == Wires(8, 1 << 20)
@@ -160,42 +180,6 @@ def test_agreed_joins_table_rules_and_weights(tmp_path: Path) -> None:
     assert agreed(ONE, TWO, "", "")[0] is TWO
 
 
-def test_in_one_memory_islands_gain_nothing() -> None:
-    plain = Tuning(plain=True)
-    assert choose(SAME_HOST, "bcast", 8, tune=plain).algorithm == "flat"
-    assert choose(SAME_HOST, "allgather", MIB, tune=plain).algorithm == "flat"
-    assert choose(SAME_HOST, "allreduce", 8, tune=plain) == Choice("flat")  # carried by the board
-    assert choose(SAME_HOST, "allreduce", 8192, tune=plain).algorithm == "tree"
-    assert choose(SAME_HOST, "allreduce", 64 * MIB, tune=plain) == Choice("flat")
-    assert choose(TWO, "allreduce", 2048, tune=plain).algorithm == "tree"
-    assert choose(TWO, "allreduce", 4096, tune=plain) == Choice("doubling")
-    assert choose(TWO, "allreduce", 4096).algorithm == "tree"  # on devices sums are kernels
-    for call in (("bcast", 8), ("allreduce", 64 * MIB)):  # between hosts, and between devices
-        assert choose(TWO, *call, tune=plain) == choose(TWO, *call)
-        assert choose(SAME_HOST, *call).algorithm != "flat"
-
-
-def test_allreduce_between_hosts_by_its_length() -> None:
-    """As measured on emulated links: the fewest rounds, then rails in one piece, then the library's in many."""
-    plain = Tuning(plain=True)
-    for hosts in ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], list(range(8))):
-        topology = Topology.group(["host"] * len(hosts), hosts)
-        found = [choose(topology, "allreduce", n << 10, tune=plain) for n in (1, 32, 64, 512, 1024)]
-        assert found[:4] == [Choice("doubling"), Choice("doubling"), Choice("ring"), Choice("ring")]
-        assert found[4] == Choice("split_rail", 2)
-        on_devices = choose(topology, "allreduce", 64 << 10)
-        assert on_devices == Choice("tree")
-    two = [choose(TWO, "allreduce", n << 10, tune=plain) for n in (1, 32, 64, 512)]
-    assert two == [Choice("tree"), Choice("doubling"), Choice("split_rail"), Choice("split_rail")]
-    many = Topology.group(["host"] * 16, list(range(16)))
-    assert choose(many, "allreduce", 64 << 10, tune=plain).algorithm == "split_rail"  # too many for a ring
-    unlike = Topology.group(["host"] * 3, [0, 1, 2], [1, 4, 4])
-    assert choose(unlike, "allreduce", 64 << 10, tune=plain).algorithm == "direct"
-    assert choose(unlike, "bcast", 64 << 10, tune=plain).algorithm == "tree"
-    deep = Topology.group(["host"] * 4, [0, 1, 2, 3], (), [[0, 0, 1, 1]])
-    assert choose(deep, "allreduce", 8, tune=plain).algorithm == "tree"
-
-
 CALLS = (("allreduce", 8), ("allreduce", MIB), ("bcast", 8))
 
 
@@ -216,17 +200,40 @@ def test_huge_flat_plans_are_small() -> None:
 
 
 def test_queued_calls() -> None:
-    """No collective crosses the bridge among devices whose streams do all of it; short calls are one kernel."""
-    topology = Topology.group(["nvidia", "amd"] * 2, [0] * 4)
-    several = Topology.group(["nvidia", "amd"] * 6, [0] * 12)  # more than one kernel does
-    queued, plain = Tuning(queued=True), Tuning()
-    found = [choose(t, "allreduce", n, queued) for t in (topology, several) for n in (8, 1 << 20)]
-    assert [choice.algorithm for choice in found] == ["flat", "split_rail", "tree", "split_rail"]
-    assert all(choice.queued for choice in found)
-    assert choose(topology, "allreduce", 8, plain) == Choice("tree")
-    pair = Topology.group(["nvidia", "amd"], [0] * 2)  # nothing goes on in islands beside the crossing
-    fragments = [choose(t, "allreduce", 1 << 28, queued).fragments for t in (pair, topology)]
-    assert fragments[0] == 1 < fragments[1]
-    plan = make_plan(topology, Call("allreduce", 4, (1 << 24,)), found[1])
+    """No collective crosses the bridge among devices whose streams do all of it."""
+    plan = make_plan(MIXED, Call("allreduce", 4, (1 << 24,)), choose(MIXED, "allreduce", MIB, TUNINGS["streams"]))
     kinds = {step.kind for f in plan.fragments for stage in f.stages for step in stage if step.link == "bridge"}
     assert kinds == {"message"}
+
+
+# --- the table of collectives -----------------------------------------------------------------------------------------
+
+
+def test_ucc_types() -> None:
+    """``ucc_coll_type_t``: a bit each, in alphabetical order but for fanin and fanout."""
+    names = (
+        "allgather", "allgatherv", "allreduce", "alltoall", "alltoallv", "barrier", "bcast", "fanin", "fanout",
+        "gather", "gatherv", "reduce", "reduce_scatter", "reduce_scatterv", "scatter", "scatterv",
+    )  # fmt: skip
+    value = {name: 1 << bit for bit, name in enumerate(names)}
+    uneven = {"allgather", "alltoall", "gather", "reduce_scatter"}
+    forms = {name: (value[name], value[name + "v" * (name in uneven)]) for name in KINDS if name in value}
+    forms["scatter"] = (value["scatterv"],) * 2  # libucc's TL/UCP has no SCATTER
+    assert {name: (kind.ucc, kind.ucc_v) for name, kind in KINDS.items() if kind.ucc} == forms
+    assert {name for name, row in ROWS.items() if not row.step} == {"scan", "exscan"}
+
+
+@pytest.mark.parametrize("call, text", [
+    (Call("allsum", 2, (1,)), "'allsum' is not one of barrier"),
+    (Call("allreduce", 0, (1,)), "at least one"),
+    (Call("allreduce", 2, ()), "takes 1 counts, got 0"),
+    (Call("gatherv", 3, (1, 2), 0), "takes 3 counts, got 2"),
+    (Call("alltoallv", 2, (1, 2, 3)), "takes 4 counts"),
+    (Call("scatterv", 2, (1, -2), 0), r"counts\[1\] is -2"),
+    (Call("bcast", 2, (1,), 2), "root 2 is not a rank of a communicator of 2"),
+    (Call("bcast", 2, (1,)), "root -1"),
+    (Call("allreduce", 2, (1,), 0), "has no root"),
+])  # fmt: skip
+def test_calls_that_are_refused(call: Call, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check(call)

@@ -1,24 +1,34 @@
-"""Tables, queues and lists that threads and finders of modules share; waits that leave the core to others."""
+"""What threads and finders of modules share; waits that leave the core to others; memory that lives on."""
 
-import subprocess
-import sys
+import _thread
+import os
+import threading
+import time
 import weakref
+from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from processes import python
 
 from ucc_hetero import Communicator
 from ucc_hetero.bindings import quarantine
+from ucc_hetero.bindings.handle import locked
+from ucc_hetero.bootstrap import exit as end
+from ucc_hetero.bootstrap import faults
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.errors import CollectiveTimeout
+from ucc_hetero.native import aside, waiting
+from ucc_hetero.native.aside import Aside
+from ucc_hetero.native.waiting import progress_until
 from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
 
 
 def test_finders_behind_ours_are_asked_for_mpi() -> None:
     """Python goes through its list of finders at that moment: a finder that leaves it hides the next one."""
-    script = """
+    python("""
 import importlib.util, sys
 import ucc_hetero
 asked = []
@@ -29,9 +39,7 @@ place = next(i for i, finder in enumerate(sys.meta_path) if type(finder).__modul
 sys.meta_path.insert(place + 1, Behind())
 importlib.util.find_spec("mpi4py.MPI")
 assert "mpi4py.MPI" in asked, asked
-"""
-    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
-    assert job.returncode == 0, job.stderr
+""")
 
 
 def test_things_are_kept_until_their_owner_finds_that_they_may_die() -> None:
@@ -67,12 +75,12 @@ def test_ranks_and_tags_may_be_floats_that_are_integers() -> None:
     four: Any = SimpleNamespace(size=4, rank=0, null=-2, any_source=-1, any_tag=-1)
     assert Messages.check(four, "dest", 1.0, 7.0) == (1, 7)
     assert [type(word) for word in Messages.check(four, "source", -1.0, -1.0)] == [int, int]
-    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3  # type: ignore[arg-type]
+    assert root_of(CallSpec("bcast", None, None, None, 3.0), 4, 0) == 3
     for peer, tag in ((1.5, 0), (1, 0.5), ("1", 0), (float("inf"), 0), (float("nan"), 0)):
         with pytest.raises(TypeError, match="rank 0 must be integers"):
             Messages.check(four, "dest", peer, tag)
     with pytest.raises(TypeError, match="is not an integer"):
-        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)  # type: ignore[arg-type]
+        root_of(CallSpec("bcast", None, None, None, 0.5), 4, 0)
 
 
 def test_plans_are_shown_while_other_threads_make_calls() -> None:
@@ -106,3 +114,142 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
         probe.mprobe(messages, 1, 7, None, remove=True)
     assert 1 < len(looks) < 2000
+
+
+# --- memory that MPI may still write to lives on, however the wait for it ends ----------------------------------------
+
+
+class Failing:
+    """An exchange of MPI's that fails when it is asked for, as one does in which a rank has died."""
+
+    def __init__(self) -> None:
+        self.memory: list[weakref.ref[Any]] = []
+
+    def Iallreduce(self, mine: Any, worst: Any, op: Any) -> "Failing":
+        self.memory += [weakref.ref(mine), weakref.ref(worst)]
+        return self
+
+    def Test(self) -> bool:
+        raise OSError("a process has failed")
+
+
+def test_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi: Any = Failing()
+    monkeypatch.setattr(faults, "lacking", lambda comm: True)
+    job: Any = type("Job", (), {"comm": mpi, "index": 0})
+    assert end._together(job) == end._LOST
+    assert len(mpi.memory) == 2 and all(each() is not None for each in mpi.memory)
+
+
+def test_of_a_wait_that_is_given_up() -> None:
+    class Memory:
+        pass
+
+    memory = Memory()
+    found = weakref.ref(memory)
+    with pytest.raises(KeyboardInterrupt), quarantine.unless_over((memory,)):
+        raise KeyboardInterrupt
+    del memory
+    assert found() is not None
+
+
+# --- waits during which progress is made, and blocking calls in threads of their own, which have a limit --------------
+
+
+def gone() -> NoReturn:
+    raise RuntimeError("the peer is gone")
+
+
+def test_until_it_is_done_or_hopeless() -> None:
+    for how in ({}, {"hopeless": lambda: False}):
+        turns = count()
+        assert progress_until(lambda: next(turns) == 5, **how) and next(turns) == 6  # noqa: B023
+    turns = count()
+    assert not progress_until(lambda: False, hopeless=lambda: next(turns) == 5) and next(turns) == 6
+    assert progress_until(lambda: True, 0.02, lambda: True)
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        progress_until(lambda: False, hopeless=gone)
+
+
+def test_looks_are_apart_and_none_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, looks = [0.0], []
+
+    def asked() -> bool:
+        seconds[0] += 1.0
+        return False
+
+    def hopeless() -> bool:
+        looks.append(seconds[0])
+        return len(looks) == 3
+
+    clock = SimpleNamespace(monotonic=lambda: seconds[0], sleep=lambda nap: None)
+    monkeypatch.setattr(waiting, "time", clock)
+    assert not progress_until(asked, hopeless=hopeless, spin=10.0, apart=4.0)
+    assert looks == [10.0, 14.0, 18.0]
+    looks.clear()
+    assert not progress_until(asked, 5.0, hopeless, apart=4.0)
+    assert len(looks) == 2 and seconds[0] == 24.0
+
+
+def test_a_limit_holds_while_another_thread_has_the_lock() -> None:
+    """As one that waits in a library for a peer which never comes."""
+    taken, over = threading.Event(), threading.Event()
+    holder = Aside(lambda: locked(lambda: (taken.set(), over.wait())))
+    taken.wait()
+    try:
+        assert not progress_until(lambda: False, 0.01)
+    finally:
+        over.set()
+        assert holder.ended(600)
+
+
+def test_calls_aside() -> None:
+    thread = Aside(threading.get_ident)
+    assert thread.ended(600) and thread.ended() and thread.result() != threading.get_ident()
+    failed = Aside(gone)
+    assert failed.ended(600)
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        failed.result()
+    go = threading.Event()
+    late = Aside(go.wait)
+    assert not late.ended(0.01)
+    go.set()
+    assert late.ended(600) and late.result()
+
+
+def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a child of the process, which has none of its threads, starts one."""
+    first = Aside(threading.get_ident)
+    while not aside._idle:
+        os.sched_yield()
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, "start_new_thread", None)
+        again = Aside(threading.get_ident)
+        assert again.ended(600) and again.result() == first.result()
+    while not aside._idle:
+        os.sched_yield()
+    child = os.fork()
+    if not child:
+        os._exit(not Aside(threading.get_ident).ended(600))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_thread_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one for whose first frame there is no memory; threading.Thread.start() never returns then."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
+    monkeypatch.setattr(aside, "_idle", [])
+    assert not Aside(time.time).ended(0.01)
+
+
+def test_at_pythons_end_the_call_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 begins no thread for functions of ``atexit``; another reason is an error."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError(refusals.pop())
+
+    refusals = ["can't start new thread", "can't create new thread at interpreter shutdown"]
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    monkeypatch.setattr(aside, "_idle", [])
+    assert Aside(threading.get_ident).result() == threading.get_ident()
+    with pytest.raises(RuntimeError, match="start new thread"):
+        Aside(time.time)

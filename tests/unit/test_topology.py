@@ -1,7 +1,5 @@
 """Grouping ranks into islands, topologies of sub-communicators, and bytes on the wires, as their pages have them."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from fractions import Fraction
 
@@ -9,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import calls, deep_topologies, topologies
+from processes import python
 
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.rails import owner_shares
@@ -141,8 +140,7 @@ def test_equal_topologies_hash_and_print_alike_in_every_process() -> None:
     assert topology == same and hash(topology) == hash(same) and topology.fingerprint() == same.fingerprint()
     assert topology.fingerprint() != Topology.group(["nvidia", "amd", "amd"], [3, 3, 5]).fingerprint()
     code = f"from ucc_hetero.planner.topology import Topology; print({make}.fingerprint())"
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240)
-    assert out.stdout.strip() == topology.fingerprint()
+    assert python(code).stdout.strip() == topology.fingerprint()
 
 
 @pytest.mark.parametrize("spec, size, text", [

@@ -1,4 +1,4 @@
-"""Futures of calls: what callbacks see, whoever publishes the result, and however late."""
+"""Futures of calls: what callbacks see, whoever publishes the result, and however late; and how ranks start."""
 
 import threading
 from collections.abc import Iterator
@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
+import torch
+import torch.distributed as dist
 from torch._jit_internal import _extract_tensors
 
+from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
-from ucc_hetero.torch import futures
+from ucc_hetero.torch import devices, futures, rendezvous
 from ucc_hetero.torch.dispatch import Dispatch
 from ucc_hetero.torch.futures import Future, InOrder
 from ucc_hetero.torch.work import Work
@@ -101,21 +104,13 @@ def test_what_a_callback_raises(
     assert "fails" in record.message and "mine" in record.message and record.exc_info, record
 
 
-class EndedRequest:
+def ended() -> Any:
     """A request that has ended, and that nobody has completed."""
-
-    finished = lasting = False
-
-    def __init__(self) -> None:
-        self._keep = message = lib.ucch_message_new()
-        self._op = lib.ucch_message_op(message)
-
-    def Wait(self, _status: Any = None) -> bool:
-        self.finished = True
-        return True
-
-    def _arm(self) -> None:
-        pass
+    message = lib.ucch_message_new()
+    made = SimpleNamespace(finished=False, lasting=False, _keep=message, _op=lib.ucch_message_op(message))
+    made._arm = lambda: None
+    made.Wait = lambda *_: setattr(made, "finished", True) or True
+    return made
 
 
 class Group(Dispatch):
@@ -134,9 +129,9 @@ def fail() -> None:
 def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None:
     """Whichever thread collects the call; it used to end the one that completes futures."""
     group = Group()
-    work = Work(group, [], [EndedRequest()], fail)  # type: ignore[list-item]
+    work = Work(group, [], [ended()], fail)
     future = work.get_future()
-    good = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
+    good = Work(group, [], [ended()])
     assert good.get_future().wait() == []
     for each in (work, work, future):
         with pytest.raises(ValueError, match="no room"):
@@ -147,10 +142,10 @@ def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None
 
 def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> None:
     group = Group()
-    bad = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
-    bad.listen = fail  # type: ignore[method-assign]
-    bad.is_over = fail  # type: ignore[assignment, method-assign]
-    good = Work(group, [], [EndedRequest()])  # type: ignore[list-item]
+    bad = Work(group, [], [ended()])
+    bad.listen = fail
+    bad.is_over = fail
+    good = Work(group, [], [ended()])
     with pytest.raises(ValueError, match="no room"):
         super(Future, bad.get_future()).wait()
     assert super(Future, good.get_future()).wait() == []
@@ -162,16 +157,68 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
     from ucc_hetero.torch.group import ProcessGroupUCCH
 
     group = Group()
-    ProcessGroupUCCH._start_coalescing(group)  # type: ignore[arg-type]
-    bad = group._noted(Work(group, [], [EndedRequest()], fail))  # type: ignore[list-item]
+    ProcessGroupUCCH._start_coalescing(group)
+    bad = group._noted(Work(group, [], [ended()], fail))
     assert bad.is_over()
     other = threading.Thread(target=lambda: group._noted(Work(group, [])))
     other.start()
     other.join()
     good = group._noted(Work(group, []))
-    together = ProcessGroupUCCH._end_coalescing(group)  # type: ignore[arg-type]
-    assert together._parts == [bad, good]  # type: ignore[attr-defined]
+    together = ProcessGroupUCCH._end_coalescing(group)
+    assert together._parts == [bad, good]
     with pytest.raises(ValueError, match="no room"):
         together.wait()
     assert isinstance(together.exception(), ValueError)
     assert group._noted(good) is good and group._batch.works is None
+
+
+# --- how ranks start: with which device, and with which backend, which all must have chosen ---------------------------
+
+
+@pytest.mark.parametrize("count, local, chosen", [(4, 1, [1]), (2, 5, [1]), (1, 1, []), (0, 3, [])])
+def test_torch_begins_with_the_device_of_the_rank(
+    monkeypatch: pytest.MonkeyPatch, count: int, local: int, chosen: list[int]
+) -> None:
+    """Once it begins, not before: a script may fork until then. One that chooses a device does so afterwards."""
+    found: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_queued_calls", [])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    devices.start_with(local)
+    assert not found
+    for call, _ in torch.cuda._queued_calls:  # as torch does
+        call()
+    assert found == chosen
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    devices.start_with(local)
+    assert found == chosen, "the script has chosen one already"
+
+
+def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCCH_TORCH_REPLACE", "nccl")
+    store = dist.HashStore()
+    for rank in (0, 2):
+        thread = threading.Thread(target=store.set, args=(f"ucch/chosen/{rank}", "y"))
+        thread.start()
+        thread.join()
+    with pytest.raises(CollectiveTimeout, match=r"rank 4: rank\(s\) \[9, 5\] did not come .* UCCH_TORCH_REPLACE=nccl"):
+        rendezvous.await_all(store, 2, [7, 9, 4, 5], 0.01)
+
+
+def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    rendezvous.install()
+    with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python"):
+        next(dist.rendezvous("env://"))
+
+
+def test_ranks_that_chose_the_same_backend_go_on() -> None:
+    store = dist.HashStore()
+    threads = [threading.Thread(target=rendezvous.await_all, args=(store, rank, [0, 1, 2], 0)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    rendezvous.await_all(store, 2, [0, 1, 2], 0)
+    for thread in threads:
+        thread.join()

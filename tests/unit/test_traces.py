@@ -36,8 +36,12 @@ def part(rank: int, events: list[tuple[int, ...]], steps: list[Any] = STEPS, clo
     return parse_part([json.dumps(line) + "\n" for line in lines], used(ring(events, 16)))
 
 
+def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event.get("cat") == kind]
+
+
 def spans(trace: dict[str, Any], kind: str) -> list[tuple[int, float, float]]:
-    return [(e["pid"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == kind]
+    return [(e["pid"], e["ts"], e["dur"]) for e in of_kind(trace, kind) if e["ph"] == "X"]
 
 
 @pytest.mark.parametrize("count", [0, 3, 8, 9, 21])
@@ -64,7 +68,7 @@ def test_phases_in_microseconds_on_lanes() -> None:
     assert spans(trace, "bridge") == [(0, 3.0, 4.0)]
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert names == {"call", "island", "bridge"}
-    (bridge,) = [e for e in trace["traceEvents"] if e.get("cat") == "bridge"]
+    (bridge,) = of_kind(trace, "bridge")
     assert bridge["name"] == "allreduce 0.1"
     assert bridge["args"] == {
         "comm": "3.1 of ranks 0-2", "call": 5, "fragment": 0, "stage": 1, "step": 1, "bytes": 32, "of": "allreduce",
@@ -75,7 +79,7 @@ def test_phases_in_microseconds_on_lanes() -> None:
 
 def test_overlapping_calls_get_lanes_of_their_own() -> None:
     events = [(1000, 9000, 1, 1, -1, 0), (2000, 8000, 2, 1, -1, 0), (9000, 9500, 3, 1, -1, 0)]
-    calls = [e for e in document([part(0, events)])["traceEvents"] if e.get("cat") == "call"]
+    calls = of_kind(document([part(0, events)]), "call")
     assert [(e["args"]["call"], e["tid"]) for e in calls] == [(1, 0), (2, 1), (3, 0)]
 
 
@@ -83,7 +87,7 @@ def test_waiting_for_the_rank_that_came_last() -> None:
     early = [(1000, 9000, 5, 1, -1, 0), (1000, 9000, 5, 1, 0, 0)]
     late = [(6000, 9000, 5, 1, -1, 0), (6000, 9000, 5, 1, 0, 0)]
     trace = document([part(0, early), part(1, late)])
-    (wait,) = [e for e in trace["traceEvents"] if e.get("cat") == "wait"]
+    (wait,) = of_kind(trace, "wait")
     assert (wait["pid"], wait["ts"], wait["dur"], wait["name"]) == (0, 0.0, 5.0, "for rank 1")
 
 
@@ -107,7 +111,7 @@ def test_drift_is_interpolated() -> None:
 
 def test_what_never_ended_lasts_to_the_end() -> None:
     trace = document([part(0, [(1000, 0, 5, 1, -1, 0), (2000, 0, 5, 1, 0, 0), (3000, 3500, 4, 1, -1, -1003)])])
-    call, _ = [e for e in trace["traceEvents"] if e.get("cat") == "call"]
+    call, _ = of_kind(trace, "call")
     assert (call["dur"], call["args"]["unfinished"]) == (2.5, True)
     assert [e["args"]["status"] for e in trace["traceEvents"] if "status" in e["args"]] == [-1003]
     names = [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"]

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
+from ..bootstrap.meeting import Known
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.persistent import PersistentRequest
@@ -123,15 +124,15 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any) -> Communicator:
+    def _adopt(cls, mpi: Any, known: Known | None = None) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi)
+        comm._join(mpi, known)
         return comm
 
-    def _join(self, mpi: Any) -> None:
+    def _join(self, mpi: Any, known: Known | None = None) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi)
+        self._run = Runner(self._mpi, known)
         self._messages = Messages(self._run)
         self._news = News(self._run)
         self.rank: int = self._run.rank

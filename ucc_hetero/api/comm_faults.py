@@ -154,7 +154,7 @@ class FaultMethods(ABC):
             faults.settle(mpi)
             mpi = self._in_time("Shrink", mpi.Shrink)
             if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
-                self._run.members.job.outlived = True
+                self._run.members.job.stale = True
             made, failure = self._attempt(mpi)
             if self._all_well(mpi, failure is None):
                 assert made is not None

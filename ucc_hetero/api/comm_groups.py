@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, TypeVar
 
+from ..bootstrap.meeting import Known, met_again
 from ..bootstrap.timely import Timely, timely
 from ..calls.runner import Runner
 from ..docstrings import described, forms
@@ -19,7 +20,8 @@ class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 
     Every method is collective as its namesake in mpi4py, and returns a communicator of this package, or
-    ``MPI.COMM_NULL`` on a rank that is in none. The results are to be freed one by one.
+    ``MPI.COMM_NULL`` on a rank that is in none. The results are to be freed one by one. All but ``Create_group`` go by
+    what the ranks know of each other: settings that were changed since count for ``Communicator(comm.mpi)``.
     """
 
     _mpi: Any
@@ -27,15 +29,19 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any) -> _Self:
-        """A communicator of this class over MPI's."""
+    def _adopt(cls: type[_Self], mpi: Any, known: Known | None = None) -> _Self:
+        """A communicator of this class over MPI's, of ranks that know each other."""
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        made = self._together(what, *args, **more)
-        return made if made == MPI.COMM_NULL else self._adopt(made)
+        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        if not isinstance(mpi, Timely):
+            return self._adopt(make())
+        with met_again(mpi, self._run.members.known) as among:
+            made = mpi.apart(make)
+            return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
         """The result of MPI's collective of this name, which is made once all ranks have come to it."""

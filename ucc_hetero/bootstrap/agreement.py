@@ -55,6 +55,9 @@ NATIVE_SETTINGS = {
     "UCC_TL_RCCL_SYNC": "event",
 }
 
+#: Settings that name the components of libucc's that it may use.
+_COMPONENTS = ("UCC_TLS", "UCC_CL_BASIC_TLS")
+
 #: Segments of TCP for libucc's transport, unless the user has said. UCX's usual 8 and 64 KiB are copied more often, and
 #: an allreduce of 64 MiB between two hosts took 22 ms where it takes 18. UCX reads these under its own names alone,
 #: whatever prefix a library has.
@@ -95,6 +98,17 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
     users = {k: v for k, v in target.items() if k.startswith("UCC_")}
     for name, value in {**NATIVE_SETTINGS, **users}.items():
         target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
+
+
+def native_uses(component: str, environ: Mapping[str, str] | None = None) -> bool:
+    """True if its settings let the native library use a component of libucc's, such as ``nccl``."""
+    source = os.environ if environ is None else environ
+    for name in _COMPONENTS:
+        text = source.get(f"{NATIVE_PREFIX}_{name}", "")
+        names = text.lstrip("^").split(",")
+        if text and "all" not in names and (component in names) == text.startswith("^"):
+            return False
+    return True
 
 
 def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:

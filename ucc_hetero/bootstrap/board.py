@@ -10,8 +10,7 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ..machine.facts import Facts
@@ -34,33 +33,45 @@ class Page(NamedTuple):
     file: int
 
 
-@contextmanager
-def offered(size: int) -> Iterator[Page]:
-    """The page that this process offers a communicator of ``size`` ranks, until all of them have mapped one."""
-    file = _anonymous(int(lib.ucch_board_bytes(size))) if size > 1 else -1
-    try:
-        yield Page(os.getpid(), file)
-    finally:
-        if file >= 0:
-            os.close(file)
+#: The file that this process offers, as long as no communicator has taken it, and its bytes.
+_offered: list[tuple[int, int]] = []
+
+
+def offer(size: int) -> Page:
+    """The page that this process offers its next communicator, of up to ``size`` ranks."""
+    wanted = int(lib.ucch_board_bytes(size)) if size > 1 else 0
+    if _offered and _offered[0][1] < wanted:
+        take_back()
+    if wanted and not _offered and (file := _anonymous(wanted)) >= 0:
+        _offered.append((file, wanted))
+    return Page(os.getpid(), _offered[0][0] if wanted and _offered else -1)
+
+
+def take_back() -> None:
+    """Offer the page no more: a communicator has it."""
+    while _offered:
+        os.close(_offered.pop()[0])
 
 
 class Board:
     """One communicator's board, of this ``rank``; ``groups[r]`` is equal for ranks that share memory.
 
-    ``pages``: what each rank offers; the ranks of a host take that of their first one. It can be used once all ranks
-    have told each other whether they have it (:meth:`join`).
+    ``pages``: what each rank offers; the ranks of a host take that of their first one, or the ``spare`` one that an
+    earlier communicator of theirs has left. It can be used once all ranks have told each other whether they have it
+    (:meth:`join`).
     """
 
-    def __init__(self, rank: int, groups: Sequence[Hashable], pages: Sequence[Page]) -> None:
+    def __init__(self, rank: int, groups: Sequence[Hashable], pages: Sequence[Page], spare: Any = None) -> None:
         self._rank, self._groups = rank, groups
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
-        self._pointer: Any = ffi.NULL
+        self._pointer: Any = spare or ffi.NULL
         #: True if the ranks of this host see each other here.
         self.shared = False
-        page = pages[self.ranks[0]]
-        if page.file >= 0 and len(self.ranks) > 1:
+        self._pages, page = pages, pages[self.ranks[0]]
+        #: True if this process has offered it.
+        self._mine = not spare and page.pid == os.getpid()
+        if not spare and page.file >= 0 and len(self.ranks) > 1:
             size = int(lib.ucch_board_bytes(len(self.ranks)))
             self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
         #: True if this rank has the page; not if it is alone on its host.
@@ -80,6 +91,8 @@ class Board:
         if not all(mapped[r] for r in self.ranks):
             self._pointer = ffi.NULL
         self.shared = self._pointer != ffi.NULL
+        if self.shared and self._mine:
+            take_back()
         far = max(self.hosts) > 0
         if far and not self.shared:  # what it calls is compared all the same
             self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
@@ -88,6 +101,8 @@ class Board:
         _boards.add(self)
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
             raise MemoryError("no memory for the arrival board")
+        if self.shared:
+            lib.ucch_board_expect(self.native, [self._pages[r].pid for r in self.ranks])
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
@@ -222,12 +237,22 @@ class Board:
         """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)
 
-    def close(self) -> None:
-        """Release the page. No program may use the board any more."""
-        if self.native:
-            native, self.native = self.native, None
+    def close(self, *, clear: bool = False) -> Any:
+        """Release the board, which no program may use any more.
+
+        Args:
+            clear: All ranks have left it, and its page is to be used again.
+
+        Returns:
+            The page, where it is shared and this rank has cleared its part; else None.
+        """
+        native, self.native, page = self.native, None, self._pointer if clear and self.shared else None
+        if native:
+            if page is not None:
+                lib.ucch_board_clear(native)
             lib.ucch_board_free(native)
-            self._pointer = ffi.NULL
+        self._pointer = ffi.NULL
+        return page
 
 
 def meet(everyone: Sequence[Facts], rank: int) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any, TypeVar
 
 from ..errors import CollectiveTimeout, PeerError
@@ -31,8 +32,11 @@ _SETTLED_S = 0.05
 
 def lacking(mpi: Any) -> str:
     """Why ranks that exchange over ``mpi`` cannot go on after a death, with the cure; empty where they can."""
-    if hasattr(mpi, "world"):  # an exchange that is not MPI's
-        return ""
+    return "" if hasattr(mpi, "world") else _mpi_lacks()  # an exchange that is not MPI's
+
+
+@cache
+def _mpi_lacks() -> str:
     from mpi4py import MPI
 
     name = MPI.get_vendor()[0]
@@ -41,7 +45,7 @@ def lacking(mpi: Any) -> str:
             return ""
         return "mpirun ends the job when a rank dies, unless Open MPI 5's is told to go on: mpirun --with-ft ulfm"
     try:
-        mpi.Is_revoked()
+        MPI.COMM_SELF.Is_revoked()
     except NotImplementedError:
         return f"{name} cannot go on after a death: use Open MPI 5 and mpirun --with-ft ulfm"
     return ""

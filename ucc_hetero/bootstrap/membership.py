@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -42,14 +42,14 @@ class Membership:
     on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float) -> None:
+    def __init__(self, mpi: Any, timeout: float, known: Known | None = None) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
         self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
         try:
-            with met(self.mpi) as known:
+            with met(self.mpi) if known is None else nullcontext(known) as known:
                 self._try(known, timeout)
         except BaseException:
             faults.give_up(self.mpi)
@@ -57,11 +57,11 @@ class Membership:
 
     def _try(self, known: Known, timeout: float) -> None:
         self.facts = known.facts
-        #: The ranks' numbers in the whole job.
-        self.places = [each.place for each in known.words]
         self.place, _ = process.here(self.mpi)
         self.runtime = bind(self.place)
-        self._claimed = numbers.claim(each.taken for each in known.words)
+        self._claimed = numbers.claim(each.taken for each in known.claims)
+        #: True if it was another communicator's before, of which messages may have come since.
+        self._again = self._claimed >= numbers.MOST
         #: Number of the communicator, part of every message tag.
         self.id = self._claimed % numbers.MOST
         try:
@@ -81,24 +81,30 @@ class Membership:
         meet(self.facts, self.rank)
         self._watch(partial(ended, self.facts, self.rank))
         self._group(known)
-        self.discard()  # before an exchange: ranks that are past it may send
-        self.board = Board(self.rank, [f.host.memory for f in self.facts], [each.page for each in known.words])
+        if self._again:
+            self.discard()  # before an exchange: ranks that are past it may send
+        members, seconds = [self.job.index[f.process] for f in self.facts], limit(self.mpi, timeout)
+        self.teams = Teams(self.job, members, self.rank, self._claimed, seconds, known.spare())
+        hosts, pages = [f.host.memory for f in self.facts], [each.page for each in known.claims]
+        self.board = Board(self.rank, hosts, pages, self.teams.page)
         if far := len({f.host.memory for f in self.facts}) > 1:  # deaths there are heard of while teams are made
             self._join_board(self.mpi.allgather(self.board.mapped))
         self._join_channels()
-        mapped = self._make_teams(known, timeout, far)
+        mapped = self._make_teams(far)
         if not far:
             self._join_board(mapped)
 
     def _group(self, known: Known) -> None:
         """The ranks' job, islands, and what they choose algorithms by."""
-        offers = [each.offer for each in known.words]
-        self.job = process.job_of(self.mpi, self.facts, offers, self.runtime, known.table)
+        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime, known.table)
+        #: For communicators made from this one.
+        self.known = known._replace(job=self.job, claims=[])
         islands = tuple([self.job.topology.island_of[self.job.index[f.process]] for f in self.facts])
-        wanted = env.get("STAGING")
+        said = dict(self.facts[self.rank].settings)  # alike on all ranks, whatever has been changed since
+        wanted = env.get("STAGING", said)
         #: ``bare`` has the islands alone: what tables of measured choices go by.
         self.bare, self.topology, self.tuning = _chosen_by(
-            tuple(self.facts), islands, wanted, env.get("TUNE"), known.table.text
+            tuple(self.facts), islands, wanted, env.get("TUNE", said), known.table.text
         )
         if wanted == Transport.DIRECT and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
@@ -109,34 +115,32 @@ class Membership:
         """The arrival board, and what connects those of several hosts."""
         self.board.join(mapped)
         self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
-        self.board.number = self._recorded = communicator(self.board.native, self.id, self.places, self.rank)
+        self.board.number = self._recorded = communicator(self.board.native, self.id, self.known.places, self.rank)
         if max(self.board.hosts) > 0:
             self.links = Links(self.mpi, self.board, self.board.hosts, [f.process for f in self.facts])
         self._watch(self.board.dead_ranks)
 
     def _join_channels(self) -> None:
         """Channels among devices, where calls can be queued."""
-        memory = None if self.runtime is None else self.runtime.memory_type
-        native_in_stream = self.island.size == 1 or (
-            memory is not None and not self.device.no_device_memory_type and self.job.vendors_library(memory)
-        )
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels, self.lacks = None, ""
+        self._graphs: tuple[Channels | None, Topology, str] | None = None
         if not self.bare.flat:
+            memory = None if self.runtime is None else self.runtime.memory_type
+            native_in_stream = self.island.size == 1 or (
+                memory is not None and not self.device.by_host and self.job.vendors_library(memory)
+            )
             self.channels, self.lacks = join(
                 self.mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
             )
-        self._graphs: tuple[Channels | None, Topology, str] | None = None
-        self.tuning = replace(self.tuning, queued=self.channels is not None)
+            self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
 
-    def _make_teams(self, known: Known, timeout: float, far: bool) -> list[bool]:
+    def _make_teams(self, far: bool) -> list[bool]:
         """The teams that usual calls need; all ranks learn whether all of them work, and who has the board's page."""
-        members, seconds = [self.job.index[f.process] for f in self.facts], limit(self.mpi, timeout)
-        self.teams = Teams(
-            self.job, members, self.rank, self.id, seconds, known.words[0].name, known.spare(), self._claimed
-        )
         self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
+        if self.teams.page is not None and self.topology.flat and not (far or self._again):
+            return [True] * self.size  # nothing can fail any more
         self.teams.look, self.teams.together = faults.watch(self.mpi), True
         # Teams of one island that were another communicator's: all ranks have all of them.
         failure = self._first_teams() if far or not (self.teams.reused and self.topology.flat) else None
@@ -229,15 +233,14 @@ class Membership:
                 self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
         lib.ucch_discard_all(*users)
 
-    def close(self) -> None:
-        """Release teams and board; collective."""
+    def close(self, *, together: bool) -> None:
+        """Release teams and board; collective. ``together``: all ranks are known to do so."""
         self.discard()
         for channels in (self.channels, self._graphs and self._graphs[0]):
             if channels is not None:
                 channels.close(self.teams.timeout)
-        self.teams.close()
         self.part()
-        self.board.close()
+        self.teams.close(self.board.close(clear=together), together=together)
         self.release_id()
 
     def part(self) -> None:

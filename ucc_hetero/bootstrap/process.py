@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .. import env, log
 from ..bindings import quarantine, ucc, ucx
@@ -84,6 +84,7 @@ class Process:
             vendor=place.vendor,
             device=place.device,
             address=self.worker.address,
+            board="" if runtime is None else runtime.bus(place.device),
             device_memory="" if runtime is None else vendors.memory_name(runtime.memory_type),
             lazy_loading=runtime is not None and not runtime.eager and bool(env.get("CHANNELS")),
             link_speed=env.get("LINK_SPEED") or self._speed,
@@ -132,6 +133,14 @@ class Process:
         self._libs.clear()
 
 
+class Spare(NamedTuple):
+    """Teams of these ranks of a job, and the page of their arrival board, if they share one."""
+
+    members: tuple[int, ...]
+    teams: dict[tuple[tuple[int, ...], str], ucc.Team]
+    page: Any
+
+
 class Job:
     """The contexts of one set of processes. Collective to create over ``comm``, which is used for the exchanges.
 
@@ -143,8 +152,9 @@ class Job:
         self.process, self.name = process, name
         #: True if the making of a team was given up: libucc would take its messages for those of the next one.
         self.spoilt = False
-        #: True if ranks of it have died: what they have left under way may be taken for a new communicator's.
-        self.outlived = False
+        #: True if ranks of it have died or a call did not end in time: what they have left under way may be taken for a
+        #: new communicator's, and libucp may have dropped a broken connection in silence.
+        self.stale = False
         #: Operations that had ended in endpoint errors when the contexts were made: of later ones connections may be
         #: broken, and what libucc still receives for a failed task it may count for the next one.
         self._errors = 0
@@ -156,8 +166,9 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
-        #: Teams of communicators that are gone, for new ones of the same ranks (:class:`.teams.Teams`), by their names.
-        self.spare: dict[bytes, tuple[tuple[int, ...], dict[Any, ucc.Team]]] = {}
+        #: What communicators that are gone have left for new ones of the same ranks (:class:`.teams.Teams`), by the
+        #: number that the first of them had.
+        self.spare: dict[int, Spare] = {}
         #: Ranks, by link, whose first team has been found to work.
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
         hosts = numbered(f.host.node for f in everyone)
@@ -218,7 +229,7 @@ class Job:
         prefixes = [agreement.BRIDGE_PREFIX]
         if native:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-            prefixes += [agreement.NATIVE_PREFIX] * collective_library(runtime.memory_type)
+            prefixes += [agreement.NATIVE_PREFIX] * _collectives(runtime.memory_type)
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if not users or users.startswith("^"):
@@ -232,7 +243,7 @@ class Job:
 
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
-        return self.native is not None and collective_library(memory)
+        return self.native is not None and _collectives(memory)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:
         """True when all of these ranks took part in this job, with the fabrics that they have now."""
@@ -241,13 +252,13 @@ class Job:
 
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
-        return not (self.spoilt or self.outlived) and lib.ucch_endpoint_errors() == self._errors
+        return not (self.spoilt or self.stale) and lib.ucch_endpoint_errors() == self._errors
 
     def drop_spare(self, seconds: float, most: int = 0) -> None:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
         while len(self.spare) > most:
             oldest, *_ = tuple(self.spare)  # other threads add to it
-            _, teams = self.spare.pop(oldest)
+            teams = self.spare.pop(oldest).teams
             while teams:
                 teams.popitem()[1].close(seconds)
 
@@ -267,6 +278,14 @@ _process: Process | None = None
 _jobs: list[Job] = []
 _made = [0]
 _place: Place | None = None
+
+
+def _collectives(memory: int) -> bool:
+    """True if native teams leave collectives on this memory to the vendor's library: it is there, and not shut out."""
+    if not collective_library(memory):
+        return False
+    component = vendors.of_memory(memory).collectives[0].removeprefix("libucc_tl_")
+    return agreement.native_uses(component)
 
 
 def spin_rounds(ranks_here: int) -> int:
@@ -321,13 +340,13 @@ def offer() -> tuple[str, ...]:
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if job.sound())
 
 
-def spare() -> tuple[bytes, ...]:
-    """Names of teams that communicators have left, each for another one of the same ranks."""
-    return tuple(name for job in _jobs for name in tuple(job.spare))
+def spare() -> tuple[int, ...]:
+    """Numbers by which communicators have left something, each for another one of the same ranks."""
+    return tuple(number for job in _jobs for number in tuple(job.spare))
 
 
 def job_of(
-    comm: Any, everyone: list[Facts], offers: list[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
+    comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
 ) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 
@@ -341,7 +360,7 @@ def job_of(
 
     def library() -> bool:
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-        return runtime is not None and collective_library(runtime.memory_type)
+        return runtime is not None and _collectives(runtime.memory_type)
 
     job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
     _jobs.append(job)

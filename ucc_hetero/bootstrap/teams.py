@@ -25,7 +25,8 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
-from .process import TEAM_IDS, Job
+from . import numbers
+from .process import TEAM_IDS, Job, Spare
 from .turns import alone, turn
 
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
@@ -59,26 +60,26 @@ MOST_SPARE = 8
 
 
 class Teams:
-    """The teams of one communicator, by its ``number``. ``members[r]`` is the job rank of communicator rank r.
+    """The teams of one communicator. ``members[r]`` is the job rank of communicator rank r.
 
     Making one takes longer than all else that a communicator needs. A communicator of host memory leaves its teams to
-    the next one of the same ranks: ``spare`` are the names of such teams that all ranks have, ``name`` is that of new
-    ones. Those on devices hold memory of the vendor's library, and go. ``claimed`` (:mod:`.numbers`) is what none of
-    these ranks has had before: libucc's number of the island's team and of that of all, upon which the ranks then need
+    the next one of the same ranks: ``spare`` are the numbers by which all ranks have such teams. Those on devices hold
+    memory of the vendor's library, and go. ``claimed`` (:mod:`.numbers`) is what none of these ranks has had before: by
+    it teams are left, and it is libucc's number of the island's team and of that of all, upon which the ranks then need
     not agree.
     """
 
     def __init__(
-        self, job: Job, members: Sequence[int], rank: int, number: int, timeout: float, name: bytes = b"",
-        spare: Iterable[bytes] = (), claimed: int = MOST_NUMBERS,
-    ) -> None:  # fmt: skip
+        self, job: Job, members: Sequence[int], rank: int, claimed: int, timeout: float, spare: Iterable[int] = ()
+    ) -> None:
         self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
-        found = sorted(each for each in spare if job.spare.get(each, ((), {}))[0] == self.members)
+        self._claimed = claimed
+        found = sorted(each for each in spare if each in job.spare and job.spare[each].members == self.members)
         #: True if they were another communicator's before, on every rank.
         self.reused = bool(found)
-        self._name, self._claimed = found[0] if found else name, claimed
+        self._left_by = found[0] if found else claimed
         #: Of the messages by which ranks come together.
-        self.tag = number
+        self.tag = claimed % numbers.MOST
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
         #: True if all ranks hold their turn at creating: they need not ask each other before each team.
@@ -89,7 +90,7 @@ class Teams:
         #: True if ranks are on hosts of their own, so that no arrival board shows all of them.
         self.far = len(set(hosts)) > 1
         self._hosts = hosts
-        self._teams: dict[tuple[tuple[int, ...], str], ucc.Team] = job.spare.pop(self._name)[1] if found else {}
+        _, self._teams, self.page = job.spare.pop(self._left_by) if found else Spare((), {}, None)
         #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
 
@@ -245,11 +246,15 @@ class Teams:
     def __len__(self) -> int:
         return len(self._teams)
 
-    def close(self) -> None:
-        """Leave the teams to the next communicator, or destroy them, newest first; collective among their members."""
-        if self._teams and not any(self.job.facts[member].device_memory for member in self.members):
+    def close(self, page: Any = None, *, together: bool = True) -> None:
+        """Leave the teams, and a cleared page, to the next communicator, or destroy them, newest first; collective
+        among their members. Where these do not do so ``together``, what the others do with them is not known."""
+        if not together:
+            quarantine.keep(self._teams)
+            self._teams = {}
+        elif self._teams and not any(self.job.facts[member].device_memory for member in self.members):
             # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
-            self.job.spare[self._name], self._teams = (self.members, self._teams), {}
+            self.job.spare[self._left_by], self._teams = Spare(self.members, self._teams, page), {}
         with alone() if self._teams else nullcontext():
             while self._teams:
                 _, team = self._teams.popitem()

@@ -43,11 +43,12 @@ class PersistentRequest(Request):
         direct: Any = None,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
+        tell: Callable[[int, Any], None] | None = None,
         owner: object = None,
         in_stream: Callable[[Any], Request] | None = None,
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
-        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, owner=owner)
+        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, tell=tell, owner=owner)
         self._own = op
         #: Makes the same call a part of a stream's work; and the request of that, while it is under way.
         self._in_stream = in_stream

@@ -405,7 +405,7 @@ class Preparation:
         """
         members = self.members
         if members.topology.flat:
-            return not members.device.no_device_memory_type
+            return not members.device.by_host
         if members.channels is None or local:
             return False
         found = self._ways.get((what, op))
@@ -422,7 +422,7 @@ class Preparation:
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"
             if members.topology.flat:
-                why = "libucp cannot move the memory of every device"
+                why = members.device.by_host
             elif members.channels is not None and local:
                 why = "no rank knows all of its counts; blocking calls exchange them"
             elif members.channels is not None:

@@ -125,6 +125,11 @@ def fill_empty(status: Any) -> None:
         set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
 
 
+def _describe_empty(_: int, status: Any) -> None:
+    """Fill the status of a collective, or of a call that has not ended."""
+    fill_empty(status)
+
+
 @forms
 class Request:
     """A call that has begun: what methods with ``I`` return, such as ``Iallreduce`` and ``Irecv``.
@@ -139,6 +144,8 @@ class Request:
     #: True if its native operation lives as long as it does itself.
     lasting = False
     _done = True  # of one that was never made
+    #: Fills the status of a call that has ended in such a state, and leaves it to be completed.
+    _tell: Callable[[int, Any], None] = staticmethod(_describe_empty)
 
     def __init__(
         self,
@@ -148,6 +155,7 @@ class Request:
         *,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
+        tell: Callable[[int, Any], None] | None = None,
         owner: object = None,
     ) -> None:
         self._op: Any = op
@@ -157,6 +165,8 @@ class Request:
         self._call = None if finish is None else _Call(op, keep, finish, cancel, owner)
         if self._call is not None:
             under_way.add(self._call)
+        if tell is not None:
+            self._tell = tell
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
         self._timeout = timeout
         #: The runner of the communicator.
@@ -251,8 +261,14 @@ class Request:
         Returns:
             True if it has.
         """
-        fill_empty(status)
-        return self._done or bool(self._ended())
+        state = 0 if self._done else self._ended()
+        self._describe(state, status)
+        return self._done or bool(state)
+
+    def _describe(self, state: int, status: Any) -> None:
+        """Fill the status of a call that has ended in this state, and stays to be completed; empty for 0."""
+        if status is not None:
+            (self._tell if state else _describe_empty)(state, status)
 
     def Cancel(self) -> None:
         """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
@@ -434,9 +450,10 @@ class Request:
         Returns:
             True if all have ended.
         """
-        ended = [request.Get_status() for request in _ours(requests)]
-        _blank(statuses, len(ended))
-        return all(ended)
+        requests = _ours(requests)
+        states = [0 if request._done else request._ended() for request in requests]
+        _describe_all(requests, states, statuses)
+        return all(state or request._done for request, state in zip(requests, states, strict=True))
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool]:
@@ -448,9 +465,11 @@ class Request:
         from mpi4py import MPI
 
         fill_empty(status)
-        active = [i for i, r in enumerate(_ours(requests)) if not r._done]
+        requests = _ours(requests)
+        active = [i for i, r in enumerate(requests) if not r._done]
         for i in active:
-            if requests[i]._ended():
+            if state := requests[i]._ended():
+                requests[i]._describe(state, status)
                 return i, True
         return int(MPI.UNDEFINED), not active
 
@@ -461,12 +480,12 @@ class Request:
         Returns:
             As :meth:`Testsome`.
         """
-        active = [i for i, r in enumerate(_ours(requests)) if not r._done]
+        active = {i: r for i, r in enumerate(_ours(requests)) if not r._done}
         if not active:
             return None
-        ready = [i for i in active if requests[i]._ended()]
-        _blank(statuses, len(ready))
-        return ready
+        ready = {i: state for i, r in active.items() if (state := r._ended())}
+        _describe_all([active[i] for i in ready], list(ready.values()), statuses)
+        return list(ready)
 
     # --- mpi4py's spellings for messages of pickled objects; there is no object in those of this package --------------
 
@@ -657,8 +676,8 @@ def _extend(statuses: list[Any] | None, count: int) -> None:
         statuses += [MPI.Status() for _ in range(count - len(statuses))]
 
 
-def _blank(statuses: list[Any] | None, count: int) -> None:
-    """Fill the first statuses for requests that are not completed."""
-    _extend(statuses, count)
-    for status in (statuses or ())[:count]:
-        fill_empty(status)
+def _describe_all(requests: Sequence[Request], states: Sequence[int], statuses: list[Any] | None) -> None:
+    """Fill the statuses of requests that have ended in these states, or not (0), and are not completed."""
+    _extend(statuses, len(requests))
+    for request, state, status in zip(requests, states, statuses or (), strict=False):
+        request._describe(state, status)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
+from ..bootstrap.meeting import Known
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
 from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
@@ -64,7 +65,7 @@ _NAP = 2e-4
 class Runner(State):
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, known: Known | None = None) -> None:
         from mpi4py import MPI
 
         #: Runs a blocking call to its end: in one crossing into C if such a one was made before, else by :meth:`again`.
@@ -74,7 +75,7 @@ class Runner(State):
         self._repeater = repeater(self.again, self._await, MPI.IN_PLACE) if repeater and not every else None
         if self._repeater is not None:
             self.blocking = self._repeater.call
-        super().__init__(mpi)
+        super().__init__(mpi, known)
         self._in_place, self._cache = MPI.IN_PLACE, Cache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
@@ -584,7 +585,7 @@ class Runner(State):
             lib.ucch_program_drop(prepared.program.handle)
         self._persistent.clear()
         self._forget()
-        self.members.close()
+        self.members.close(together=together)
         return together
 
     def _drain(self) -> bool:

@@ -14,7 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
+from ..bootstrap.agreement import NATIVE_SETTINGS
 from ..bootstrap.board import Board
+from ..bootstrap.meeting import Known
 from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
@@ -41,13 +43,16 @@ ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
 class State:
-    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create."""
+    """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
-    def __init__(self, mpi: Any) -> None:
+    ``known``: what its ranks know of each other from the communicator that it is made from.
+    """
+
+    def __init__(self, mpi: Any, known: Known | None = None) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, known)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
@@ -66,6 +71,8 @@ class State:
     def broke(self, failure: Exception, keep: object) -> None:
         """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
+        if isinstance(failure, CollectiveTimeout):
+            self.members.job.stale = True
         quarantine.keep(keep)
 
     def orphan(self) -> None:
@@ -207,6 +214,11 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
         CollectiveError,
         "two graphs with calls of this communicator ran at a time; replay them in one stream, or let one stream wait "
         "for the other",
+    ),
+    lib.UCCH_FAIL_VENDOR: (
+        CollectiveError,
+        "libucc has not given it to the vendor's library (NCCL or RCCL), which could not begin: NCCL_DEBUG=WARN says "
+        f"why; UCC_TLS={NATIVE_SETTINGS['UCC_TLS']},nccl,rccl goes on without it, more slowly",
     ),
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }

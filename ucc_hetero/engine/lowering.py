@@ -130,10 +130,11 @@ class Lowering:
         if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
             around = self.at.before or self.at.after or any(self.packed.values())
             alone = not around and of_vendors(self.at, steps)
+            library = job.vendors_library(self.what.memory)
             # libucc answers calls that move nothing by itself, and not in a stream.
-            if alone and steps and all(self.what.call.counts) and job.vendors_library(self.what.memory):
+            if alone and steps and all(self.what.call.counts) and library:
                 return Execution.LAUNCHED
-            holds = holds and not self.arithmetic and may_hold(self.at, steps)
+            holds = holds and not self.arithmetic and library and may_hold(self.at, steps)
         return Execution.HELD if holds else Execution.HOST
 
     def _add(self, note: Note, after: Sequence[int], part: dict[str, Any]) -> int:

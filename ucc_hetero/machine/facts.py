@@ -28,6 +28,8 @@ class Facts:
     device: int
     #: Address of the rank's UCP worker, for messages.
     address: bytes
+    #: PCI address of the rank's device; empty for a rank without one.
+    board: str = ""
     #: UCX's name of the memory of the rank's device; empty for a rank without one.
     device_memory: str = ""
     #: Streams of the rank wait for those of others while its runtime loads kernels at their first launch, which waits
@@ -49,6 +51,9 @@ class Facts:
     pid: int = 0
     #: Fabric that joins the rank's host to others, for its vendor's library.
     fabric: Fabric = NO_FABRIC
+
+    def __hash__(self) -> int:
+        return hash(self.process)  # quick: facts are looked up whenever their ranks make a communicator
 
     @property
     def joined(self) -> Hashable:

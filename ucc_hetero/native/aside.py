@@ -52,10 +52,19 @@ class Aside(Generic[_T]):
         self._failure: list[BaseException] = []
         self._under_way = _thread.allocate_lock()
         self._under_way.acquire()
+        task = partial(self._run, call)
         try:
-            _idle.pop().give(partial(self._run, call))
+            _idle.pop().give(task)
         except IndexError:
-            _Thread(partial(self._run, call))
+            self._begin(task)
+
+    def _begin(self, task: Callable[[], None]) -> None:
+        try:
+            _Thread(task)
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            task()  # Python 3.12 begins no thread for what it calls at its end
 
     def _run(self, call: Callable[[], _T]) -> None:
         try:

@@ -96,6 +96,13 @@ class Exchange(Composite):
     def _begun(self) -> Sequence[Request]:
         return self._parts
 
+    def _describe(self, state: int, status: Any) -> None:
+        first = self._parts[0]
+        if state and self._has_status:
+            first._describe(first._ended(), status)
+        else:
+            fill_empty(status)
+
     def _settle(self, status: Any) -> None:
         ended = 0
         try:
@@ -129,6 +136,9 @@ class PersistentExchange(Composite, PersistentRequest):
 
     def _begun(self) -> Sequence[Request]:
         return (self._active,)
+
+    def _describe(self, state: int, status: Any) -> None:
+        self._active._describe(state, status)
 
     def _settle(self, status: Any) -> None:
         self._active.Wait(status)

@@ -486,8 +486,7 @@ class Messages:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
         if not isinstance(transfer, Letter):  # the engine has seen to those
             lib.ucch_progress_thread(1)
-        end, cancel = partial(self._end, transfer), self._cancel(transfer)
-        return Request(transfer.op, transfer, end, timeout=self.timeout, cancel=cancel, owner=self.state)
+        return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._ways(transfer))
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
         """A transfer that can be started many times, with what the buffer then holds."""
@@ -503,14 +502,14 @@ class Messages:
             lib.ucch_progress_thread(1)
             return 0
 
-        end, cancel = partial(self._end, transfer), self._cancel(transfer)
         return PersistentRequest(
-            transfer.op, transfer, start, end, timeout=self.timeout, cancel=cancel, owner=self.state
+            transfer.op, transfer, start, timeout=self.timeout, owner=self.state, **self._ways(transfer)
         )
 
-    @staticmethod
-    def _cancel(transfer: Moved) -> Callable[[], None]:
-        return transfer.cancel if transfer.what == "receive" else nothing
+    def _ways(self, transfer: Moved) -> dict[str, Any]:
+        """What a request does at its end, when it is cancelled, and for a status before."""
+        cancel = transfer.cancel if transfer.what == "receive" else nothing
+        return {"finish": partial(self._end, transfer), "cancel": cancel, "tell": partial(self._fill, transfer)}
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
@@ -522,34 +521,30 @@ class Messages:
             _held.append(transfer)
 
     def _end(self, transfer: Moved, state: int, status: Any) -> None:
+        self._fill(transfer, state, status)
+        if transfer.peer == self.null or (state != 1 and _status_of(transfer) == lib.UCCH_FAIL_CANCELLED):
+            return
+        if state != 1:
+            raise self.failure(transfer)
+        if transfer.what == "receive":
+            transfer.spread()
+
+    def _fill(self, transfer: Moved, state: int, status: Any) -> None:
+        """Fill the status of a transfer that has ended in this state."""
+        if status is None:
+            return
         if transfer.peer == self.null:
             set_status(status, self.null, self.any_tag, 0)
             return
-        if state != 1:
-            self._fail(transfer, status)
-            return
-        if transfer.what != "receive":
-            set_status(status, self.any_source, self.any_tag, 0)
-            return
-        transfer.spread()
-        if status is not None:
-            set_status(status, *transfer.envelope())
-
-    def _fail(self, transfer: Moved, status: Any) -> None:
-        error = ffi.new("ucch_error *")
-        lib.ucch_op_error(transfer.op, error)
-        if error.status == lib.UCCH_FAIL_CANCELLED:
-            set_status(status, self.any_source, self.any_tag, 0)
-            if status is not None:
-                status.Set_cancelled(True)
-            return
-        failure = self.failure(transfer)
-        if status is not None:
-            truncated = isinstance(failure, TruncationError)
-            source, tag, _ = transfer.envelope() if truncated else (self.any_source, self.any_tag, 0)
-            nbytes = transfer.nbytes if truncated else 0
-            set_status(status, source, tag, nbytes, self._errors[truncated])
-        raise failure
+        failed = 0 if state == 1 else _status_of(transfer)
+        truncated, cancelled = failed == lib.UCCH_FAIL_TRUNCATED, failed == lib.UCCH_FAIL_CANCELLED
+        if truncated or (not failed and transfer.what == "receive"):
+            source, tag, nbytes = transfer.envelope()
+            nbytes = transfer.nbytes if truncated else nbytes
+        else:
+            source, tag, nbytes = self.any_source, self.any_tag, 0
+        set_status(status, source, tag, nbytes, self._errors[truncated] if failed and not cancelled else 0)
+        status.Set_cancelled(cancelled)
 
     def failure(self, transfer: Moved) -> UCCHError:
         """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
@@ -628,3 +623,10 @@ def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
     if buffer.layout is None:
         return Buffer(buffer.ptr + first * buffer.dtype.itemsize, count, *about)
     return Buffer(buffer.ptr, count, *about, replace(buffer.layout, first=buffer.layout.first + first))
+
+
+def _status_of(transfer: Moved) -> int:
+    """Why a transfer has failed, as the engine has it."""
+    error = ffi.new("ucch_error *")
+    lib.ucch_op_error(transfer.op, error)
+    return int(error.status)

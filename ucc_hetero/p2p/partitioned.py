@@ -18,7 +18,7 @@ import numpy as np
 
 from ..buffers import Buffer, as_buffer
 from ..calls.persistent import PersistentRequest, idle
-from ..calls.request import Request, set_status
+from ..calls.request import Request, fill_empty, set_status
 from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import lib
@@ -218,8 +218,13 @@ class PartitionedRequest(Composite, PersistentRequest):
                 failure = failure or error
         if failure is not None:
             raise failure
-        if isinstance(self, _Receive):
+        self._describe(1, status)
+
+    def _describe(self, state: int, status: Any) -> None:
+        if state and isinstance(self, _Receive):
             set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
+        else:
+            fill_empty(status)
 
     def _ended(self) -> int:
         if not self._complete_set(wait=False):

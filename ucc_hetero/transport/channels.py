@@ -269,7 +269,7 @@ def _offer(
     mine = everyone[rank]
     unwanted = _unwanted(hosts)
     lack = "" if unwanted else _unable(runtime, lazy=alone(topology))
-    board = mine.host.memory, mine.vendor, runtime.bus(mine.device) if runtime is not None else ""
+    board = mine.host.memory, mine.vendor, mine.board
     # A usual kernel is made as a try: one vendor's compiler may be missing where the other's is there.
     ready = not (unwanted or lack)
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0

@@ -141,8 +141,8 @@ class Device:
     rank: int
     place: Place
     runtime: DeviceRuntime | None
-    #: This rank's island: its libucp cannot move device memory, or that of another rank there cannot.
-    no_device_memory_type: bool
+    #: Why no library does collectives on the devices of this rank's island; empty where one does.
+    by_host: str
     #: Every rank of the communicator has a device.
     everywhere: bool
     #: The libraries reduce half precision on every rank's device, and can move its memory.
@@ -153,10 +153,13 @@ class Device:
         """From the facts of all ranks; ``island`` are the ranks of this one's."""
         mine = everyone[rank]
         lacking = [not _knows(f) for f in everyone]
-        without = any(lacking[r] for r in island)
+        boards = [(everyone[r].host.memory, everyone[r].board) for r in island if everyone[r].board]
+        by_host = "libucp cannot move the memory of every device" if any(lacking[r] for r in island) else ""
+        if len(set(boards)) < len(boards):
+            by_host = by_host or "two ranks share a device, which NCCL and RCCL refuse"
         kinds = {f.device_memory for f in everyone}
         halves = not kinds & {"", "host"} and not any(lacking)
-        return cls(rank, Place(mine.vendor, mine.device), runtime, without, "" not in kinds, halves)
+        return cls(rank, Place(mine.vendor, mine.device), runtime, by_host, "" not in kinds, halves)
 
     @property
     def memory(self) -> int:

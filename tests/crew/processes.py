@@ -1,0 +1,30 @@
+"""What tests of every folder do: run a script in a new Python, and wait until something is so."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Seconds for what takes a moment: only what fails takes that long.
+LONG = 300.0
+
+
+def python(
+    script: str, *args: object, env: Mapping[str, str] | None = None, check: bool = True, **how: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script in a new Python with ``env`` beside this environment; with ``check`` it must end well."""
+    words = [sys.executable, "-c", script, *map(str, args)]
+    how = {"capture_output": True, "text": True, "timeout": 2 * LONG, "env": {**os.environ, **(env or {})}, **how}
+    done: subprocess.CompletedProcess[str] = subprocess.run(words, check=False, **how)
+    assert not check or done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+def until(condition: Callable[[], Any], what: object = "") -> None:
+    """Wait for a condition; ``what`` is said where it does not come."""
+    ends = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < ends, what or "not within the time limit"
+        time.sleep(0.002)

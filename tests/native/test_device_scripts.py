@@ -1,0 +1,292 @@
+"""Calls, messages, one-sided transfers and pages on fake GPUs of one host: real UCC, UCX, plans and engine."""
+
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import device_scripts as calls
+import lane_scripts as lanes
+import message_scripts as messages
+import pages_scripts as pages
+import pytest
+import rma_scripts as rma
+from device_scripts import FEW_QUEUES, OWN_QUEUES
+
+FAKEGPU = Path(__file__).resolve().parents[1] / "fakegpu"
+
+pytestmark = pytest.mark.mpi
+
+Env = Mapping[str, str]
+
+BY_HOSTS = {"UCCH_CHANNELS": "n"}
+#: For one vendor, for two, and by way of host memory.
+WAYS: list[tuple[str, Env]] = [("nvidia:2", {}), ("nvidia:1,amd:2", {}), ("nvidia:1,amd:2", BY_HOSTS)]
+#: By pinned memory. A job that waits for the deadline of calls is killed before that.
+STAGED = {"UCCH_STAGING": "staged", "FAKEGPU_DELAY_US": "50", "UCCH_TIMEOUT": "1000"}
+#: Where libucp decides, and streams do not hand each other messages.
+PLAIN = {**STAGED, "UCCH_STAGING": "auto", **BY_HOSTS}
+#: Handed from stream to stream.
+LANES = {"FAKEGPU_DELAY_US": "20", "UCCH_TIMEOUT": "1000"}
+#: Of lists of thousands of pieces each is a copy of its own.
+SOON = {"FAKEGPU_DELAY_US": "20"}
+QUICK = {"FAKEGPU_DELAY_US": "10"}
+#: As HIP comes: streams wait for what has been queued before, and for no more.
+CAREFUL = {**FEW_QUEUES, "UCCH_HOLD": "n"}
+#: Of these one is drawn.
+OWN, FEW, EITHER, ANY = (OWN_QUEUES,), (FEW_QUEUES,), (OWN_QUEUES, FEW_QUEUES), (OWN_QUEUES, CAREFUL)
+BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600")
+
+#: Refused calls among uneven ones keep their numbers: in streams, too, and where ranks hear of the refusal before they
+#: have begun.
+UNEVEN = """
+import numpy as np
+from arrays import Array, runtime
+from ucc_hetero import Communicator, RefusedError
+first = Communicator()
+stream = runtime().stream()
+for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
+    comm = Communicator()
+    r, p = comm.rank, comm.size
+    for turn in range(8):
+        n, refuses = 3 + turn, turn % 3 == 0 and turn % p
+        counts = [n + (r + q) % 2 for q in range(p)]
+        x, y = make(sum(counts)), make(sum(counts))
+        sent = np.repeat(100 * r + 10 * np.arange(p) + turn, counts)
+        x.set(sent) if hasattr(x, "set") else np.copyto(x, sent)
+        try:
+            wrong = [10**6] * p if turn % 3 == 0 and r == refuses else counts
+            request = comm.Ialltoallv([x, counts], [y, wrong], **into)
+            request.Wait()
+        except (RefusedError, ValueError) as error:
+            assert turn % 3 == 0, (turn, error)
+            comm.Free()
+            comm = Communicator()
+        else:
+            assert turn % 3, turn
+            found = y.copied(stream) if make is Array else y
+            assert (found == np.repeat(100 * np.arange(p) + 10 * r + turn, counts)).all(), (turn, found)
+    comm.Free()
+print("right", flush=True)
+"""
+#: Nobody waits for requests of calls by way of the host; streams wait for their ends, or hosts where streams must not.
+IN_ORDER = """
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+with Communicator() as comm:
+    p, x, y = comm.size, Array(70000), [Array(70000) for _ in range(20)]
+    stream = runtime().stream()
+    for k, result in enumerate(y):
+        x.fill(stream, float(k + comm.rank))
+        comm.Iallreduce(x, result, stream=stream)
+    for k, result in enumerate(y):
+        assert (result.copied(stream) == p * k + sum(range(p))).all(), k
+    assert "by way of the host" in comm.plan_summary(), comm.plan_summary()
+print("right")
+"""
+#: Streams that cannot be held.
+AT_ONCE = """
+from arrays import Array, runtime
+from ucc_hetero import Communicator
+with Communicator() as comm:
+    gpu, x, y = runtime(), Array(500), Array(500)
+    stream = gpu.stream()
+    x.fill(stream, 1.0)
+    request = comm.Iallreduce(x, y, stream=stream)
+    y.scale(stream, 2.0)
+    assert request.finished, comm.plan_summary()
+    assert (y.copied(stream) == 2 * comm.size).all()
+print("right")
+"""
+#: The doctor's measurements, as installed: mpi_launch is a part of the package only there.
+DOCTOR = """
+import arrays
+from ucc_hetero import Communicator
+from ucc_hetero.launch.doctor import measure
+with Communicator() as comm:
+    with measure._vectors([1.0]) as (vector,):
+        assert vector.block is not None
+    assert [found.code for found in measure.canaries(comm)] == ["collectives"]
+    assert list(measure.pairs(comm, 20)) == [(0, 1)]
+print("right")
+"""
+INSTALLED = os.pathsep.join([str(FAKEGPU), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+#: A case by its name; its script, its layout, its environment, and queues to draw from.
+CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
+    *(("random mistakes", calls.MISTAKES, layout, {"UCCH_TIMEOUT": "300", **env}, OWN) for layout, env in WAYS),
+    # Streams are held in any order there, by threads that use a communicator each.
+    *(("streams", calls.STREAMS, layout, env, OWN) for layout, env in WAYS),
+    *(("uneven calls", UNEVEN, layout, env, ()) for layout, env in WAYS),
+    ("order in streams", IN_ORDER, "nvidia:1,amd:2", BY_HOSTS, OWN),
+    ("order by hosts", IN_ORDER, "nvidia:1,amd:2", BY_HOSTS, FEW),
+    ("refusals", calls.REFUSALS, "nvidia:1,amd:1", {}, ()),
+    ("a timeout", calls.TIMEOUT, "nvidia:1,amd:1", BY_HOSTS, ()),
+    ("no flags", AT_ONCE, "nvidia:1,amd:1", {"FAKEGPU_NO_FLAGS": "1"}, ()),
+    ("the doctor", DOCTOR, "nvidia:1,amd:1", {"PYTHONPATH": INSTALLED}, ()),
+    ("matching", messages.MATCHING, "nvidia:1,amd:1", STAGED, FEW),
+    ("matching by libucp alone", messages.MATCHING, "nvidia:2,amd:1", {"UCCH_STAGING": "direct"}, ()),
+    # Streams are held until hosts have received what others were to carry.
+    ("begun in streams", messages.STREAMS, "nvidia:2,amd:1", {**STAGED, **BY_HOSTS}, OWN),
+    ("begun in streams by libucp", messages.STREAMS, "nvidia:1,amd:1", PLAIN, OWN),
+    ("begun in streams of AMD's", messages.STREAMS, "amd:2", {**STAGED, "UCCH_STAGING": "auto"}, OWN),
+    ("matching with few queues or own", messages.MATCHING, "nvidia:2,amd:2", {**STAGED, **QUICK}, EITHER),
+    ("matching by hosts", messages.MATCHING, "nvidia:1,amd:1", {**STAGED, **QUICK, **BY_HOSTS}, ()),
+    ("pinned memory", messages.PINS, "nvidia:1,amd:1", STAGED, EITHER),
+    ("by copies", messages.COPIES, "nvidia:1,amd:1", STAGED, EITHER),
+    ("behind a slow stream", messages.EARLY, "nvidia:1,amd:1", STAGED, ()),
+    ("on its way", messages.ON_ITS_WAY, "nvidia:1,amd:1", {**STAGED, "FAKEGPU_DELAY_US": "10000"}, ()),
+    ("given up", messages.GIVEN_UP, "nvidia:1,amd:1", STAGED, ()),
+    ("given up in one vendor", messages.GIVEN_UP, "nvidia:2", STAGED, ()),
+    ("lanes: random", lanes.RANDOM, "nvidia:2,amd:2", LANES, ANY),
+    ("lanes: held", lanes.HELD, "nvidia:2,amd:1", LANES, OWN),
+    ("lanes: by copies", lanes.COPIES, "nvidia:2,amd:1", LANES, ANY),
+    ("lanes: mistakes", lanes.MISTAKES, "nvidia:1,amd:1", LANES, ANY),
+    ("lanes: late", lanes.LATE, "nvidia:1,amd:1", LANES, ANY),
+    ("lanes: after many groups", lanes.GROUPS, "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
+    ("rma: places of pieces", rma.EVERY, "amd:2", SOON, ()),
+    ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, ()),
+    ("rma: straight into opened memory", rma.EVERY, "nvidia:2", {}, ()),
+    ("rma: opening is refused", rma.EVERY, "nvidia:2", {"FAKEGPU_NO_PEERS": "1"}, ()),
+    ("rma: opened memory is given back", rma.OPENED, "nvidia:3", {}, OWN),
+    ("rma: while the driver gives memory back", rma.CLOSING, "nvidia:2", {}, OWN),
+    ("rma: slots that nobody else can open", rma.APART, "nvidia:1,amd:2", {}, ()),
+    ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
+    ("rma: started by streams", rma.STREAMS, "nvidia:1,amd:1", {}, OWN),
+    ("rma: started by streams of one vendor", rma.STREAMS, "nvidia:2", {}, OWN),
+    ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
+    ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
+    ("rma: beside an allreduce", rma.CROWD, "nvidia:2,amd:1", {}, ()),
+    *(("pages", pages.EVERY, layout, {}, ())
+      for layout in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2")),
+    ("pages: opened memory", BIG_PAGES, "nvidia:2", {}, ()),
+    ("pages: no compiler", pages.NO_COMPILER, "nvidia:1,amd:1", {"UCCH_RTC_LIB": "none"}, ()),
+    ("pages: started by streams", pages.STREAMS, "nvidia:1,amd:1", {}, OWN),
+    ("pages: started by AMD's streams", pages.STREAMS, "amd:1,nvidia:1", {}, OWN),
+]  # fmt: skip
+#: What one rank or more say, of scripts in which not each says that it is right.
+SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
+#: Those of ranks that have no pinned memory and no kernels yet, a device of their own, or another environment.
+FRESH = (
+    *(AT_ONCE, DOCTOR),
+    *(messages.STREAMS, messages.PINS, messages.EARLY, lanes.HELD, rma.OPENED, rma.CLOSING, rma.STREAMS),
+    *(BIG_PAGES, pages.NO_COMPILER, pages.STREAMS),
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "layout", "env", "queues"), [each[1:] for each in CASES], ids=[f"{each[0]}, {each[2]}" for each in CASES]
+)
+def test_every_rank_is_right(
+    fakes: Callable[..., Any],
+    fake_crew: Callable[..., Any],
+    script: str,
+    layout: str,
+    env: Env,
+    queues: tuple[Env, ...],
+) -> None:
+    env = {**env, **random.choice(queues or ({},))}
+    job = (fakes if script in FRESH else fake_crew)(script, layout, **env)
+    said = job.said(SAID.get(script, "right"))
+    assert said == (1 if script in SAID else job.ranks), (env, job.output)
+    assert script != calls.REFUSALS or "mismatch" in job.stdout
+
+
+@pytest.mark.parametrize("layout, env", [
+    ("nvidia:2", calls.OWN_QUEUES),
+    ("amd:1,nvidia:2,amd:1", {}),
+    ("nvidia:1,host:2,amd:1", {}),
+    ("nvidia:1,amd:2", {**BY_HOSTS, **calls.FEW_QUEUES}),
+    ("nvidia:1,amd:2", {"FAKEGPU_DEVICES": "1", **calls.FEW_QUEUES}),  # two ranks of one vendor share it
+])  # fmt: skip
+def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, str]) -> None:
+    """In a vendor's library, queued in streams, and by way of host memory: for one vendor, for two, and without any."""
+    result = fake_crew(calls.COLLECTIVES, layout, **env)
+    by_hosts = "host" in layout or {"UCCH_CHANNELS", "FAKEGPU_DEVICES"} & env.keys()
+    queued = result.ranks if "amd" in layout and not by_hosts else 0
+    assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
+
+
+def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any]) -> None:
+    script = """
+import arrays
+from ucc_hetero import Communicator
+with Communicator() as comm, Communicator(comm) as other:
+    pass
+"""
+    told = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="direct").stderr
+    assert told.count("UCCH_STAGING=direct is about messages alone") == 1
+    assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
+
+
+def test_tuning_measures_on_devices(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    script = f"""
+import arrays
+from ucc_hetero.__main__ import main
+assert main(["tune", "--file", {str(table)!r}, "--collective", "allreduce", "--sizes", "512K:512K"]) == 0
+"""
+    for env in ({}, BY_HOSTS):
+        out = fake_crew(script, "nvidia:1,amd:1", **env).stdout
+        (measured,) = (line for line in out.splitlines() if line.startswith("allreduce"))
+        assert "split_rail" in measured and "tree" in measured, out
+        (entry,) = json.loads(table.read_text())["topologies"].values()
+        assert all("path" not in rule for rule in entry["rules"])
+
+
+def test_messages_take_the_way_that_was_measured(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    tune = f"""
+import arrays
+from ucc_hetero.__main__ import main
+assert main(["tune", "--file", {str(table)!r}, "--collective", "barrier", "--sizes", "1K:512K"]) == 0
+"""
+    out = fake_crew(tune, "nvidia:2").stdout
+    lines = [line for line in out.splitlines() if line.startswith("nvidia-nvidia, one host")]
+    assert len(lines) == 4 and all("direct" in line and "staged" in line for line in lines), out
+    (entry,) = json.loads(table.read_text())["topologies"].values()
+    # Whatever was faster on this machine: from here on a rule of our own.
+    entry["messages"] = [{"between": ["nvidia", "nvidia"], "near": True, "from": 4096, "to": 65536, "path": "staged"}]
+    data = json.loads(table.read_text())
+    data["topologies"] = {next(iter(data["topologies"])): entry}
+    table.write_text(json.dumps(data))
+    out = fake_crew(calls.WAYS, "nvidia:2", UCCH_TUNE_FILE=str(table)).stdout
+    assert out.count(f"staged: [{1 << 14}]") == 2, out
+    assert fake_crew(calls.WAYS, "nvidia:2").stdout.count("staged: []") == 2
+
+
+@pytest.fixture
+def dying(fakes: Callable[..., Any], recovery: list[str]) -> Callable[..., Any]:
+    """Run a script of two vendors' ranks of which one dies; skip where no other rank can tell."""
+
+    def run(script: str, layout: str, words: str, **env: str) -> Any:
+        job = fakes(script, layout, mpi={"check": False, "mpi_args": recovery}, UCCH_TIMEOUT="200", **env)
+        if not recovery and words not in job.stdout:
+            pytest.skip("this launcher ends every rank when one dies")
+        return job
+
+    return run
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_sender_that_dies(dying: Callable[..., Any], before: bool) -> None:
+    env = {name: value for name, value in STAGED.items() if name != "UCCH_TIMEOUT"}
+    job = dying(f"WAIT = {before}\n" + messages.DEATH, "nvidia:1,amd:1", "Error", **env)
+    said = [line for line in job.stdout.splitlines() if line in ("whole", "PeerError", "CollectiveError")]
+    assert said[1:] == ["PeerError"] and said[0] in ("PeerError", "" if before else "whole"), job.output
+
+
+def test_a_sender_in_a_lane_that_dies(dying: Callable[..., Any]) -> None:
+    job = dying(lanes.DEATH, "nvidia:1,amd:1", "PeerError", **OWN_QUEUES)
+    assert "PeerError" in job.stdout and "went on" in job.stdout, job.output
+
+
+@pytest.mark.parametrize(
+    ("layout", "by_wires"), [("nvidia:1,amd:2", False), ("nvidia:3", False), ("nvidia:1,amd:2", True), ("host:3", True)]
+)
+def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
+    script = rma.far(rma.DEATH) if by_wires else rma.DEATH
+    done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})
+    assert done.said("right") == 2, done.output
