@@ -5,7 +5,7 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, count
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import agreement, numbers
+from ucc_hetero.bootstrap import agreement, faults, numbers, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.links import neighbours, spokes
@@ -435,3 +435,17 @@ def test_numbers_that_differ_are_enough_and_salts_well_spread() -> None:
             assert salt(f"bcast int8[4] root={number}") != salt(f"bcast int8[4] root={number + more}")
     found = [salt(f"allgatherv float64[{n},{n * n},3]") for n in range(4000)]
     assert max(found) < 1021 and len(set(found)) > 900
+
+
+def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI has been seen to go on with one for ever, on a rank that had not heard of the death."""
+    asked = count()
+    never = SimpleNamespace(Test=lambda: False)
+    ranks: Any = SimpleNamespace(
+        Get_rank=lambda: 1, Get_size=lambda: 2, Get_attr=lambda _: 9, Improbe=lambda tag: None,
+        Iallgather=lambda *_: never, Is_revoked=lambda: next(asked) > 2, dead=list,
+    )  # fmt: skip
+    monkeypatch.setattr(faults, "lacking", lambda _: "")
+    monkeypatch.setattr(timely, "largest_tag", lambda: 9)
+    with pytest.raises(PeerError, match=r"rank 1: a test: another rank died, or has given this communicator up"):
+        timely.Timely(ranks, 60.0, "a test").allgather(1)

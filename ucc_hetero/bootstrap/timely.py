@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,9 @@ _SPIN_S = 2e-4
 
 #: Bytes of a rank's object, behind those of its length, that travel in one exchange.
 _SHORT, _LENGTH = 384, 4
+
+#: Seconds that an exchange may go on after the death of one of its ranks, or after one has given its ranks up.
+_LEFT_S = 0.2
 
 #: A question that a rank asks the others once it has waited in vain, and the answer of those that wait for the same.
 _ASKED, _HERE = b"?", b"!"
@@ -49,6 +53,8 @@ class Timely:
         self._tag = largest_tag()
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
+        #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
+        self._lost = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mpi, name)
@@ -106,7 +112,7 @@ class Timely:
         request = self.named(begin)
         done = partial(self.named, request.Test)
         with quarantine.unless_over(memory):
-            come = progress_until(done, self._seconds, self._answer, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+            come = progress_until(done, self._seconds, self._look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
@@ -114,6 +120,26 @@ class Timely:
             raise CollectiveTimeout(
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self._seconds:g} s (UCCH_TIMEOUT)"
             )
+
+    def _look(self) -> None:
+        """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
+
+        MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
+        """
+        self._answer()
+        if faults.lacking(self._mpi):
+            return
+        dead = faults.dead_ranks(self._mpi)
+        if not dead and not faults.revoked(self._mpi):
+            self._lost = 0.0
+            return
+        self._lost = self._lost or time.monotonic()
+        if time.monotonic() > self._lost + _LEFT_S:
+            raise PeerError(self._gone(dead))
+
+    def _gone(self, dead: list[int]) -> str:
+        how = f"rank(s) {dead} died" if dead else "another rank died, or has given this communicator up"
+        return f"rank {self._mpi.Get_rank()}: {self._what}: {how}; Shrink() goes on with those that live"
 
     def _answer(self) -> None:
         """Tell the ranks that have waited in vain that this one waits, too.
@@ -155,11 +181,10 @@ class Timely:
         except faults.EXCHANGE_ERRORS as error:
             if isinstance(error, UCCHError) or faults.lacking(self._mpi):
                 raise
-            dead, rank = faults.dead_ranks(self._mpi), self._mpi.Get_rank()
+            dead = faults.dead_ranks(self._mpi)
             if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
                 raise
-            how = f"rank(s) {dead} died" if dead else "another rank died, or has given this communicator up"
-            raise PeerError(f"rank {rank}: {self._what}: {how}; Shrink() goes on with those that live") from error
+            raise PeerError(self._gone(dead)) from error
 
 
 def timely(mpi: Any, seconds: float, what: str) -> Any:
