@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,13 +68,14 @@ def test_replaced_on_some_ranks_only(mpirun) -> None:
     """Those name the others and the variable, and do not wait for them for ever."""
     script = """
 import os
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    del os.environ["UCCH_TORCH_REPLACE"]
-import torch
+if os.environ["OMPI_COMM_WORLD_RANK"] != "1":
+    os.environ["UCCH_TORCH_REPLACE"] = "gloo"
+import _ucc_hetero_autoload
+_ucc_hetero_autoload.register()  # as torch's import does, which the process has behind it
 import torch.distributed as dist
 dist.init_process_group("gloo")
 """
-    job = mpirun(script, 2, env={"UCCH_TORCH_REPLACE": "gloo", "UCCH_TIMEOUT": "4"}, check=False)
+    job = mpirun(script, 2, env={"UCCH_TIMEOUT": "4"}, check=False)
     assert job.returncode != 0, job.output
     assert "rank(s) [1] did not come to the backend ucch within 4 s: UCCH_TORCH_REPLACE=gloo" in job.stderr
 
@@ -135,12 +136,12 @@ def test_a_refused_call_keeps_its_reason(crew) -> None:
     assert job.stdout.count("ended") == 8 and job.stdout.count("went on") == 2, job.output
 
 
-def test_a_misspelt_replacement(tmp_path: Path) -> None:
+def test_a_misspelt_replacement(pythons: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """It is an error, and no warning: the script would train on the backend that it asks for."""
-    job = subprocess.run(
-        [sys.executable, "-c", "import _ucc_hetero_autoload as a; a.register(); print('went on')"],
-        env={**os.environ, "UCCH_TORCH_REPLACE": "ncll"}, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    script, env = tmp_path / "script.py", {**os.environ, "UCCH_TORCH_REPLACE": "ncll"}
+    script.write_text("import _ucc_hetero_autoload as a; a.register(); print('went on')")
+    command = [*pythons.of(request.path, {}), str(script)]
+    job = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert job.returncode != 0 and "UCCH_TORCH_REPLACE: 'ncll' is not one of nccl" in job.stderr, job.stderr
     assert "went on" not in job.stdout
 

@@ -4,8 +4,8 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,8 +47,8 @@ def test_decoding(crew) -> None:
 SERVE = str(ROOT / "examples" / "serve_two_vendors.py")
 
 
-def test_serving_by_two_processes(tmp_path: Path) -> None:
-    command = [sys.executable, SERVE, "--cache", "float8", "--prompt", "83", "--seed", str(os.getpid())]
+def test_serving_by_two_processes(pythons: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    command = [*pythons.of(request.path, {}), SERVE, "--cache", "float8", "--prompt", "83", "--seed", str(os.getpid())]
     job = subprocess.run(
         command, env=mpi_free(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )

@@ -75,13 +75,18 @@ def test_a_rank_that_fails_ends_the_job(mpirun) -> None:
 
 
 SCRIPT = """
+import os
 import sys
 
 sys.path.insert(0, {here!r})
 import torch_rehearsal  # the vendors' rows alone
 import torch
 import torch.distributed as dist
+import _ucc_hetero_autoload
 
+os.environ.update(UCCH_TORCH_REPLACE="gloo", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+dist.set_debug_level_from_env()  # as torch's import does, which this process has behind it
+_ucc_hetero_autoload.register()
 dist.init_process_group("gloo")
 world = dist.group.WORLD
 assert type(world) is dist.ProcessGroup and dist.get_backend() == "gloo"
@@ -99,9 +104,9 @@ dist.destroy_process_group()
 
 def test_torchrun(torchrun, tmp_path: Path) -> None:
     """Without MPI; a replaced name leads to the real backend, and torch's wrapper is around it."""
-    script, settings = tmp_path / "script.py", {"UCCH_TORCH_REPLACE": "gloo", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(here=str(HERE)))
-    assert torchrun(script, [], UCCH_EMULATE="amd:2", **settings).count("fine") == 2
+    assert torchrun(script, [], UCCH_EMULATE="amd:2").count("fine") == 2
 
 
 @pytest.mark.parametrize(

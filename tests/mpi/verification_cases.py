@@ -56,17 +56,22 @@ FORMS: dict[str, Callable[[Sent], Any]] = {
 }
 
 
-def flipped(form: str) -> None:
-    """A call until its error comes out, at the latest in Free."""
-    comm, said = u.Communicator(), ""
-    sent = Sent(comm)
+def until_told(rank: int, call: Callable[[], Any], end: Callable[[], Any]) -> None:
+    """Make a call until its error comes out, at the latest at the end, and say it."""
+    said = ""
     try:
         for _ in range(3):
-            FORMS[form](sent)
-        comm.Free()
-    except u.CollectiveError as error:
+            call()
+        end()
+    except Exception as error:
         said = str(error)
-    print(f"rank {sent.rank} says: {said}", flush=True)
+    print(f"rank {rank} says: {said}", flush=True)
+
+
+def flipped(form: str) -> None:
+    """A call in one of its forms."""
+    sent = Sent(comm := u.Communicator())
+    until_told(sent.rank, lambda: FORMS[form](sent), comm.Free)
 
 
 def ahead(form: str, rank: int = 2) -> None:
@@ -96,36 +101,25 @@ def torch_group(asynchronous: bool) -> None:
     sent = torch.arange(30_000) * (rank + 1)
     if rank == 1:
         sent[777] = int(os.environ["FLIP"], 16)
-    try:
-        for _ in range(3):
-            work = dist.all_gather_into_tensor(torch.empty(60_000, dtype=torch.int64), sent, async_op=asynchronous)
-            if work is not None:
-                work.wait()
-        dist.destroy_process_group()
-    except Exception as error:
-        print(f"rank {rank} says: {error}", flush=True)
+
+    def call() -> None:
+        work = dist.all_gather_into_tensor(torch.empty(60_000, dtype=torch.int64), sent, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+
+    until_told(rank, call, dist.destroy_process_group)
 
 
 def on_devices(streamed: bool) -> None:
     from arrays import Array, runtime
 
-    comm, n = u.Communicator(), 30_000
-    gpu = runtime()
+    comm, n, gpu = u.Communicator(), 30_000, runtime()
     gpu.use(comm._run.members.place.device)
     stream = gpu.stream() if streamed else None
-    x, y = Array(n, np.int64), Array(comm.size * n, np.int64)
-    x.peek[:] = np.arange(n) * (comm.rank + 1)
+    x, y = Array(n, np.int64).set(np.arange(n) * (comm.rank + 1)), Array(comm.size * n, np.int64)
     if comm.rank == 1:
         x.peek[4321] = int(os.environ["FLIP"], 16)
-    said = ""
-    try:
-        for _ in range(3):
-            y.peek[:] = -1
-            comm.Allgather(x, y, stream=stream and stream.handle)
-        comm.Free()
-    except u.CollectiveError as error:
-        said = str(error)
-    print(f"rank {comm.rank} says: {said}", flush=True)
+    until_told(comm.rank, lambda: comm.Allgather(x, y.set(-1), stream=stream), comm.Free)
 
 
 if __name__ == "__main__":

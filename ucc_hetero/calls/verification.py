@@ -23,6 +23,7 @@ from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
+from ..device import stream_handle
 from ..engine.lowering import Execution
 from ..errors import DataError
 from ..native.libraries import ffi, lib
@@ -140,6 +141,10 @@ class Verification:
 
     def begin(self, begin: Callable[..., Request], call: CallSpec, stream: Any, completion: Completion) -> Request:
         """As ``begin``, for a call that may be part of a stream's work: the host waits for the end of such a sample."""
+        try:
+            stream = None if stream is None else stream_handle(stream)
+        except TypeError:
+            return begin(call, stream, completion)  # which refuses it
         if stream is not None and lib.ucch_stream_captures(stream):
             return begin(call, stream, completion)
         sample = self.take(call, stream)
