@@ -201,67 +201,63 @@ def test_cores_for_network_threads(tmp_path: Path, cores: int, ranks: int, more:
     assert not list(job.network_threads(joined))
 
 
-def test_processors(tmp_path: Path) -> None:
-    """They matter where one library's ranks sit on different ones, and to some versions of UCC."""
-    host = healthy(tmp_path, files={"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"})
-    assert host.processor == "GenuineIntel 6 143"
-    other = replace(host, host="b", boot_id="b", memory_domain=("b",), processor="GenuineIntel 6 207")
-    text = next(each.text for each in job.compare([host, other], 2, [0.0] * 2) if each.code == "job-processors")
-    assert "GenuineIntel 6 207: rank 1" in text
-    assert codes(job.compare([replace(host, usable=()), replace(other, usable=())], 2, [0.0] * 2)) == set()
-    newer = {"libraries": replace(LIBRARIES, ucc="1.9.0")}
-    assert codes(job.compare([replace(host, **newer), replace(other, **newer)], 2, [0.0] * 2)) == set()
+def compared(ranks: list[Facts], size: int = 0, clocks: tuple[float, ...] = ()) -> list[findings.Finding]:
+    """What is found of a job of these ranks, for MPI's size and clocks as they should be, but for some."""
+    return job.compare(ranks, size or len(ranks), clocks or [0.0] * len(ranks))
 
 
-def test_ranks_keep_their_numbers(tmp_path: Path) -> None:
-    """Where only some ranks are compared, they are still named by their numbers in the job."""
-    gpu = healthy(tmp_path)
-    plain = replace(gpu, usable=(), interfaces=(("lo", 0, 65536),))
-    everyone = [plain, gpu, replace(gpu, drivers=(("nvidia", "535.1"),), interfaces=(("eth0", 1, 1500),))]
-    found = {each.code: each.text for each in job.compare(everyone, 3, [0.0] * 3)}
-    assert "535.1: rank 2" in found["job-drivers"] and "1500: rank 2" in found["job-mtu"]
+def two_hosts(root: Path) -> tuple[Facts, Facts]:
+    files = {"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"}
+    a = replace(healthy(root, files=files), host="a", boot_id="a", memory_domain=("a",))
+    return a, replace(a, host="b", boot_id="b", memory_domain=("b",))
 
 
-NAME = "net.ipv4.tcp_congestion_control"
+CONTROL = "net.ipv4.tcp_congestion_control"
+#: No fabric between hosts.
+ALONE = {"fabrics": (("nvidia", Fabric("", "no active port")),)}
 
 
-def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
-    """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
-    a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
-    b = replace(a, host="b", boot_id="b", memory_domain=("b",))
-    amd = replace(healthy(root / "amd", amd_host), host="b", boot_id="b")
-    still = [0.0, 0.0]
-    other_lib = replace(b, libraries=replace(LIBRARIES, ucc="1.3.0"))
-    cpu_only = replace(b, usable=(), libraries=replace(LIBRARIES, memory_types=("host",)))
-    return {
-        "": ([a, b], 2, still),
-        "job-size": ([replace(a, **env(WORLD_SIZE="2"))], 1, [0.0]),
-        "job-disagrees": ([a, other_lib], 2, still),
-        "job-namespaces": ([a, replace(b, boot_id="a", host="c1")], 2, still),
-        "job-device-shared": (
-            [replace(a, **env(CUDA_VISIBLE_DEVICES="1")), replace(a, **env(CUDA_VISIBLE_DEVICES="1"))], 2, still,
-        ),
-        "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
-        "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
-        "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
-        "job-congestion": (
-            [replace(f, ports=(), sysctl=((NAME, control),)) for f, control in ((a, "cubic"), (b, "dctcp"))], 2, still
-        ),
-        "job-clock": ([a, b], 2, [0.0, -3.5]),
-        "job-memory": ([a, cpu_only], 2, still),
-        "job-fp8": ([a, amd], 2, still),
-        "job-fabric": ([a, replace(b, fabrics=(("nvidia", Fabric("", "no active port")),))], 2, still),
-        "job-wires": (
-            [replace(f, ports=(), host_cores=7, fabrics=(("nvidia", Fabric("", "no active port")),)) for f in (a, b)],
-            2, still,
-        ),
-    }  # fmt: skip
+def test_ranks_that_provoke(tmp_path: Path) -> None:
+    a, b = two_hosts(tmp_path / "a")
+    amd = replace(healthy(tmp_path / "amd", amd_host), host="b", boot_id="b")
+    plain, other_cpu = replace(a, usable=(), interfaces=(("lo", 0, 65536),)), replace(b, processor="GenuineIntel 6 207")
+    visible, new_ucc = replace(a, **env(CUDA_VISIBLE_DEVICES="1")), lib(ucc="1.9.0")
+    # Codes of what is found; the ranks; words of it.
+    cases: list[tuple[str, list[Facts], str]] = [
+        ("", [a, b], ""),
+        ("job-disagrees", [a, replace(b, **lib(ucc="1.3.0"))], ""),
+        ("job-disagrees", [a, a, replace(a, **lib(ucx="1.13.1"))],
+         "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"),
+        ("job-disagrees", [a, replace(a, **env(UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0"))],
+         "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1"),
+        ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # of one host's devices it steers nothing
+        ("job-namespaces", [a, replace(b, boot_id="a", host="c1")], ""),
+        ("job-device-shared", [visible, visible], ""),
+        # Where only some ranks are compared, they are still named by their numbers in the job.
+        ("job-drivers", [plain, a, replace(a, drivers=(("nvidia", "535.1"),))], "535.1: rank 2"),
+        ("job-mtu", [plain, a, replace(a, interfaces=(("eth0", 100000, 1500),))], "1500: rank 2"),
+        # Processors matter where one library's ranks sit on different ones, and to some versions of UCC.
+        ("job-processors", [a, other_cpu], "GenuineIntel 6 143: rank 0\nGenuineIntel 6 207: rank 1"),
+        ("", [replace(each, usable=()) for each in (a, other_cpu)], ""),
+        ("", [replace(each, **new_ucc) for each in (a, other_cpu)], ""),
+        ("job-congestion",
+         [replace(f, ports=(), sysctl=((CONTROL, word),)) for f, word in ((a, "cubic"), (b, "dctcp"))], ""),
+        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""),
+        ("job-fp8", [a, amd], ""),
+        ("job-fabric", [a, replace(b, **ALONE)], ""),
+        ("job-wires", [replace(f, ports=(), host_cores=7, **ALONE) for f in (a, b)], ""),
+    ]  # fmt: skip
+    found = [(code, compared(ranks), words) for code, ranks, words in cases]
+    found += [("job-size", compared([replace(a, **env(WORLD_SIZE="2"))], 1), "")]
+    found += [("job-clock", compared([a, b], 2, (0.0, -3.5)), "")]
+    for code, each, words in found:
+        assert codes(each) == {code} - {""} and words in "\n".join(one.text for one in each), (code, words)
+        assert all(bool(one.cure) == (one.level != "ok") for one in each)
 
 
 def test_measured_islands_of_a_job(tmp_path: Path) -> None:
     """They are followed before the hosts' RDMA; rank 0's table is the job's, and a bad one an error."""
-    a, b = jobs(tmp_path)[""][0]
-    a, b = (replace(each, fabrics=(("nvidia", Fabric("", "no active port")),)) for each in (a, b))
+    a, b = (replace(each, **ALONE) for each in two_hosts(tmp_path))
     path = tmp_path / "tuned.json"
     save_fabric(path, Layout.of(["nvidia"] * 2, "ab", [""] * 2), "all")
     mine, nothing = read_table(str(path)), "UCCH_TUNE_FILE=x cannot be read"
@@ -280,26 +276,6 @@ def test_measured_islands_of_a_job(tmp_path: Path) -> None:
     for first, text in ((wrong, "has the fabric 'some'"), (replace(a, no_table=nothing), nothing)):
         (bad,) = (each for each in job.fabric([first, b]) if each.code == "env-bad")
         assert text in bad.text and "correct UCCH_TUNE_FILE" in bad.cure
-
-
-def test_ranks_that_provoke(tmp_path: Path) -> None:
-    for code, given in jobs(tmp_path).items():
-        found = job.compare(*given)
-        assert codes(found) == {code} - {""}, code
-        assert all(bool(each.cure) == (each.level != "ok") for each in found)
-
-
-def test_disagreements_are_tables(tmp_path: Path) -> None:
-    a = healthy(tmp_path)
-    others = [a, a, replace(a, libraries=replace(LIBRARIES, ucx="1.13.1"))]
-    text = next(each.text for each in job.compare(others, 3, [0.0] * 3) if each.code == "job-disagrees")
-    assert text == "ucx differs between ranks:\n1.22: ranks 0, 1\n1.13: rank 2"
-    set_here = [a, replace(a, **env(UCC_TLS="ucp", UCC_EC_ROCM_COPY_HOST_LIMIT="0"))]
-    assert "UCC_TLS differs between ranks:\nnone: rank 0\nucp: rank 1" in next(
-        e.text for e in job.compare(set_here, 2, [0.0] * 2) if e.code == "job-disagrees"
-    )
-    local = [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))]
-    assert codes(job.compare(local, 2, [0.0] * 2)) == set(), "a setting of one host's devices steers nothing"
 
 
 def failing(comm: Any) -> bool:
