@@ -175,8 +175,8 @@ def test_an_allocation_keeps_nobody_from_the_pool(compiled: Callable[..., Path],
 
 
 @pytest.mark.parametrize(("text", "eager"), [("0", True), ("00", True), ("no", True), ("", True), ("1", False)])
-def test_kernels_are_loaded_early_and_streams_held_where_the_user_says_so(load: Load, text: str, eager: bool) -> None:
-    """A number is read as HIP does."""
+def test_a_number_is_read_as_hip_does(load: Load, text: str, eager: bool) -> None:
+    """Of kernels that are loaded early; streams are held there, where the user says so."""
     found = load(HIP_ENABLE_DEFERRED_LOADING=text)
     assert (found.eager, found.holds) == (eager, False)
     assert load(UCCH_HOLD="y").holds is eager

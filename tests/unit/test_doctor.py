@@ -182,66 +182,44 @@ def test_what_provokes(
         assert not others & {"env-vendor", "dmabuf"}
 
 
-def test_processors(tmp_path: Path) -> None:
-    """They matter where one library's ranks sit on different ones, and to some versions of UCC."""
-    host = healthy(tmp_path, files={"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"})
-    assert host.processor == "GenuineIntel 6 143"
-    other = replace(host, host="b", boot_id="b", memory_domain=("b",), processor="GenuineIntel 6 207")
-    text = next(each.text for each in job.compare([host, other], 2, [0.0] * 2) if each.code == "job-processors")
-    assert "GenuineIntel 6 207: rank 1" in text
-    assert codes(job.compare([replace(host, usable=()), replace(other, usable=())], 2, [0.0] * 2)) == set()
-    newer = {"libraries": replace(LIBRARIES, ucc="1.9.0")}
-    assert codes(job.compare([replace(host, **newer), replace(other, **newer)], 2, [0.0] * 2)) == set()
+def compared(ranks: list[Facts], size: int = 0, clocks: tuple[float, ...] = ()) -> list[findings.Finding]:
+    """What is found of a job of these ranks, for MPI's size and clocks as they should be, but for some."""
+    return job.compare(ranks, size or len(ranks), clocks or [0.0] * len(ranks))
 
 
-def test_ranks_keep_their_numbers(tmp_path: Path) -> None:
-    """Where only some ranks are compared, they are still named by their numbers in the job."""
-    gpu = healthy(tmp_path)
-    plain = replace(gpu, usable=(), interfaces=(("lo", 0, 65536),))
-    everyone = [plain, gpu, replace(gpu, drivers=(("nvidia", "535.1"),), interfaces=(("eth0", 1, 1500),))]
-    found = {each.code: each.text for each in job.compare(everyone, 3, [0.0] * 3)}
-    assert "535.1: rank 2" in found["job-drivers"] and "1500: rank 2" in found["job-mtu"]
-
-
-def jobs(root: Path) -> dict[str, tuple[list[Facts], int, list[float]]]:
-    """Code -> the facts of two ranks that provoke it, MPI's size, their clocks."""
-    a = replace(healthy(root / "a"), host="a", boot_id="a", memory_domain=("a",))
-    b = replace(a, host="b", boot_id="b", memory_domain=("b",))
-    amd = replace(healthy(root / "amd", amd_host), host="b", boot_id="b")
-    still = [0.0, 0.0]
-    cpu_only = replace(b, usable=(), libraries=replace(LIBRARIES, memory_types=("host",)))
-    return {
-        "": ([a, b], 2, still),
-        "job-size": ([replace(a, **env(WORLD_SIZE="2"))], 1, [0.0]),
-        "job-namespaces": ([a, replace(b, boot_id="a", host="c1")], 2, still),
-        "job-device-shared": (
-            [replace(a, **env(CUDA_VISIBLE_DEVICES="1")), replace(a, **env(CUDA_VISIBLE_DEVICES="1"))], 2, still,
-        ),
-        "job-drivers": ([a, replace(b, drivers=(("nvidia", "535.1"),))], 2, still),
-        "job-processors": ([a, replace(b, processor="AuthenticAMD 25 17")], 2, still),
-        "job-mtu": ([a, replace(b, interfaces=(("eth0", 100000, 1500),))], 2, still),
-        "job-clock": ([a, b], 2, [0.0, -3.5]),
-        "job-memory": ([a, cpu_only], 2, still),
-        "job-fp8": ([a, amd], 2, still),
-    }  # fmt: skip
+def two_hosts(root: Path) -> tuple[Facts, Facts]:
+    files = {"proc/cpuinfo": "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143"}
+    a = replace(healthy(root, files=files), host="a", boot_id="a", memory_domain=("a",))
+    return a, replace(a, host="b", boot_id="b", memory_domain=("b",))
 
 
 def test_ranks_that_provoke(tmp_path: Path) -> None:
-    for code, given in jobs(tmp_path).items():
-        found = job.compare(*given)
-        assert codes(found) == {code} - {""}, code
-        assert all(bool(each.cure) == (each.level != "ok") for each in found)
-
-
-class World:
-    """A communicator of one rank, for what only needs answers."""
-
-    rank, size = 0, 1
-
-    class mpi:
-        @staticmethod
-        def allgather(value: Any) -> list[Any]:
-            return [value]
+    a, b = two_hosts(tmp_path / "a")
+    amd = replace(healthy(tmp_path / "amd", amd_host), host="b", boot_id="b")
+    plain, other_cpu = replace(a, usable=(), interfaces=(("lo", 0, 65536),)), replace(b, processor="GenuineIntel 6 207")
+    visible, new_ucc = replace(a, **env(CUDA_VISIBLE_DEVICES="1")), lib(ucc="1.9.0")
+    # Codes of what is found; the ranks; words of it.
+    cases: list[tuple[str, list[Facts], str]] = [
+        ("", [a, b], ""),
+        ("", [a, replace(a, **env(UCC_EC_ROCM_COPY_HOST_LIMIT="0"))], ""),  # of one host's devices it steers nothing
+        ("job-namespaces", [a, replace(b, boot_id="a", host="c1")], ""),
+        ("job-device-shared", [visible, visible], ""),
+        # Where only some ranks are compared, they are still named by their numbers in the job.
+        ("job-drivers", [plain, a, replace(a, drivers=(("nvidia", "535.1"),))], "535.1: rank 2"),
+        ("job-mtu", [plain, a, replace(a, interfaces=(("eth0", 100000, 1500),))], "1500: rank 2"),
+        # Processors matter where one library's ranks sit on different ones, and to some versions of UCC.
+        ("job-processors", [a, other_cpu], "GenuineIntel 6 143: rank 0\nGenuineIntel 6 207: rank 1"),
+        ("", [replace(each, usable=()) for each in (a, other_cpu)], ""),
+        ("", [replace(each, **new_ucc) for each in (a, other_cpu)], ""),
+        ("job-memory", [a, replace(b, usable=(), **lib(memory_types=("host",)))], ""),
+        ("job-fp8", [a, amd], ""),
+    ]  # fmt: skip
+    found = [(code, compared(ranks), words) for code, ranks, words in cases]
+    found += [("job-size", compared([replace(a, **env(WORLD_SIZE="2"))], 1), "")]
+    found += [("job-clock", compared([a, b], 2, (0.0, -3.5)), "")]
+    for code, each, words in found:
+        assert codes(each) == {code} - {""} and words in "\n".join(one.text for one in each), (code, words)
+        assert all(bool(one.cure) == (one.level != "ok") for one in each)
 
 
 def failing(comm: Any) -> bool:
