@@ -104,13 +104,21 @@ def test_what_a_callback_raises(
     assert "fails" in record.message and "mine" in record.message and record.exc_info, record
 
 
-def ended() -> Any:
+class EndedRequest:
     """A request that has ended, and that nobody has completed."""
-    message = lib.ucch_message_new()
-    made = SimpleNamespace(finished=False, lasting=False, _keep=message, _op=lib.ucch_message_op(message))
-    made._arm = lambda: None
-    made.Wait = lambda *_: setattr(made, "finished", True) or True
-    return made
+
+    finished = lasting = False
+
+    def __init__(self) -> None:
+        self._keep = message = lib.ucch_message_new()
+        self._op = lib.ucch_message_op(message)
+
+    def Wait(self, _status: Any = None) -> bool:
+        self.finished = True
+        return True
+
+    def _arm(self) -> None:
+        pass
 
 
 class Group(Dispatch):
@@ -129,9 +137,9 @@ def fail() -> None:
 def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None:
     """Whichever thread collects the call; it used to end the one that completes futures."""
     group = Group()
-    work = Work(group, [], [ended()], fail)
+    work = Work(group, [], [EndedRequest()], fail)
     future = work.get_future()
-    good = Work(group, [], [ended()])
+    good = Work(group, [], [EndedRequest()])
     assert good.get_future().wait() == []
     for each in (work, work, future):
         with pytest.raises(ValueError, match="no room"):
@@ -142,10 +150,10 @@ def test_what_goes_wrong_after_a_call_is_raised_where_it_is_waited_for() -> None
 
 def test_the_completing_thread_outlives_a_result_that_cannot_be_handed_on() -> None:
     group = Group()
-    bad = Work(group, [], [ended()])
+    bad = Work(group, [], [EndedRequest()])
     bad.listen = fail
     bad.is_over = fail
-    good = Work(group, [], [ended()])
+    good = Work(group, [], [EndedRequest()])
     with pytest.raises(ValueError, match="no room"):
         super(Future, bad.get_future()).wait()
     assert super(Future, good.get_future()).wait() == []
@@ -158,7 +166,7 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
 
     group = Group()
     ProcessGroupUCCH._start_coalescing(group)
-    bad = group._noted(Work(group, [], [ended()], fail))
+    bad = group._noted(Work(group, [], [EndedRequest()], fail))
     assert bad.is_over()
     other = threading.Thread(target=lambda: group._noted(Work(group, [])))
     other.start()
