@@ -256,6 +256,14 @@ def answered_late(comm: Communicator) -> None:
     teams.look = None
 
 
+def refused_beside_mpi(comm: Communicator) -> None:
+    """A call that other ranks have left to MPI, which goes on with it: it meets nothing of their end."""
+    last, data = comm.size - 1, np.full(5000, 1.0)
+    with pytest.raises(ValueError if comm.rank == last else RefusedError):
+        comm.Allreduce(data, np.zeros(5000 - (comm.rank == last)), op=ADD)
+    ended(comm, [last])
+
+
 def refused_by_others(comm: Communicator) -> None:
     """A call that one rank has begun before all others refuse it."""
     data = np.zeros(2)
@@ -297,7 +305,8 @@ def main(trials: int) -> None:
             except BaseException:
                 print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
                 raise
-        checks = several_under_way, before_others_come, behind, refused_by_others, answered_late
+        checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
+        checks += [refused_beside_mpi] * 9
         for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 SCRIPT = """
 import os, sys
@@ -193,3 +194,8 @@ dist.destroy_process_group()
 def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun, others: dict[str, str], count: int) -> None:
     job = mpirun(f"OTHERS = {others}\n{BOUND}", 1)
     assert job.stderr.count("bound to one core") == count, job.output
+
+
+def test_torch_finds_the_backend_by_itself() -> None:
+    """Scripts that name it need no import of the package."""
+    python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")

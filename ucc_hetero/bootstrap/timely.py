@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -185,6 +185,27 @@ class Timely:
             if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):
                 raise
             raise PeerError(self._gone(dead)) from error
+
+
+class Farewell:
+    """A rank's part in the end of a communicator, which is over once all ranks have come to theirs.
+
+    By messages over ``mpi``, in which the ranks have the numbers ``members``, where a rank has refused a call: others
+    may have left that to MPI, which would take the communicator's next collective for it. A rank that does not wait for
+    the others has done its part with this: each tells all.
+    """
+
+    def __init__(self, mpi: Any, members: Sequence[int], rank: int, tag: int) -> None:
+        others = [(i, member) for i, member in enumerate(members) if i != rank]
+        self._word, self._heard = bytearray(1), memoryview(bytearray(len(members)))
+        self._under_way = [mpi.Isend(self._word, member, tag) for _, member in others]
+        self._under_way += [mpi.Irecv(self._heard[i : i + 1], member, tag) for i, member in others]
+
+    def Test(self) -> bool:
+        """True once all ranks have come."""
+        from mpi4py import MPI
+
+        return bool(MPI.Request.Testall(self._under_way))
 
 
 def timely(mpi: Any, seconds: float, what: str) -> Any:

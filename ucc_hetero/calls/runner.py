@@ -625,14 +625,10 @@ class Runner(State):
 
         A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
         """
-        from mpi4py import MPI
-
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
-            if not self._leaving:
-                mine, least = array("i", [1]), array("i", [0])
-                self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
+            self._leaving = self._leaving or self._leave()
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
                 over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
@@ -643,6 +639,15 @@ class Runner(State):
             quarantine.keep(self._leaving, partial(_all_have_left, request, self.mpi), _all_have_left)
         quarantine.release(_all_have_left)
         return over
+
+    def _leave(self) -> tuple[Any, ...]:
+        """The request of an exchange that is over once all ranks have begun it, and its memory."""
+        from mpi4py import MPI
+
+        if self.refused and (farewell := self.members.farewell()) is not None:
+            return (farewell,)
+        mine, least = array("i", [1]), array("i", [0])
+        return self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
 
     def _hopeless(self) -> bool:
         """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""

@@ -57,6 +57,8 @@ class State:
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
+        #: True if that is because a rank has refused a call.
+        self.refused = False
         #: True if it is that of a parent process.
         self.orphaned = False
 
@@ -71,6 +73,7 @@ class State:
     def broke(self, failure: Exception, keep: object) -> None:
         """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
+        self.refused = self.refused or isinstance(failure, RefusedError)
         if isinstance(failure, CollectiveTimeout):
             self.members.job.stale = True
         quarantine.keep(keep)
@@ -95,6 +98,7 @@ class State:
         Without a number, for any: a rank that has not come to the refused call makes those before it."""
         why = "" if self.broken else refused(self.board, seq)
         if why:
+            self.refused = True
             self.abandon(why)
         return bool(why)
 
