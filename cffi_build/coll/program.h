@@ -41,7 +41,7 @@ struct ucch_team {
     ucch_step *head, **tail;
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
-    void *own, *event; /* a stream of ours for the first call of the default stream's, and an event between the two */
+    void *own, *event; /* a stream of ours for the first calls of the default stream's, and an event between the two */
     int proofs;        /* calls that the vendor's library seems to have taken */
     /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */
     uint64_t *tags;

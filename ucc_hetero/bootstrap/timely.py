@@ -198,8 +198,9 @@ class Farewell:
     def __init__(self, mpi: Any, members: Sequence[int], rank: int, tag: int) -> None:
         others = [(i, member) for i, member in enumerate(members) if i != rank]
         self._word, self._heard = bytearray(1), memoryview(bytearray(len(members)))
-        self._under_way = [mpi.Isend(self._word, member, tag) for _, member in others]
-        self._under_way += [mpi.Irecv(self._heard[i : i + 1], member, tag) for i, member in others]
+        with quarantine.unless_over((self._word, self._heard)):  # MPI refuses what is for a rank that has died
+            self._under_way = [mpi.Isend(self._word, member, tag) for _, member in others]
+            self._under_way += [mpi.Irecv(self._heard[i : i + 1], member, tag) for i, member in others]
 
     def Test(self) -> bool:
         """True once all ranks have come."""
