@@ -129,6 +129,15 @@ class VBuffer:
         return self.displs == tuple(accumulate(self.counts, initial=0))[:-1]
 
 
+class Entries(NamedTuple):
+    """Entries of an ``MPI.Datatype`` from an address of host memory on, which ``owner`` keeps."""
+
+    address: int
+    count: int
+    datatype: Any
+    owner: object
+
+
 class Memory(NamedTuple):
     """An exporter's description of its memory, before a message's count and dtype are applied.
 

@@ -15,6 +15,7 @@ import numpy as np
 from ucc_hetero.buffers import mpi
 from ucc_hetero.buffers.buffer import (
     Buffer,
+    Entries,
     Layout,
     Memory,
     PointerVendor,
@@ -164,6 +165,45 @@ def as_blocks(
         return _blocks(memory, elements, sizes, starts, writable)
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank) from error
+
+
+def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Entries:
+    """Find the entries of an MPI datatype that a caller's buffer argument names, in host memory.
+
+    Args:
+        spec, writable, argument, rank: As of :func:`as_buffer`.
+
+    Returns:
+        Entries: What MPI takes for it.
+
+    Raises:
+        TypeError, ValueError, BufferError: As :func:`as_buffer`; or the memory is a device's.
+    """
+    try:
+        buf, number, displ, datatype = _split(spec)
+        if is_in_place(buf) and not (buf is None and datatype is not None):
+            raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
+        if mpi.is_bottom(buf) or mpi.bare_address(buf) or buf is None:
+            memory = Memory(mpi.bare_address(buf), 0, 1, None, "host", 0, buf, False, None)
+        else:
+            memory = memory_of(buf, None)
+        if memory.vendor != "host":
+            raise TypeError(f"{memory.vendor} memory, and MPI works on host memory only: copy it to the host first")
+        if writable and memory.readonly:
+            raise BufferError(f"{type(buf).__name__} is read-only and cannot receive; pass writable memory")
+        if memory.dims is not None:
+            raise BufferError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
+        if not mpi.is_datatype(datatype):
+            datatype = mpi.datatype_of(dtype_of(memory.native if datatype is None else datatype))
+        start, extent = _natural(displ, "displacement"), datatype.extent
+        if number is None and (memory.nbytes < start * extent or memory.nbytes % max(extent, 1)):
+            raise ValueError(
+                f"{memory.nbytes} bytes are not a whole number of entries of {extent} bytes, {start} left out"
+            )
+        count = memory.nbytes // max(extent, 1) - start if number is None else _natural(number, "count")
+        return Entries(memory.ptr + start * extent, count, datatype, memory.owner)
+    except (BufferError, TypeError, ValueError) as error:
+        raise _located(error, argument, rank, spec) from error
 
 
 def _blocks(
