@@ -129,13 +129,20 @@ class VBuffer:
         return self.displs == tuple(accumulate(self.counts, initial=0))[:-1]
 
 
-class Entries(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entries:
     """Entries of an ``MPI.Datatype`` from an address of host memory on, which ``owner`` keeps."""
 
     address: int
     count: int
     datatype: Any
     owner: object
+
+    def span(self, count: int) -> tuple[int, int]:
+        """The bytes that the first so many entries occupy, from the address on."""
+        datatype = self.datatype
+        first = datatype.true_lb
+        return first, first + (count - 1) * datatype.extent + datatype.true_extent if count else first
 
 
 class Memory(NamedTuple):

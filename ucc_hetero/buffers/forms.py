@@ -183,8 +183,10 @@ def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Ent
         buf, number, displ, datatype = _split(spec)
         if is_in_place(buf) and not (buf is None and datatype is not None):
             raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
-        if mpi.is_bottom(buf) or mpi.bare_address(buf) or buf is None:
-            memory = Memory(mpi.bare_address(buf), 0, 1, None, "host", 0, buf, False, None)
+        address = mpi.bare_address(buf)
+        if mpi.is_bottom(buf) or address or buf is None:
+            length = 0 if buf is None or number is None else _ANYWHERE
+            memory = Memory(address, length, 1, None, "host", 0, buf, False, None)
         else:
             memory = memory_of(buf, None)
         if memory.vendor != "host":
@@ -201,7 +203,12 @@ def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Ent
                 f"{memory.nbytes} bytes are not a whole number of entries of {extent} bytes, {start} left out"
             )
         count = memory.nbytes // max(extent, 1) - start if number is None else _natural(number, "count")
-        return Entries(memory.ptr + start * extent, count, datatype, memory.owner)
+        entries = Entries(memory.ptr + start * extent, count, datatype, memory.owner)
+        if start * extent + entries.span(count)[1] > memory.nbytes:
+            raise ValueError(
+                f"{count} entries of {extent} bytes from entry {start} on exceed its {memory.nbytes} bytes"
+            )
+        return entries
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank, spec) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,18 @@ class Delegated:
         found, root = op_of(op), root_of(call, size, rank)
         self._op = getattr(MPI, found.name) if found else op
         into = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
-        outof = into if into and is_in_place(send) else self._entries("sendbuf", send, writable=False)
-        self._into, self._from, self._datatype = into, outof, outof.datatype
-        if not self._datatype.is_predefined:  # its caller may free it before the call ends
-            self._datatype = outof.datatype.Dup()
-            weakref.finalize(self, self._datatype.Free)
+        in_place = into is not None and is_in_place(send)
+        outof = into if into and in_place else self._entries("sendbuf", send, writable=False)
         #: Entries of the result that come to this rank.
-        self._due = self._entries_due(counts)
-        part = -(-self._span(outof.count) // _ALIGNED) * _ALIGNED
+        self._due = self._entries_due(outof, into, counts, in_place=in_place)
+        datatype = outof.datatype
+        if not datatype.is_predefined:  # its caller may free it before the call ends
+            datatype = outof.datatype.Dup()
+            weakref.finalize(self, datatype.Free)
+        self._datatype, self._from = datatype, replace(outof, datatype=datatype)
+        self._into = into and replace(into, datatype=datatype)
+        self._begin, end = self._from.span(outof.count)
+        part = -(-(end - self._begin) // _ALIGNED) * _ALIGNED
         self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
         self._own = self._parts[0 if into is None else rank]
         self.fill()
@@ -56,36 +61,33 @@ class Delegated:
     def _entries(self, argument: str, spec: Any, *, writable: bool) -> Entries:
         return as_entries(spec, writable=writable, argument=f"{self._name}: {argument}", rank=self._rank)
 
-    def _entries_due(self, counts: Any) -> int:
-        where, total, into = f"{self._name} on rank {self._rank}", self._from.count, self._into
-        due, in_place = total, into is self._from
+    def _entries_due(self, outof: Entries, into: Entries | None, counts: Any, *, in_place: bool) -> int:
+        where, due = f"{self._name} on rank {self._rank}", outof.count
         if self._name == "reduce_scatter_block":
-            due, rest = divmod(total, self._size)
+            due, rest = divmod(outof.count, self._size)
             if rest:
                 raise ValueError(
-                    f"{where}: {total} elements, which the communicator's {self._size} ranks do not divide"
+                    f"{where}: {outof.count} elements, which the communicator's {self._size} ranks do not divide"
                 )
+        elif self._name == "reduce_scatter" and counts is not None:
+            listed = counts_of(counts, self._size, self._rank)
+            if sum(listed) != outof.count:
+                raise ValueError(f"{where}: {outof.count} elements, and the sum of recvcounts is {sum(listed)}")
+            due = listed[self._rank]
         elif self._name == "reduce_scatter" and into is not None:
-            if counts is None and in_place:
+            if in_place:
                 raise ValueError(f"{where}: recvcounts is needed with an in-place sendbuf")
-            listed = None if counts is None else counts_of(counts, self._size, self._rank)
-            if listed is not None and sum(listed) != total:
-                raise ValueError(f"{where}: {total} elements, and the sum of recvcounts is {sum(listed)}")
-            due = into.count if listed is None else listed[self._rank]
-        if into is not None and not in_place and into.count != due:
+            due = into.count
+        if into is not None and into.count != due and not in_place:
             raise ValueError(f"{where}: recvbuf has {into.count} elements, {due} are due")
-        if into is not None and into.datatype != self._from.datatype:
+        if into is not None and into.datatype != outof.datatype:
             raise TypeError(f"{where}: sendbuf and recvbuf differ in their datatypes")
         return due
 
-    def _span(self, count: int) -> int:
-        """Bytes from the first of so many entries to the end of the last one."""
-        return (count - 1) * self._datatype.extent + self._datatype.true_extent if count else 0
-
     def fill(self) -> None:
         """Take the caller's data, from which a persistent call starts anew."""
-        outof, start = self._from, self._datatype.true_lb
-        ctypes.memmove(self._own.ctypes.data, outof.address + start, self._span(outof.count))
+        start, end = self._from.span(self._from.count)
+        ctypes.memmove(self._own.ctypes.data, self._from.address + start, end - start)
         self._own[-8:].view(np.int64)[0] = self._due
 
     def finish(self) -> None:
@@ -93,7 +95,7 @@ class Delegated:
         ranks = {"scan": self._rank + 1, "exscan": self._rank}.get(self._name, self._size)
         if self._into is None or not ranks:
             return
-        first = self._first()
+        first = self._first_due()
         if not self._due:
             return
         result = self._part(ranks - 1, first)
@@ -101,7 +103,7 @@ class Delegated:
             self._op.Reduce_local(self._part(rank, first), result)
         self._give(self._into, result)
 
-    def _first(self) -> int:
+    def _first_due(self) -> int:
         """The first entry of the result that comes to this rank."""
         if self._name == "reduce_scatter_block":
             return self._rank * self._due
@@ -120,16 +122,16 @@ class Delegated:
         from mpi4py import MPI
 
         parts, datatype = self._parts, self._datatype
-        address = parts.ctypes.data + rank * parts.strides[0] - datatype.true_lb + first * datatype.extent
+        address = parts.ctypes.data + rank * parts.strides[0] - self._begin + first * datatype.extent
         return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
     def _give(self, into: Entries, result: list[Any]) -> None:
         """Let the caller have the result; what lies in gaps between entries stays as it was."""
         from mpi4py import MPI
 
-        datatype, start, nbytes = self._datatype, self._datatype.true_lb, self._span(self._due)
+        datatype, (start, end) = self._datatype, into.span(self._due)
         if datatype.is_predefined or datatype.size == datatype.extent:
-            ctypes.memmove(into.address + start, result[0].address + start, nbytes)
+            ctypes.memmove(into.address + start, result[0].address + start, end - start)
             return
         packed = bytearray(datatype.Pack_size(self._due, MPI.COMM_SELF))
         whole = self._due * datatype.extent

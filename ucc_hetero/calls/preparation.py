@@ -317,10 +317,13 @@ class Preparation:
         """
         if self.size == 1 and call.name == "barrier":
             return None
-        with_mpi = Delegated(call, self.size, self.rank) if delegated(call, self.rank) else None
-        about = self._about(call if with_mpi is None else with_mpi.moved, exchange, rows)
-        if label or with_mpi is not None:
-            about = about._replace(label=label or with_mpi.label)
+        with_mpi = None
+        if delegated(call, self.rank):
+            with_mpi = Delegated(call, self.size, self.rank)
+            call, label = with_mpi.moved, with_mpi.label
+        about = self._about(call, exchange, rows)
+        if label:
+            about = about._replace(label=label)
         if self.members.device.everywhere and not about.on_device and about.bound.dtype is not None:
             # Libraries choose by the kind of memory: all ranks must have the same.
             about = about._replace(label=f"{about.label} host")
