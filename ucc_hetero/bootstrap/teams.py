@@ -26,6 +26,7 @@ from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
 from . import numbers
+from .agreement import NATIVE_SETTINGS
 from .process import TEAM_IDS, Job, Spare
 from .turns import alone, turn
 
@@ -108,16 +109,18 @@ class Teams:
         team's first call on such memory, no other thread gets into the libraries meanwhile, and the other ranks may be
         waiting for a message of this one: it waits for them before, where it goes on with messages.
         """
-        most = of_memory(memory).set_up_bytes if memory else 0
         for step in steps:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
-                self.get(step.ranks, step.link)
-                if most and step.link == "native" and step.ranks not in self._met:
-                    self._meet(step.ranks, most)
+                team = self.get(step.ranks, step.link)
+                if memory and step.link == "native" and step.ranks not in self._met:
+                    self._meet(step.ranks, memory)
+                    if self.job.vendors_library(memory):
+                        self._begin_vendors(team, step.ranks, ucc.MemType(memory))
+                    self._met.add(step.ranks)
 
-    def _meet(self, ranks: tuple[int, ...], most: int) -> None:
+    def _meet(self, ranks: tuple[int, ...], memory: int) -> None:
         """Come together before the vendor's library begins, which every rank must have the memory for."""
-        room = free_memory()
+        room, most = free_memory(), of_memory(memory).set_up_bytes
         if not self._all_ready([self.members[r] for r in ranks], room >= most):
             short = f"{room >> 20} MiB are free" if room < most else "another rank has less"
             raise DeviceError(
@@ -125,7 +128,36 @@ class Teams:
                 f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
                 "before the memory is full"
             )
-        self._met.add(ranks)
+
+    def _begin_vendors(self, team: ucc.Team, ranks: tuple[int, ...], kind: ucc.MemType) -> None:
+        """Have the vendor's library begin, by a broadcast that no other may do (:func:`.agreement.leave_broadcasts`).
+
+        Where it cannot, libucc does every other call by TL/UCP, which in the default stream takes no notice of what is
+        there before (ec_cuda_executor.c of UCC 1.4), and results are wrong without an error.
+        """
+        places = [self.members[r] for r in ranks]
+        request: ucc.Request | None = None
+        why: LibraryError | None = None
+        with own_device():
+            try:
+                try:
+                    request = team.collective(
+                        ucc.Coll.BCAST, src=(self.job.word.handle, 8), dtype=DTYPES["uint8"], mem_type=kind
+                    )
+                except LibraryError as error:
+                    why = error
+                if not self._all_ready(places, request is not None) or request is None:
+                    raise DeviceError(
+                        f"rank {self.rank}: the vendor's library (NCCL or RCCL) cannot begin among ranks {list(ranks)}"
+                        f"{'' if why else ', on another of them'}: NCCL_DEBUG=WARN says why; UCC_TLS="
+                        f"{NATIVE_SETTINGS['UCC_TLS']},nccl,rccl on all ranks goes on without it, more slowly"
+                    ) from why
+                request.post()
+                request.wait(self.timeout, self._look_inside)
+            except BaseException:
+                quarantine.keep(request)  # given back before its end it would count as the library's failure
+                raise
+            request.close()
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
         job = self.job
