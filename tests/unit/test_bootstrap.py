@@ -175,7 +175,7 @@ def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list
     job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11, 12, 13), FACTS), vendors_library=lambda memory: False)
     found = Teams(job, [10, 11, 12, 13], 0, 1, 5.0)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
-    monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
+    monkeypatch.setattr(found, "_all_ready", lambda places, ready, *_: notes.append(("met", places, ready)) or ready)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
     return found, notes
 
@@ -206,7 +206,7 @@ def test_a_vendors_library_begins_on_all_ranks_or_none(
     team = SimpleNamespace(collective=refuse if fails == "here" else lambda *_, **__: request)
     monkeypatch.setattr(made, "get", lambda ranks, link: team)
     met = iter([True, not fails])
-    monkeypatch.setattr(made, "_all_ready", lambda places, ready: ready and next(met))
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready, *_: ready and next(met))
     made.job.vendors_library = lambda memory: True  # type: ignore[method-assign]
     made.job.word = SimpleNamespace(handle=1 << 20)  # type: ignore[assignment]
     with pytest.raises(DeviceError, match=r"ranks \[0, 1\].*NCCL_DEBUG=WARN") if fails else nullcontext() as refused:
