@@ -23,6 +23,7 @@ def test_random_calls(mpirun: Callable[..., Any], hip_over_cuda: Path, layout: s
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"FAKEGPU_LAYOUT": layout, "CASES_HIP": str(hip_over_cuda), "CASES": "60"}
     env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))), "UCCH_HOLD": secrets.choice("yn")}
+    env |= {"MORE_COUNTS": "100001 1000003"}  # by copy engines, in several pieces
     env |= {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{ROOT}"}
     job = mpirun(ROOT / "tests" / "mpi" / "collective_cases.py", ranks, env=env, timeout=120, cold=True)
     assert job.said("right") == ranks, (env, job.output)

@@ -34,8 +34,8 @@ from ucc_hetero import Communicator, PersistentRequest, Request, device
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 
-#: Elements (of a vector, or of a rank's block).
-COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)
+#: Elements (of a vector, or of a rank's block), and more of them where a job asks for that.
+COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000, *map(int, os.environ.get("MORE_COUNTS", "").split()))
 #: Bytes that the arrival board carries at most.
 PARCEL = 496
 #: How far apart the seeds of cases are that look alike: they have one form on each rank, and the same gaps.
