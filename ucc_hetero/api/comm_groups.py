@@ -15,7 +15,9 @@ _Self = TypeVar("_Self", bound="GroupMethods")
 
 
 @forms
-@described(raises="CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.")
+@described(
+    raises="MismatchError, CollectiveTimeout, PeerError: Ranks made different calls, or one did not come or died."
+)
 class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 

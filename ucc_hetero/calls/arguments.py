@@ -20,7 +20,7 @@ from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor
 from ..native.libraries import ffi
 from ..planner.collectives import ROWS, Call, Shape
-from ..types import DTYPES, DType, Op, is_delegated, op_of
+from ..types import DTYPES, DType, Op, op_of
 
 
 class CallSpec(NamedTuple):
@@ -366,11 +366,15 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
 
 
 def delegated(call: CallSpec, rank: int) -> bool:
-    """True if MPI computes the call's operation. ``TypeError`` or ``ValueError`` for what is no operation."""
+    """True if MPI computes the call's operation, as it is the user's own, or works on pairs. ``TypeError`` or
+    ``ValueError`` for what is no operation."""
+    if call.op is None:
+        return False
     try:
-        return is_delegated(call.op)
+        op = op_of(call.op)
     except (TypeError, ValueError) as mistake:
         raise type(mistake)(f"{call.name} on rank {rank}: {mistake}") from None
+    return op is None or op.name in ("MAXLOC", "MINLOC")
 
 
 # --- calls that look like earlier ones --------------------------------------------------------------------------------
