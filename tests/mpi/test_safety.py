@@ -8,6 +8,7 @@ import pytest
 
 from .scripts import HEAD
 
+
 def test_nothing_grows(crew: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]

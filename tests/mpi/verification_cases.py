@@ -124,7 +124,6 @@ def on_devices(streamed: bool) -> None:
     until_told(comm.rank, lambda: comm.Allgather(x, y.set(-1), stream=stream), comm.Free)
 
 
-
 def right(seed: int) -> None:
     """Random calls, of which the log says how many were verified."""
     log.configure()  # by this case's variables
