@@ -27,7 +27,7 @@ ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature
 static void drop_requests_locked(ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        if (s->request && s->request->status != UCC_INPROGRESS) ucc_collective_finalize(s->request);
+        if (s->request) ucch_request_drop_locked(s->request, p->on_device);
         s->request = NULL;
     }
 }

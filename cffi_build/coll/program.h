@@ -41,8 +41,6 @@ struct ucch_team {
     ucch_step *head, **tail;
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
-    void *own, *event; /* a stream of ours for the first calls of the default stream's, and an event between the two */
-    int proofs;        /* calls that the vendor's library seems to have taken */
     /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */
     uint64_t *tags;
     uint16_t number;
@@ -115,7 +113,8 @@ void ucch_tag_give_locked(ucch_step *s);
 void ucch_tag_hold_locked(const ucch_step *s, int held);
 int ucch_team_make_locked(ucch_team *team);
 int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle);
-int ucch_team_post_locked(ucch_team *t, void *stream, ucc_ee_h engine, ucc_coll_req_h request);
+int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
+void ucch_request_drop_locked(ucc_coll_req_h request, int on_device);
 
 void ucch_program_give_scratch(ucch_program *p);
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);

@@ -182,7 +182,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->is.team->context;
     s->is.team->context->users++;
-    status = ucch_team_post_locked(s->is.team, stream, engine, s->request);
+    status = ucch_team_post_locked(engine, s->request);
     s->request = NULL; /* the program is free for its next call */
     return status;
 }

@@ -87,7 +87,7 @@ static int collect_locked(ucch_op *op) {
     for (int i = 0; i < l->n; i++) {
         if (UCCH_TRACING) ucch_trace_end(l->each[i].event, status);
         l->each[i].context->users--;
-        ucc_collective_finalize(l->each[i].request);
+        ucch_request_drop_locked(l->each[i].request, 1);
     }
     l->n = 0;
     int bad = status < 0 ? 0 : tainted(l, &peer);

@@ -76,7 +76,8 @@ static void drop_engines(ucch_team *t) {
     t->nengines = 0;
 }
 
-static int engine_for(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle) {
+/* The engine for a stream's next call, new where there is none; `may_drop` others, where there are too many. */
+int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle) {
     for (ucch_engine *e = t->engines; e; e = e->next)
         if (e->stream == stream) {
             *handle = e->handle;
@@ -99,43 +100,29 @@ static int engine_for(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle
     return 0;
 }
 
-/* Where the vendor's library could not begin, libucc does calls by itself. In a stream it then only takes a call down,
- * and begins it when a kernel of its own runs there; but in the default stream (no handle) it begins at once, whatever
- * the stream has to do before, and cannot be told from the vendor's library (ec_cuda_executor.c of UCC 1.4). So the
- * first calls there take a stream of ours beside it: two, as to load that kernel may take until it runs. */
-static int goes_beside(const ucch_team *t, const void *stream) { return !stream && t->proofs < 2; }
-
-/* The engine for a stream's next call, new where there is none; `may_drop` others, where there are too many. */
-int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle) {
-    int beside = goes_beside(t, stream), status = 0;
-    if (beside && !t->own) status = ucch_device_fail(ucch_bound_ops()->stream_new(&t->own), "stream");
-    return status ? status : engine_for(t, beside ? t->own : stream, may_drop, handle);
-}
-
-/* Post on the stream's engine, and take back the event with which libucc says so. FAIL_VENDOR: it is not the vendor's
- * library that does it. */
-int ucch_team_post_locked(ucch_team *t, void *stream, ucc_ee_h engine, ucc_coll_req_h request) {
+/* Post on a stream's engine, and take back the event with which libucc says so. */
+int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request) {
     ucc_ev_t event = {.ev_type = COMPUTE_COMPLETE, .req = request}, *out = NULL;
-    int beside = goes_beside(t, stream), status = beside ? ucch_event_record(&t->event, stream) : 0;
-    if (beside && !status) status = ucch_stream_follow(t->event, stream, t->own);
-    if (!status) status = ucc_collective_triggered_post(engine, &event);
+    int status = ucc_collective_triggered_post(engine, &event);
     if (status < 0) return status;
     while (ucc_ee_get_event(engine, &out) == UCC_OK)
         ucc_ee_ack_event(engine, out);
-    if (request->status == OPERATION_INITIALIZED) return UCCH_FAIL_VENDOR;
-    t->proofs += t->proofs < 2;
-    return beside ? ucch_stream_follow(t->event, t->own, stream) : 0;
+    return 0;
 }
 
-static void drop_stream(ucch_team *t) {
-    if (t->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(t->event);
-    if (t->own && ucch_bound() >= 0) ucch_bound_ops()->stream_free(t->own);
+/* ---- requests ---- */
+
+/* Give a request back to libucc, unless it has failed (step.c), or never began on a device: of that libucc concludes
+ * that the vendor's library has failed, and gives it no more calls (ucc_tl_nccl_coll_finalize of UCC 1.4). Both are
+ * kept for ever. */
+void ucch_request_drop_locked(ucc_coll_req_h request, int on_device) {
+    int status = request->status;
+    if (status == UCC_OK || (status == OPERATION_INITIALIZED && !on_device)) ucc_collective_finalize(request);
 }
 
 void ucch_team_free(ucch_team *team) {
     ucch_lock();
     drop_engines(team);
-    drop_stream(team);
     ucch_unlock();
     free(team->tags);
     free(team);

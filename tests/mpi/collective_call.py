@@ -43,7 +43,7 @@ class Case:
 
 
 class Guarded:
-    """Poisoned elements between two guard bands of random bytes, in host memory or on a device of tests/fakegpu."""
+    """Poisoned elements between guard bands of random bytes, in host memory or on a device (fakegpu/, gpu/)."""
 
     def __init__(self, rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> None:
         nbytes, self.dtype, self.rng = 2 * GUARD + count * dtype.itemsize, dtype, rng
@@ -72,11 +72,22 @@ class Guarded:
 
     def remember(self) -> None:
         self.before = self.whole.copy()
+        self.put()
+
+    def put(self) -> None:
+        """Have the contents in the memory, where a test looks at a copy."""
+        getattr(self.memory, "push", bool)()
+
+    def get(self) -> None:
+        """Have the memory's contents, where a test looks at a copy."""
+        getattr(self.memory, "pull", bool)()
 
     def late(self, stream: Any) -> None:
         """Have the contents come when the stream gets there, and garbage until then."""
         self.source = device_memory(self.whole.size, np.uint8).set(self.whole)
         self.whole[:] = 0x55
+        self.put()
+        getattr(self.memory, "delay", bool)(stream)
         self.memory.runtime.copy(self.memory.block.handle, self.source.block.handle, self.whole.size, stream.handle)
 
     def seen(self, stream: Any) -> None:
@@ -224,6 +235,8 @@ class Call:
 
     def verify(self) -> str:
         """Faults of the buffers now, or nothing. Every rank knows what the others have brought."""
+        for buffer in self.buffers():
+            buffer.get()
         for name, buffer in (("sendbuf", self.send), ("recvbuf", self.recv)):
             if buffer is not None and not buffer.bands_intact():
                 return f"{name}: wrote outside the buffer"

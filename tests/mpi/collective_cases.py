@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import collective_call
@@ -33,8 +34,8 @@ from ucc_hetero import Communicator, PersistentRequest, Request, device
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 
-#: Elements (of a vector, or of a rank's block).
-COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000)
+#: Elements (of a vector, or of a rank's block), and more of them where a job asks for that.
+COUNTS = (0, 1, 2, 3, 7, 64, 65, 1000, 4097, 20000, *map(int, os.environ.get("MORE_COUNTS", "").split()))
 #: Bytes that the arrival board carries at most.
 PARCEL = 496
 #: How far apart the seeds of cases are that look alike: they have one form on each rank, and the same gaps.
@@ -45,7 +46,8 @@ FORMS = ("blocking", "request", "persistent")
 IN_STREAMS = ("blocking", "queued", "request", "in stream", "persistent")
 ASKING = {"blocking": ("blocking", "in stream"), "request": ("request",), "persistent": ("persistent",)}
 UNCOUNTED = ("gatherv", "scatterv", "alltoallv")
-
+#: The stream that runtimes take where none is named.
+DEFAULT = SimpleNamespace(handle=0)
 
 Kind = tuple[str, str, str | None, bool, str]  # name, dtype, op, in place, form
 
@@ -158,6 +160,8 @@ class Tester:
         elif alike and case.form in ("blocking", "in stream") and not case.in_place:
             first = call.recv.whole.copy() if call.recv is not None else None
             start(self.comm, call, self.stream)
+            if call.recv is not None:
+                call.recv.get()
             if call.recv is not None and not np.array_equal(first, call.recv.whole):
                 self.fail(case, "the same call gave other bits when repeated")
 
@@ -248,10 +252,12 @@ def on_devices() -> None:
     with Communicator(world) as comm:
         if gpu:
             gpu.use(comm._run.members.place.device)
-        tester = Tester(comm, f"seed {seed}", gpu.stream() if gpu and everywhere else None)
+        tester = Tester(comm, f"seed {seed}")
+        streams = (gpu.stream(), DEFAULT) if gpu and everywhere else (None, None)
         rng = np.random.default_rng(seed)
         for index in range(int(os.environ.get("CASES", "20"))):
             case = draw(rng, world.size, seed + index, tuple(METHODS))
+            tester.stream = streams[index % 2]
             if case.dtype not in FOREIGN:  # for which the interface of arrays has no names
                 for each in repeated(case):
                     tester.one(each)

@@ -172,10 +172,10 @@ def room() -> list[int]:
 @pytest.fixture
 def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
     notes: list[Any] = []
-    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11, 12, 13), FACTS))
+    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11, 12, 13), FACTS), vendors_library=lambda memory: False)
     found = Teams(job, [10, 11, 12, 13], 0, 1, 5.0)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
-    monkeypatch.setattr(found, "_all_ready", lambda places, ready: notes.append(("met", places, ready)) or ready)
+    monkeypatch.setattr(found, "_all_ready", lambda places, ready, *_: notes.append(("met", places, ready)) or ready)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
     return found, notes
 
@@ -192,8 +192,40 @@ def test_ranks_meet_once_before_nccl_does(teams: tuple[Teams, list[Any]]) -> Non
     assert not [note for note in notes if note[0] == "met"]
 
 
+@pytest.mark.parametrize("fails", ["here", "there", ""])
+def test_a_vendors_library_begins_on_all_ranks_or_none(
+    teams: tuple[Teams, list[Any]], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A broadcast that no other library may do, which begins once it can on every rank; its request is then given back,
+    and only then."""
+    made, notes = teams
+    request = SimpleNamespace(
+        post=partial(notes.append, "post"), wait=lambda *_: notes.append("wait"), close=partial(notes.append, "close")
+    )
+    refuse = failing(LibraryError("ucc_collective_init", -6, "no resource"))
+    team = SimpleNamespace(collective=refuse if fails == "here" else lambda *_, **__: request)
+    monkeypatch.setattr(made, "get", lambda ranks, link: team)
+    met = iter([True, not fails])
+    monkeypatch.setattr(made, "_all_ready", lambda places, ready, *_: ready and next(met))
+    made.job.vendors_library = lambda memory: True  # type: ignore[method-assign]
+    made.job.word = SimpleNamespace(handle=1 << 20)  # type: ignore[assignment]
+    with pytest.raises(DeviceError, match=r"ranks \[0, 1\].*NCCL_DEBUG=WARN") if fails else nullcontext() as refused:
+        made.prepare([step("native", (0, 1))] * 2, int(MemType.CUDA))
+    assert notes == ([] if fails else ["post", "wait", "close"])
+    assert not refused or ("on another" in str(refused.value)) == (fails == "there")
+
+
+def test_broadcasts_on_devices_are_the_vendors_librarys() -> None:
+    environ = {"UCC_TL_CUDA_TUNE": "inf"}
+    apply_settings("1.4.0", environ)
+    for _ in range(2):
+        agreement.leave_broadcasts("cuda", environ)
+    assert environ["UCCHN_UCC_TL_UCP_TUNE"] == agreement.NATIVE_SETTINGS["UCC_TL_UCP_TUNE"] + "#bcast:cuda:0"
+    assert environ["UCCHN_UCC_TL_CUDA_TUNE"] == "inf", "the user's own"
+
+
 def failing(error: Exception) -> Any:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail

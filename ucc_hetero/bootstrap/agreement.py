@@ -99,6 +99,19 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
         target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
 
 
+def leave_broadcasts(memory: str, environ: dict[str, str] | None = None) -> None:
+    """Let native teams made from now on leave broadcasts on this memory (``cuda``, ``rocm``) to the vendor's library.
+
+    That knows all of them. Where it cannot begin libucc takes TL/UCP for every other call, without a word: a broadcast
+    that libucc refuses tells. Settings of the user's stay as they are.
+    """
+    target = os.environ if environ is None else environ
+    for name in ("UCC_TL_UCP_TUNE", "UCC_TL_CUDA_TUNE"):
+        ours = NATIVE_SETTINGS.get(name, "")
+        if target.get(f"{NATIVE_PREFIX}_{name}", ours) == ours:
+            target[f"{NATIVE_PREFIX}_{name}"] = "#".join(filter(None, (ours, f"bcast:{memory}:0")))
+
+
 def native_uses(component: str, environ: Mapping[str, str] | None = None) -> bool:
     """True if its settings let the native library use a component of libucc's, such as ``nccl``."""
     source = os.environ if environ is None else environ

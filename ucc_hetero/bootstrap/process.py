@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn
 
 from .. import env, log
 from ..bindings import quarantine, ucc, ucx
 from ..bindings.oob import MPIExchange
-from ..device import DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
+from ..device import Block, DeviceRuntime, Place, collective_library, late_settings, place_of, runtime_of
 from ..errors import LibraryError, NotSupported, PeerError, UCCHError
 from ..machine import launchers, ucx_transports, vendors
 from ..machine.discover import HostIdentity, host_cores, host_identity, link_speed
@@ -217,22 +217,25 @@ class Job:
         return named(self.comm, lambda: library.context(MPIExchange(comm, seconds), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}))
 
     def _part_memory(self, native: bool) -> None:
-        """Let one of this process's UCX contexts alone open the device memory of peers on this host: that of messages.
+        """Settle which libraries work on device memory, before the contexts are made.
 
-        Several abort on it (:mod:`.bounce`). The bridge carries host memory, and native teams need it only where there
-        is no library of the vendor's.
+        One of this process's UCX contexts alone opens that of peers on this host, which is the one of messages: several
+        abort on it (:mod:`.bounce`). The bridge carries host memory, and native teams need it only where there is no
+        library of the vendor's.
         """
         mine = self.facts[self.rank]
         ipc, runtime = vendors.VENDORS[mine.vendor].ipc, runtime_of(mine.vendor)
-        if not ipc or runtime is None or not runtime.memory_type:
+        if runtime is None or not runtime.memory_type:
             return
         prefixes = [agreement.BRIDGE_PREFIX]
         if native:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
-            prefixes += [agreement.NATIVE_PREFIX] * _collectives(runtime.memory_type)
+        if native and _collectives(runtime.memory_type):
+            prefixes.append(agreement.NATIVE_PREFIX)
+            agreement.leave_broadcasts(mine.device_memory)
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
-            if not users or users.startswith("^"):
+            if ipc and (not users or users.startswith("^")):
                 os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
     def _share_cores(self) -> None:
@@ -244,6 +247,13 @@ class Job:
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
         return self.native is not None and _collectives(memory)
+
+    @cached_property
+    def word(self) -> Block:
+        """8 bytes on this rank's device, which are kept: to free them would wait for all that the device does."""
+        runtime = runtime_of(self.facts[self.rank].vendor)
+        assert runtime is not None, "there is memory of its"
+        return runtime.alloc(8)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:
         """True when all of these ranks took part in this job, with the fabrics that they have now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
 from . import numbers
+from .agreement import NATIVE_SETTINGS
 from .process import TEAM_IDS, Job, Spare
 from .turns import alone, turn
 
@@ -108,16 +109,18 @@ class Teams:
         team's first call on such memory, no other thread gets into the libraries meanwhile, and the other ranks may be
         waiting for a message of this one: it waits for them before, where it goes on with messages.
         """
-        most = of_memory(memory).set_up_bytes if memory else 0
         for step in steps:
             if step.link != "local" and step.kind != "message" and len(step.ranks) > 1:
-                self.get(step.ranks, step.link)
-                if most and step.link == "native" and step.ranks not in self._met:
-                    self._meet(step.ranks, most)
+                team = self.get(step.ranks, step.link)
+                if memory and step.link == "native" and step.ranks not in self._met:
+                    self._meet(step.ranks, memory)
+                    if self.job.vendors_library(memory):
+                        self._begin_vendors(team, step.ranks, ucc.MemType(memory))
+                    self._met.add(step.ranks)
 
-    def _meet(self, ranks: tuple[int, ...], most: int) -> None:
+    def _meet(self, ranks: tuple[int, ...], memory: int) -> None:
         """Come together before the vendor's library begins, which every rank must have the memory for."""
-        room = free_memory()
+        room, most = free_memory(), of_memory(memory).set_up_bytes
         if not self._all_ready([self.members[r] for r in ranks], room >= most):
             short = f"{room >> 20} MiB are free" if room < most else "another rank has less"
             raise DeviceError(
@@ -125,7 +128,44 @@ class Teams:
                 f"first collective among ranks {list(ranks)}, and {short}: free some, or make a small collective "
                 "before the memory is full"
             )
-        self._met.add(ranks)
+
+    def _begin_vendors(self, team: ucc.Team, ranks: tuple[int, ...], kind: ucc.MemType) -> None:
+        """Have the vendor's library begin, by a broadcast that no other may do (:func:`.agreement.leave_broadcasts`).
+
+        Where it cannot, libucc does every other call by TL/UCP, which in the default stream takes no notice of what is
+        there before (ec_cuda_executor.c of UCC 1.4), and results are wrong without an error.
+        """
+        request: ucc.Request | None = None
+        why: LibraryError | None = None
+        with own_device():
+            try:
+                word = self.job.word.handle, 8
+                request = team.collective(ucc.Coll.BCAST, src=word, dtype=DTYPES["uint8"], mem_type=kind)
+            except LibraryError as error:
+                why = error
+            try:
+                self._all_begin(ranks, why)
+                assert request is not None, "there is no reason why not"
+                request.post()
+                request.wait(self.timeout, self._look_inside)
+            except BaseException:
+                quarantine.keep(request)  # given back before its end it would count as the library's failure
+                raise
+            request.close()
+
+    def _all_begin(self, ranks: tuple[int, ...], why: LibraryError | None) -> None:
+        """Raise ``DeviceError`` unless the vendor's library can begin on all of these ranks; ``why`` it cannot here."""
+        places = [self.members[r] for r in ranks]
+        if why is None and self._all_ready(places, True):
+            return
+        if why is not None:
+            with suppress(CollectiveTimeout):  # others may be inside the library, which waits for this rank
+                self._all_ready(places, False, _GRACE)
+        raise DeviceError(
+            f"rank {self.rank}: the vendor's library (NCCL or RCCL) cannot begin among ranks {list(ranks)}"
+            f"{'' if why else ', on another of them'}: NCCL_DEBUG=WARN says why; "
+            f"UCC_TLS={NATIVE_SETTINGS['UCC_TLS']},nccl,rccl on all ranks goes on without it, more slowly"
+        ) from why
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
         job = self.job
@@ -180,14 +220,17 @@ class Teams:
             "(UCCH_TIMEOUT); what the libraries print on these ranks, of memory say, may tell which one failed"
         )
 
-    def _all_ready(self, places: list[int], ready: bool) -> bool:
-        """True if every rank of a new team is ready to make it; the first one asks, over the job's MPI communicator."""
+    def _all_ready(self, places: list[int], ready: bool, seconds: float | None = None) -> bool:
+        """True if every rank of a team is ready; the first one asks, over the job's MPI communicator, and all wait for
+        up to ``seconds``."""
+        seconds = self.timeout if seconds is None else seconds
         first, word = places[0], array("b", [_SPOILT if self.job.spoilt else _READY if ready else _LATER])
         if self.job.rank != first:
             self._say(word, first)
-            answer = self._hear(first, places, partial(self._look_inside, _ANSWER))
+            answer = self._hear(first, places, seconds, partial(self._look_inside, _ANSWER))
         else:
-            answer = word[0] = min([word[0], *(self._hear(place, places, self.look or bool) for place in places[1:])])
+            theirs = (self._hear(place, places, seconds, self.look or bool) for place in places[1:])
+            answer = word[0] = min([word[0], *theirs])
             for place in places[1:]:
                 self._say(word, place)
         if answer == _SPOILT:
@@ -200,15 +243,15 @@ class Teams:
     def _say(self, word: array[int], place: int) -> None:
         self.job.comm.Send(word, place, self.tag)
 
-    def _hear(self, place: int, places: list[int], look: Callable[[], object]) -> int:
+    def _hear(self, place: int, places: list[int], seconds: float, look: Callable[[], object]) -> int:
         """One rank's word; peers may need our side of earlier transfers before they come to speak."""
         word = array("b", [0])
         request = self.job.comm.Irecv(word, place, self.tag)
-        if not progress_until(request.Test, self.timeout, partial(_or_cancel, request, look), step=1e-6):
+        if not progress_until(request.Test, seconds, partial(_or_cancel, request, look), step=1e-6):
             request.Cancel()
             raise CollectiveTimeout(
                 f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
-                f"{self.timeout:g} s"
+                f"{seconds:g} s"
             )
         return word[0]
 

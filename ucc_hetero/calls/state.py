@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
-from ..bootstrap.agreement import NATIVE_SETTINGS
 from ..bootstrap.board import Board
 from ..bootstrap.meeting import Known
 from ..bootstrap.membership import Membership
@@ -218,11 +217,6 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
         CollectiveError,
         "two graphs with calls of this communicator ran at a time; replay them in one stream, or let one stream wait "
         "for the other",
-    ),
-    lib.UCCH_FAIL_VENDOR: (
-        CollectiveError,
-        "libucc has not given it to the vendor's library (NCCL or RCCL), which could not begin: NCCL_DEBUG=WARN says "
-        f"why; UCC_TLS={NATIVE_SETTINGS['UCC_TLS']},nccl,rccl goes on without it, more slowly",
     ),
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }

@@ -1,0 +1,126 @@
+"""Arrays on real GPUs with the face of tests/fakegpu/arrays.py, for jobs of random calls: a test looks at copies.
+
+A rank takes its device through the HIP runtime ``CASES_HIP`` where ``FAKEGPU_LAYOUT``, such as ``nvidia:1,amd:1``,
+makes it AMD's (tests/hipcuda). Import this module before a Communicator is made.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ucc_hetero import device
+from ucc_hetero.planner.topology import emulated_vendors
+
+_LAYOUT = os.environ["FAKEGPU_LAYOUT"]
+_VENDORS = emulated_vendors(_LAYOUT, sum(int(part.partition(":")[2]) for part in _LAYOUT.split(",")))
+os.environ |= (
+    {"UCCH_CUDA_LIB": "none", "UCCH_HIP_LIB": os.environ["CASES_HIP"], "HIP_ENABLE_DEFERRED_LOADING": "0"}
+    if _VENDORS[int(os.environ["OMPI_COMM_WORLD_RANK"])] == "amd"
+    else {"UCCH_HIP_LIB": "none"}
+)
+
+#: Bytes that are copied before inputs come, and how often: a millisecond's work.
+LONG, TIMES = 1 << 28, 8
+
+
+@cache
+def runtime() -> device.DeviceRuntime:
+    """The one runtime of this rank."""
+    (found,) = device.available()
+    return found
+
+
+@cache
+def _own() -> device.Stream:
+    return runtime().stream()
+
+
+@cache
+def _long() -> tuple[device.Block, device.Block]:
+    return runtime().alloc(LONG), runtime().alloc(LONG)
+
+
+#: Memory that is used again, by its bytes: to free some waits for all that the device does.
+_idle: dict[int, list[tuple[device.Block, device.Block]]] = {}
+
+
+class Array:
+    """``n`` elements on the current device, and a copy of them in host memory, ``peek``."""
+
+    def __init__(self, n: int, dtype: Any = np.float32) -> None:
+        self.dtype, self.size, self.runtime = np.dtype(dtype), n, runtime()
+        room = 1 << max(8, (n * self.dtype.itemsize - 1).bit_length())
+        self.nbytes, self.pair = n * self.dtype.itemsize, (_idle.get(room) or [None]).pop()
+        if self.pair is None:
+            self.pair = self.runtime.alloc(room), self.runtime.alloc(room, pinned=True)
+        self.block, self.host = self.pair
+        self.peek = np.empty(n, dtype)
+
+    def __del__(self) -> None:
+        if pair := getattr(self, "pair", None):
+            _idle.setdefault(pair[0].nbytes, []).append(pair)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        data = self.block.handle, False
+        return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
+
+    def _landed(self) -> np.ndarray[Any, Any]:
+        import ctypes
+
+        memory = (ctypes.c_char * max(1, self.nbytes)).from_address(self.host.handle)
+        return np.frombuffer(memory, self.dtype, self.size)
+
+    def push(self) -> None:
+        """Have the copy's contents on the device."""
+        self._landed()[:] = self.peek
+        self.runtime.copy(self.block.handle, self.host.handle, self.nbytes, _own().handle)
+        _own().synchronize()
+
+    def pull(self) -> None:
+        """Have the device's contents in the copy."""
+        self.peek[:] = self.copied(_own())
+
+    def set(self, values: Any) -> Array:
+        """Contents that are there at once."""
+        self.peek[:] = values
+        self.push()
+        return self
+
+    def delay(self, stream: Any) -> None:
+        """Keep a stream busy for a while."""
+        one, other = _long()
+        for _ in range(TIMES):
+            self.runtime.copy(one.handle, other.handle, LONG, stream.handle)
+
+    def copied(self, stream: Any) -> np.ndarray[Any, Any]:
+        """The contents as the stream sees them, copied in it and waited for."""
+        self.runtime.copy(self.host.handle, self.block.handle, self.nbytes, stream.handle)
+        with self.runtime.event() as done:
+            done.record(stream.handle)
+            while not done.done():
+                time.sleep(1e-4)
+        return self._landed().copy()
+
+
+class ndarray:
+    """Elements in the middle of an `Array`, as CuPy hands them out."""
+
+    def __init__(self, array: Array, first: int, count: int, dtype: Any) -> None:
+        self.array, self.dtype, self.size = array, np.dtype(dtype), count
+        self.flags = SimpleNamespace(c_contiguous=True)
+        self.data = SimpleNamespace(ptr=array.block.handle + first, device_id=array.runtime.current())
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        place = {"data": (self.data.ptr, False), "typestr": self.dtype.str, "shape": (self.size,)}
+        return {**self.array.__cuda_array_interface__, **place}
+
+
+ndarray.__module__ = "cupy"  # it is taken for one of CuPy's own
