@@ -60,11 +60,10 @@ else:
     assert job.stdout.count("rank 1 has given up, as call 1 has failed there") == 1, job.output
 
 
-@pytest.mark.parametrize("how", ["argument", "interrupt", "setting"])
+@pytest.mark.parametrize("how", ["argument", "interrupt"])
 def test_a_rank_that_makes_no_communicator(mpirun, how: str) -> None:
     """Its first one fails before the others have met it: the job ends, and they do not wait for the deadline."""
     script = f"""
-import os, sys
 from mpi4py import MPI
 import ucc_hetero as u
 from ucc_hetero.api import comm
@@ -73,15 +72,11 @@ def interrupted():
 if MPI.COMM_WORLD.rank == 1:
     if "{how}" == "argument":
         u.Communicator("no communicator")
-    elif "{how}" == "interrupt":
-        comm.load = interrupted
-    else:
-        os.environ["UCCH_TIMEOUT"] = "soon"
+    comm.load = interrupted
 u.Communicator()
 """
     job = mpirun(script, 2, env=NEVER, check=False)
-    said = "rank 1 has failed (status 1) and ends the job"
-    assert ("(on rank 1)" if how == "setting" else said) in job.stderr, job.output
+    assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
 
 
 def test_a_rank_that_was_forked_before_mpi_was_begun(mpirun) -> None:

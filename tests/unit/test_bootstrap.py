@@ -46,12 +46,14 @@ def job(*changes: dict[str, Any]) -> list[Facts]:
 AGREEMENT: dict[str, tuple[list[Facts], list[str]]] = {
     "nothing": (job({}, {}, {}), []),
     "releases of ucx": (job({}, {"ucx": "1.22.1"}), []),
-    "memory types": (job({}, {"memory_types": ("host", "cuda")}, {"memory_types": ("host", "rocm")}), []),
     "networks but one": (job({}, {"host": THERE, "transports": ("self", "tcp", "rc_mlx5")}), []),
     "transports of a node": (job({"transports": ("self", "cma")}, {"transports": ("self", "sysv")}), []),
     "ucc": (job({}, {}, {"ucc": "1.6.0"}), ["ucc:", "ranks 0, 1  1.4.0", "rank 2      1.6.0", "UCCH_UCC_LIB"]),
     "ucx": (job({}, {"ucx": "1.18.0"}), ["ucx:", "1.18", "UCCH_UCX_DIR"]),
     "package": (job({}, {"package": "0.2.0"}), ["package:", "0.2.0", "install the same"]),
+    "algorithms": (
+        job({}, {"algorithms": "allreduce@own"}), ["algorithms:", "allreduce@own", "register the same algorithms"],
+    ),
     "byte order": (job({}, {"byteorder": "big"}), ["byteorder:", "rank 1"]),
     "settings": (
         job({}, {"settings": (("UCC_TLS", "ucp"),)}), ["UCC_TLS:", "rank 0  (unset)", "rank 1  ucp", "-x NAME"],
