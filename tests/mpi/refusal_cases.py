@@ -268,7 +268,7 @@ def refused_own_operation(comm: Communicator) -> None:
 def alone(comm: Communicator) -> None:
     """A call of one rank while all others give the communicator back."""
     if comm.rank == comm.size - 1:
-        with pytest.raises(MismatchError, match="rank 0 called Free instead"):
+        with pytest.raises(MismatchError, match="rank [0-9] called Free instead"):
             comm.Allreduce(np.ones(5000), np.zeros(5000), op=ADD)
     comm.Free()
 

@@ -21,6 +21,42 @@ from .arguments import CallSpec, counts_of, root_of
 
 #: A rank's part of the data begins at a multiple of so many bytes, as allocated memory does.
 _ALIGNED = 16
+#: Bytes from which on ranks reduce a block each, and not all of it.
+_LONG = 1 << 17
+
+
+def _free(datatype: Any) -> None:
+    """Free a datatype, unless MPI has ended before."""
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        datatype.Free()
+
+
+def in_blocks(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
+    """The calls that an allreduce of a long vector is made of, where one may follow another: each rank reduces a block
+    of it. Nothing for any other call, nor for an operation that does not commute: it gets whole vectors, as with Open
+    MPI."""
+    from mpi4py import MPI
+
+    name, send, recv, op = call[:4]
+    if name != "allreduce" or not (op_of(op) or op.Is_commutative()):
+        return []
+    into = as_entries(recv, writable=True, argument=f"{name}: recvbuf", rank=rank)
+    outof = into if is_in_place(send) else as_entries(send, writable=False, argument=f"{name}: sendbuf", rank=rank)
+    datatype, each = into.datatype, into.count // size
+    if outof.count != into.count or into.count * datatype.size < _LONG or not datatype.is_predefined:
+        return []
+
+    def some(entries: Entries, first: int, count: int) -> list[Any]:
+        return [MPI.memory.fromaddress(entries.address + first * datatype.extent, 0), count, datatype]
+
+    blocks, rest = each * size, into.count - each * size
+    calls = [CallSpec("reduce_scatter_block", some(outof, 0, blocks), some(into, rank * each, each), op)]
+    calls.append(CallSpec("allgather", None, [some(into, 0, 0)[0], each * datatype.extent, MPI.BYTE]))
+    if rest:
+        calls.append(CallSpec(name, some(outof, blocks, rest), some(into, blocks, rest), op))
+    return calls
 
 
 class Delegated:
@@ -45,16 +81,22 @@ class Delegated:
         datatype = outof.datatype
         if not datatype.is_predefined:  # its caller may free it before the call ends
             datatype = outof.datatype.Dup()
-            weakref.finalize(self, datatype.Free)
+            weakref.finalize(self, _free, datatype)
         self._datatype, self._from = datatype, replace(outof, datatype=datatype)
         self._into = into and replace(into, datatype=datatype)
         self._begin, end = self._from.span(outof.count)
-        part = -(-(end - self._begin) // _ALIGNED) * _ALIGNED
-        self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
-        self._own = self._parts[0 if into is None else rank]
+        if name == "reduce_scatter_block":
+            self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
+            self._own = np.empty(self._parts.size, np.uint8)
+            self.moved = CallSpec("alltoall", self._own, self._parts)
+        else:
+            nbytes = max(end - self._begin, outof.count * datatype.extent)  # operations are shown that much
+            part = -(-nbytes // _ALIGNED) * _ALIGNED
+            self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
+            self._own = self._parts[0 if into is None else rank]
+            to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
+            self.moved = CallSpec("allgather", None, self._parts) if root < 0 else to_root
         self.fill()
-        to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
-        self.moved = CallSpec("allgather", None, self._parts) if root < 0 else to_root
         shown = found.name if found else "own operation"
         self.label = f"{name} {shown} {outof.count} x {self._datatype.size} B" + f" root={root}" * (root >= 0)
 
@@ -88,7 +130,8 @@ class Delegated:
         """Take the caller's data, from which a persistent call starts anew."""
         start, end = self._from.span(self._from.count)
         ctypes.memmove(self._own.ctypes.data, self._from.address + start, end - start)
-        self._own[-8:].view(np.int64)[0] = self._due
+        if self._name == "reduce_scatter":
+            self._own[-8:].view(np.int64)[0] = self._due
 
     def finish(self) -> None:
         """Reduce what has come, in the order of the ranks."""
@@ -105,8 +148,6 @@ class Delegated:
 
     def _first_due(self) -> int:
         """The first entry of the result that comes to this rank."""
-        if self._name == "reduce_scatter_block":
-            return self._rank * self._due
         if self._name != "reduce_scatter":
             return 0
         counts = self._parts[:, -8:].copy().view(np.int64)[:, 0]

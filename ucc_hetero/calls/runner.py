@@ -28,6 +28,7 @@ from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion, delegated, look
+from .delegate import in_blocks
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
@@ -183,6 +184,10 @@ class Runner(State):
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
         self.ready()
+        if self.size > 2 and delegated(call, self.rank) and (blocks := in_blocks(call, self.size, self.rank)):
+            for block in blocks:
+                self._general(block, (None, None, None), None)
+            return
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         if prepared is None:
             return

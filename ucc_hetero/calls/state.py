@@ -110,6 +110,8 @@ class State:
         where = f"rank {self.rank}: {label}"
         if status == lib.UCCH_FAIL_BROKEN and (ended := refused(self.board, self.board.next)):  # since it was looked at
             return RefusedError(f"{where}: {ended}; {ANEW}")
+        if status == lib.UCCH_FAIL_BROKEN and lib.ucch_board_revoked(self.board.native):
+            return RevokedError(f"{where}: {_TEXTS[lib.UCCH_FAIL_REVOKED][1]}")
         if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
             return DeviceError(
                 f"{where} needs rings, and no pinned memory is left "
