@@ -84,11 +84,14 @@ assert comm.Ack_failed() == 1
 assert comm.Agree(3) == 3
 right(part)
 """, 3, 2),
-    # An exception ends its process, and no more: the others go on without it.
+    # An exception ends its process, and no more: the others go on without it. Who shrinks ends what others wait for.
     "a rank that fails does not end the others": Job("""
 if rank == 1:
     raise RuntimeError("of no use any more")
-caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
+elif rank == 0:
+    caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
+else:
+    caught(u.RevokedError, lambda: comm.Recv(y, 0))
 right(comm := comm.Shrink())
 """, 3, 2, ends=False, error="of no use any more"),
     # MPI's own calls would wait for ever.
