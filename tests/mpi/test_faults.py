@@ -12,33 +12,6 @@ from .scripts import HEAD, NEVER
 
 HERE = Path(__file__).parent
 
-ROUNDS = {
-    "an island": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["2,3"]),
-    "one after the other": (5, {"UCCH_EMULATE": "nvidia:2,amd:3"}, ["1", "4", "0"]),
-    "while they shrink": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["1:2"]),
-}
-
-
-@pytest.mark.parametrize("who", ROUNDS)
-def test_survivors_go_on(mpirun: Any, ulfm: list[str], who: str) -> None:
-    """Killed at random moments of random calls; every result is numpy's, and the job ends well."""
-    n, layout, rounds = ROUNDS[who]
-    seed = random.randrange(10**6)
-    env = {**NEVER, **layout}
-    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), *rounds], env=env, mpi_args=ulfm)
-    dead = {int(rank) for text in rounds for rank in re.findall(r"\d+", text)}
-    assert job.said("right: rank") == n - len(dead), f"seed {seed}\n{job.output}"
-    assert f"of {sorted(set(range(n)) - dead)}" in job.stdout, job.output
-
-
-def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environment: Any) -> None:
-    """Calls queued in streams, and those by way of the host."""
-    n, seed = 4, random.randrange(10**6)
-    env = fake_environment("nvidia:2,amd:2") | {**NEVER, "FAKEGPU_DELAY_US": "20"}
-    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), "0"], env=env, mpi_args=ulfm)
-    assert job.said("right: rank") == n - 1, f"seed {seed}\n{job.output}"
-
-
 HEAD += """
 def right(comm):
     comm.Allreduce(x, y)
