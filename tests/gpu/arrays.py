@@ -6,8 +6,10 @@ makes it AMD's (tests/hipcuda). Import this module before a Communicator is made
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
+import weakref
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,8 @@ os.environ |= (
 
 #: Bytes that are copied before inputs come, and how often: a millisecond's work.
 LONG, TIMES = 1 << 28, 8
+#: Elements of the longest vector.
+LONGEST = 6_000_007
 
 
 @cache
@@ -50,8 +54,29 @@ def _long() -> tuple[device.Block, device.Block]:
 _idle: dict[int, list[tuple[device.Block, device.Block]]] = {}
 
 
+@cache
+def _constant(value: float) -> Array:
+    """The longest vector of a test's, all of one value."""
+    return Array(LONGEST).set(value)
+
+
+class Copy(np.ndarray):
+    """What lies on the device, as it was when it was asked for; what is written to it is there at once."""
+
+    array: Any = None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.array = getattr(parent, "array", None)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        array = self.array and self.array()
+        if array and np.may_share_memory(self, array.copy):
+            array.push()
+
+
 class Array:
-    """``n`` elements on the current device, and a copy of them in host memory, ``peek``."""
+    """``n`` elements on the current device, and a copy of them in host memory."""
 
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.dtype, self.size, self.runtime = np.dtype(dtype), n, runtime()
@@ -60,7 +85,8 @@ class Array:
         if self.pair is None:
             self.pair = self.runtime.alloc(room), self.runtime.alloc(room, pinned=True)
         self.block, self.host = self.pair
-        self.peek = np.empty(n, dtype)
+        self.copy = np.zeros(n, dtype).view(Copy)
+        self.copy.array = weakref.ref(self)
 
     def __del__(self) -> None:
         if pair := getattr(self, "pair", None):
@@ -71,27 +97,34 @@ class Array:
         data = self.block.handle, False
         return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
 
-    def _landed(self) -> np.ndarray[Any, Any]:
-        import ctypes
+    @property
+    def peek(self) -> Copy:
+        """The contents now."""
+        self.pull()
+        return self.copy
 
+    def _landed(self) -> np.ndarray[Any, Any]:
         memory = (ctypes.c_char * max(1, self.nbytes)).from_address(self.host.handle)
         return np.frombuffer(memory, self.dtype, self.size)
 
     def push(self) -> None:
         """Have the copy's contents on the device."""
-        self._landed()[:] = self.peek
+        self._landed()[:] = self.copy
         self.runtime.copy(self.block.handle, self.host.handle, self.nbytes, _own().handle)
         _own().synchronize()
 
     def pull(self) -> None:
         """Have the device's contents in the copy."""
-        self.peek[:] = self.copied(_own())
+        self.copy.view(np.ndarray)[:] = self.copied(_own())
 
     def set(self, values: Any) -> Array:
         """Contents that are there at once."""
-        self.peek[:] = values
-        self.push()
+        self.copy[:] = values
         return self
+
+    def fill(self, stream: Any, value: float) -> None:
+        """Have all elements be one value when the stream gets there. float32 only."""
+        self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 
     def delay(self, stream: Any) -> None:
         """Keep a stream busy for a while."""

@@ -125,7 +125,7 @@ def test_two_vendors_on_one_host() -> None:
 
 
 def test_srun_needs_a_component_per_part() -> None:
-    with pytest.raises(ClusterError, match="2 parts .* 1 component: .*ucch-run slurm"):
+    with pytest.raises(ClusterError, match="2 parts .* 1 component: .*docs/slurm.md"):
         compile_job(JOB, SRUN, {})
     same = replace(JOB, cluster=replace(MIXED, hosts=MIXED.hosts[:2]))
     assert "het-group" not in shown(same, SRUN, {})
