@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 import weakref
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +52,27 @@ def _long() -> tuple[device.Block, device.Block]:
     return runtime().alloc(LONG), runtime().alloc(LONG)
 
 
-#: Memory that is used again, by its bytes: to free some waits for all that the device does.
-_idle: dict[int, list[tuple[device.Block, device.Block]]] = {}
+#: Memory of arrays that are gone, by its bytes, and what streams had been given by then: it is used again once they
+#: have done that. To free some would wait for all that the device does.
+_idle: dict[int, list[tuple[tuple[device.Block, device.Block], list[device.Event]]]] = {}
+_streams: set[int] = set()
+
+
+def _take(room: int) -> tuple[device.Block, device.Block]:
+    """Memory of so many bytes on the device, and as much that is pinned."""
+    for index, (pair, marks) in enumerate(_idle.get(room, [])):
+        if all(mark.done() for mark in marks):
+            del _idle[room][index]
+            for mark in marks:
+                mark.close()
+            return pair
+    return runtime().alloc(room), runtime().alloc(room, pinned=True)
+
+
+def _mark(stream: int) -> device.Event:
+    event = runtime().event()
+    event.record(stream)
+    return event
 
 
 @cache
@@ -81,16 +102,14 @@ class Array:
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.dtype, self.size, self.runtime = np.dtype(dtype), n, runtime()
         room = 1 << max(8, (n * self.dtype.itemsize - 1).bit_length())
-        self.nbytes, self.pair = n * self.dtype.itemsize, (_idle.get(room) or [None]).pop()
-        if self.pair is None:
-            self.pair = self.runtime.alloc(room), self.runtime.alloc(room, pinned=True)
-        self.block, self.host = self.pair
+        self.nbytes = n * self.dtype.itemsize
+        self.block, self.host = self.pair = _take(room)
         self.copy = np.zeros(n, dtype).view(Copy)
         self.copy.array = weakref.ref(self)
 
-    def __del__(self) -> None:
-        if pair := getattr(self, "pair", None):
-            _idle.setdefault(pair[0].nbytes, []).append(pair)
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends() and hasattr(self, "pair"):
+            _idle.setdefault(self.block.nbytes, []).append((self.pair, [_mark(stream) for stream in _streams]))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -124,10 +143,12 @@ class Array:
 
     def fill(self, stream: Any, value: float) -> None:
         """Have all elements be one value when the stream gets there. float32 only."""
+        _streams.add(stream.handle)
         self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 
     def delay(self, stream: Any) -> None:
         """Keep a stream busy for a while."""
+        _streams.add(stream.handle)
         one, other = _long()
         for _ in range(TIMES):
             self.runtime.copy(one.handle, other.handle, LONG, stream.handle)
