@@ -138,7 +138,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
 
 def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
     # Slurm's PMIx plugin need not be there, and this program needs none.
-    text = script(tmp_path, "--mpi-args=--mpi=none", "--devices=all", sys.executable, "-I", "-S", "-c", SHOW)
+    text = script(tmp_path, "--emulate", "--mpi-args=--mpi=none", sys.executable, "-I", "-S", "-c", SHOW)
     tried = sbatch(text, "--test-only")
     assert tried.returncode == 0, tried.stderr
     assert "using 7 processors on am1,nv[1-2]" in tried.stderr
