@@ -1,5 +1,6 @@
 """Sphinx configuration. Figures and tables that come from the code and from results are made anew at each build."""
 
+import re
 import sys
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
@@ -40,6 +41,12 @@ def _made(app: Any, config: Any) -> None:
     write_archives(sorted((HERE.parent / "benchmarks" / "results").glob("*.tar.xz")), HERE / "figures")
 
 
+def _links(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings name pages by their files."""
+    lines[:] = [re.sub(r"docs/([\w-]+)\.md", r":doc:`\1`", line) for line in lines]
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx before it reads the pages."""
     app.connect("config-inited", _made)
+    app.connect("autodoc-process-docstring", _links)

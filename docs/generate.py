@@ -36,8 +36,6 @@ OF_LIBRARY = {"ours": PALETTE[0], "NCCL": PALETTE[1], "Gloo": PALETTE[2]}
 #: Commands whose help is a page's text: name of the file, words.
 COMMANDS = {
     "run": ("ucc_hetero.launch",),
-    "slurm": ("ucc_hetero.launch", "slurm"),
-    "k8s": ("ucc_hetero.launch", "k8s"),
     "doctor": ("ucc_hetero.launch.doctor",),
     "hang": ("ucc_hetero.launch.doctor", "hang"),
     "doctor-amd": ("ucc_hetero.launch.doctor", "amd"),

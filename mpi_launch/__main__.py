@@ -3,8 +3,6 @@
 ucch-run -np 8 python train.py
 ucch-run -c cluster.yaml python train.py
 ucch-run -c cluster.yaml --check
-ucch-run slurm -c cluster.yaml python train.py > job.sh
-ucch-run k8s -c cluster.yaml python train.py | kubectl apply -f -
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from ..installed import module
 from ..machine.vendors import VENDORS
 from ..stdio import ends_with_its_reader
 from . import cluster as cluster_file
-from . import command, k8s, launcher, slurm, sources, supervise
+from . import command, launcher, sources, supervise
 from .cluster import Cluster, ClusterError
 
 #: Program of every rank under --check.
@@ -51,9 +49,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="ucch-run",
         usage="ucch-run [options] PROGRAM …",
         description="Start an MPI job on one machine or on a cluster that a file describes.",
-        epilog="ucch-run slurm and ucch-run k8s write a job script or manifest instead; see their --help.",
     )
-    _where(parser)
+    parser.add_argument(
+        "-np", "-n", "--np", type=int, dest="np", metavar="N", help="ranks; default: all slots of the cluster"
+    )
+    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", help="cluster file")
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="lines of: host slots=N")
+    parser.add_argument("--vendor", choices=("auto", *VENDORS), help="of all hosts; default: as each host finds")
+    parser.add_argument(
+        "-x", action="append", default=[], dest="env", metavar="NAME[=VALUE]", help="variable for every rank"
+    )
     parser.add_argument("--version", action="version", version=f"ucch-run of ucc_hetero {__version__}")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and stop")
     parser.add_argument("--check", action="store_true", help="run the doctor on every rank instead of a program")
@@ -71,18 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mpi-args", default="", metavar="WORDS", help="options for mpirun or srun, as one word")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
     return parser
-
-
-def _where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-np", "-n", "--np", type=int, dest="np", metavar="N", help="ranks; default: all slots of the cluster"
-    )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", help="cluster file")
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="lines of: host slots=N")
-    parser.add_argument("--vendor", choices=("auto", *VENDORS), help="of all hosts; default: as each host finds")
-    parser.add_argument(
-        "-x", action="append", default=[], dest="env", metavar="NAME[=VALUE]", help="variable for every rank"
-    )
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
@@ -147,7 +140,8 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     found = _cluster(options)
     python = found.python or sys.executable
-    program = _program(command.program_of(options.program), python)
+    words = options.program
+    program = _program(tuple(words[1:] if words[:1] == ["--"] else words), python)
     variables = _variables(options.env)
     if options.check:
         program = (python, *DOCTOR, *program)
@@ -172,12 +166,8 @@ def run(arguments: Sequence[str]) -> int:
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    renderers = {"k8s": k8s.main, "slurm": slurm.main}
     try:
-        if words and words[0] in renderers:
-            return renderers[words[0]](words[1:])
-        return run(words)
+        return run(sys.argv[1:] if arguments is None else arguments)
     except (ClusterError, ValueError, launcher.LauncherError) as error:
         print(f"ucch-run: {error}", file=sys.stderr)
         return 2

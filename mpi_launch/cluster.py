@@ -33,10 +33,6 @@ class VendorPart:
     env: Mapping[str, str] = field(default_factory=dict)
     #: As in the whole cluster's; replaces it.
     interfaces: tuple[str, ...] = ()
-    #: Options for this part of a Slurm job, such as a partition.
-    sbatch: tuple[str, ...] = ()
-    #: Labels of the Kubernetes nodes that it runs on.
-    node_selector: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +48,6 @@ class Cluster:
     ssh: str = ""
     #: Interpreter of the ranks' wrapper on every host; empty for the one that runs ucch-run.
     python: str = ""
-    #: Name of the job where a scheduler wants one.
-    name: str = "ucch"
-    namespace: str = "default"
-    queue: str = "default"
 
     @property
     def size(self) -> int:
@@ -132,16 +124,14 @@ def _mapping(where: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
 _vendor = _one_of(*_VENDOR_WORDS)
 #: How each field is read.
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("name", "namespace", "queue"), _name),
     **dict.fromkeys(("image", "ssh", "python"), _text),
-    **dict.fromkeys(("interfaces", "runtime_args", "sbatch"), _list),
-    **dict.fromkeys(("env", "node_selector"), _map),
-    "slots": _count, "vendor": _vendor, "runtime": _one_of(*RUNTIMES),
+    **dict.fromkeys(("interfaces", "runtime_args"), _list),
+    "name": _name, "env": _map, "slots": _count, "vendor": _vendor, "runtime": _one_of(*RUNTIMES),
 }  # fmt: skip
 #: Fields that stand for a list of hosts or are defaults of its entries; an entry's; all others.
 _HOSTS = ("hosts", "hostfile", "source", "slots", "vendor", "components")
 _HOST = ("name", "slots", "vendor")
-_OTHERS = ("interfaces", "env", "ssh", "python", "name", "namespace", "queue")
+_OTHERS = ("interfaces", "env", "ssh", "python")
 
 
 def _read(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,19 +225,6 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Cluster:
         raise ClusterError(f"{path}: is not YAML: {error}") from None
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
-
-
-def as_document(cluster: Cluster) -> dict[str, Any]:
-    """Contents of a cluster file besides hosts and images, for a job that a scheduler starts inside those images."""
-    given = _said(cluster, "interfaces", "env", "python")
-    special = {vendor: _said(part, "env", "interfaces") for vendor, part in cluster.vendors.items()}
-    return {**given, **({"vendors": special} if any(special.values()) else {})}
-
-
-def _said(of: object, *names: str) -> dict[str, Any]:
-    """Fields that hold something, as YAML writes them."""
-    values = {name: getattr(of, name) for name in names}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v}
 
 
 def local(np: int) -> Cluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import shlex
@@ -72,35 +71,6 @@ def parts(cluster: Cluster) -> list[Part]:
         keyed.append(((host.vendor, first, host.component), host))
     groups = itertools.groupby(keyed, key=lambda pair: pair[0])
     return [Part(tuple(host for _, host in group), vendor, first) for (vendor, first, _), group in groups]
-
-
-def program_of(words: Sequence[str]) -> tuple[str, ...]:
-    """A program and its arguments, without the ``--`` that may stand before them."""
-    return tuple(words[1:] if words[:1] == ["--"] else words)
-
-
-def checked(program: Sequence[str], example: str) -> None:
-    """Check that there is a program.
-
-    Args:
-        program: the program and its arguments.
-        example: options of ucch-run that the message shows before a program.
-
-    Raises:
-        ClusterError: there is none.
-    """
-    if not program:
-        raise ClusterError(f"no program: give it at the end, as in: ucch-run {example} python train.py")
-
-
-def renderer(kind: str, description: str) -> argparse.ArgumentParser:
-    """The options of every command that writes a job for a scheduler; the program comes last."""
-    parser = argparse.ArgumentParser(
-        prog=f"ucch-run {kind}", usage=f"ucch-run {kind} -c FILE [options] PROGRAM …", description=description
-    )
-    parser.add_argument("-c", "--cluster", type=Path, metavar="FILE", required=True, help="cluster file")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM …", help="with its arguments")
-    return parser
 
 
 def _emulated(job: Job) -> str:
@@ -244,7 +214,7 @@ def _srun(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]
     if len(found) != components:
         raise ClusterError(
             f"the job has {len(found)} parts and this allocation {components} component{'s' * (components > 1)}: srun "
-            "starts one part in each; get a heterogeneous allocation that fits (ucch-run slurm writes its script)"
+            "starts one part in each; get a heterogeneous allocation that fits (docs/slurm.md)"
         )
     head = [launcher.path, "--mpi=pmix", "--cpu-bind=none", "--kill-on-bad-exit=1", "--quit-on-interrupt"]
     contexts = []
@@ -261,5 +231,6 @@ _DIALECTS = {"openmpi": _openmpi, "hydra": _hydra, "srun": _srun}
 
 def compile_job(job: Job, launcher: Launcher, environ: Mapping[str, str] | None = None) -> list[str]:
     """The words of the one command that starts the job. ``ClusterError`` where the launcher cannot express it."""
-    checked(job.program, "-np 4")
+    if not job.program:
+        raise ClusterError("no program: give it at the end, as in: ucch-run -np 4 python train.py")
     return _DIALECTS[launcher.kind](job, launcher, os.environ if environ is None else environ)

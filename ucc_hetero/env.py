@@ -274,10 +274,10 @@ _VARIABLES = (
         "WIRES",
         _wires,
         "auto",
-        "Pairs of network threads (one sends, one receives) that carry what devices of several hosts send each other, "
-        "three quarters of them, 6 at most, but for long calls; auto: 4, or of a rank that has a host for itself one "
-        "for each 4 cores up to 12 (8 where a cloud limits connections, 2 by RDMA), if there are cores for them; 0: "
-        "none, and hosts take part.",
+        "Network threads of a rank between devices of several hosts, in pairs, one that sends and one that receives; "
+        "short calls take three quarters of them, 6 at most. auto: 4; for a rank that has a host for itself one for "
+        "each 4 cores, up to 12 (8 where a cloud limits connections, 2 with RDMA); fewer where cores are lacking. 0: "
+        "such calls go by way of the host.",
         "auto|0..16",
     ),
     Variable(
@@ -292,8 +292,8 @@ _VARIABLES = (
         "HOLD",
         _choice("auto", "y", "n"),
         "auto",
-        "Let streams wait for what others have not begun; auto: where these share no queues (docs/gpu.md), "
-        "else hosts wait.",
+        "y: streams wait for what other ranks have not begun; n: the host waits; auto: y where streams share no "
+        "hardware queues (docs/gpu-inside.md), else n.",
         "auto|y|n",
     ),
     Variable("UCC_LIB", str, "", "The libucc.so.1 to load.", "path"),
@@ -313,7 +313,7 @@ _VARIABLES = (
         "TORCH_VENDOR",
         parse_flag,
         True,
-        "Make torch groups of one vendor's devices on one fabric of torch's own backend for these (NCCL, RCCL).",
+        "y: torch groups of one vendor's devices on one fabric are NCCL's or RCCL's; n: ours.",
         "y|n",
     ),
     Variable("TRACE", str, "", "Record what every collective spends its time on, into this Chrome trace.", "path"),

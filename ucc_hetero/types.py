@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-__all__ = ["BYTES", "DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "is_delegated", "op_of", "reduction"]
+__all__ = ["BYTES", "DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "op_of", "reduction"]
 
 
 class Transport(str, Enum):
@@ -137,14 +137,6 @@ def op_of(op: Any) -> Op | None:
     if not _from_mpi:
         _from_mpi.update({getattr(mpi, name).handle: ours for name, ours in OPS.items() if hasattr(mpi, name)})
     return _from_mpi.get(op.handle)
-
-
-def is_delegated(op: Any) -> bool:
-    """True if MPI computes ``op``: it is the user's own, or works on pairs. Errors are those of ``op_of``."""
-    if op is None:
-        return False
-    ours = op_of(op)
-    return ours is None or ours.name in ("MAXLOC", "MINLOC")
 
 
 @dataclass(frozen=True, slots=True)

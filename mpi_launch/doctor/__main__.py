@@ -74,7 +74,7 @@ def _job(options: argparse.Namespace) -> int:
     everyone = comm.allgather(mine)
     local = comm.allgather(checks.examine(mine))
     found = findings.merged(local, [each.host for each in everyone])
-    found += job.compare(everyone, comm.Get_size(), job.clock_offsets(comm))
+    found += job.compare(everyone, comm.Get_size())
     if not findings.status(each for each in found if each.code != "mpi-missing"):
         found += _measure(options, [each.host for each in everyone])
     status = _show(found, options) if comm.Get_rank() == 0 else 0

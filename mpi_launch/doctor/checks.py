@@ -18,12 +18,6 @@ FAST = 10_000
 JUMBO = 4200
 #: Bytes that a connection must be allowed to have under way: what a fast network carries in half a millisecond.
 MIN_WINDOW = 4 << 20
-#: Congestion controls that leave a fast network unused, and why.
-_TIMID = {
-    "reno": "after a loss it gets faster by one packet a round trip",
-    "vegas": "it gives way to connections that do not",
-    "lp": "it gives way to all other connections",
-}
 _BY_HOST = "network cards get GPU memory by way of the host"
 
 
@@ -178,11 +172,6 @@ def _short_windows(facts: Facts) -> str:
     return ", ".join(f"{name} ends at {n} bytes" for name, n in words.items() if n.isdigit() and int(n) < MIN_WINDOW)
 
 
-def _timid(facts: Facts) -> str:
-    control = dict(facts.sysctl).get("net.ipv4.tcp_congestion_control", "")
-    return f"TCP's congestion control is {control}: {_TIMID[control]}" if control in _TIMID else ""
-
-
 def rdma(facts: Facts) -> Iterator[Finding]:
     """RDMA ports are up, have addresses, may pin memory, and are used."""
     if facts.libraries.carriers:
@@ -221,8 +210,6 @@ def host(facts: Facts) -> Iterator[Finding]:
         yield ok("shm", f"/dev/shm has {_gib(facts.shm)}")
     if facts.ranks_here <= facts.cores:
         yield ok("cores", f"{facts.cores} cores for {facts.ranks_here} rank{'s' * (facts.ranks_here > 1)}")
-    if facts.clock_synchronised:
-        yield ok("clock", "kept right by the system")
 
 
 #: Findings that one look at the facts tells: the code, and the text where something is wrong.
@@ -258,9 +245,6 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
      and f"{f.flow_limit[0]} limits a connection to {f.flow_limit[1] / 1000:g} Gbit/s; network threads have up to 8 "
      "between two ranks, all else has one"),
     ("tcp-window", lambda f: over_tcp(f) and _short_windows(f)),
-    ("tcp-congestion", lambda f: over_tcp(f) and _timid(f)),
-    ("clock", lambda f: not f.clock_synchronised
-     and "nothing keeps this host's clock right: logs and traces of several hosts will not fit"),
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
@@ -66,8 +65,8 @@ _ENV = re.compile(r"^(UCCH_|UCCHB_|UCX_|UCC_|CUDA_|HIP_|HSA_|GPU_|AMD_|ROC|NCCL_
 _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "amdgpu", "xpmem", "knem")
 _ETHERNET_TYPE = "1"
 _SYSCTL = (
-    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.tcp_congestion_control", "kernel.yama.ptrace_scope",
-    "kernel.numa_balancing", "kernel.sched_autogroup_enabled",
+    "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "kernel.yama.ptrace_scope", "kernel.numa_balancing",
+    "kernel.sched_autogroup_enabled",
 )  # fmt: skip
 
 
@@ -174,15 +173,6 @@ def _processor(here: _Here) -> str:
     return " ".join(fields[name] for name in names if name in fields)
 
 
-def _clock_synchronised() -> bool:
-    """True unless the kernel says that nothing keeps its clock right."""
-
-    class Timex(ctypes.Structure):
-        _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_char * 512))
-
-    return bool(ctypes.CDLL(None).adjtimex(ctypes.byref(Timex())) != 5)
-
-
 def _limit(kind: int) -> int:
     soft, _ = resource.getrlimit(kind)
     return -1 if soft == resource.RLIM_INFINITY else soft
@@ -269,7 +259,6 @@ class Facts:
     nofile: int = _read(lambda here: _limit(resource.RLIMIT_NOFILE))
     shm: int = _read(lambda here: _shm())
     cores: int = _read(lambda here: discover.cores())
-    clock_synchronised: bool = _read(lambda here: _clock_synchronised())
     #: Variables of ours, of UCX, UCC and of devices.
     env: tuple[tuple[str, str], ...] = _read(
         lambda here: tuple(sorted((name, value) for name, value in here.environ.items() if _ENV.match(name)))

@@ -56,7 +56,6 @@ CODES = {
                    "network thread (UCCH_WIRES=auto)"),
     "tcp-window": ("warning", "sysctl net.ipv4.tcp_rmem='4096 131072 16777216' "
                    "net.ipv4.tcp_wmem='4096 65536 16777216'"),
-    "tcp-congestion": ("warning", "sysctl net.ipv4.tcp_congestion_control=cubic"),
     "gpudirect": ("warning", "NVIDIA: the open kernel driver (dmabuf) or modprobe nvidia_peermem; AMD: a kernel "
                   "from 6.0 on"),
     "memlock": ("error", "ulimit -l unlimited; for ever: * - memlock unlimited in /etc/security/limits.conf; in a "
@@ -68,7 +67,6 @@ CODES = {
     "cores-few": ("warning", "start no more ranks than cores; otherwise ranks wait for each other's turn on a core"),
     "sched-groups": ("warning", "sysctl kernel.sched_autogroup_enabled=0"),
     "numa-balancing": ("warning", "sysctl kernel.numa_balancing=0"),
-    "clock": ("warning", "start chronyd or systemd-timesyncd (in a container: on its host)"),
     # Settings
     "env-unknown": ("warning", ""),
     "env-bad": ("error", "correct {}, or unset it"),
@@ -85,7 +83,6 @@ CODES = {
     "job-drivers": ("warning", "install the same driver on all hosts of a vendor"),
     "job-processors": ("warning", "ucch-run -x UCC_CONFIG_FILE= (no settings by model of processor), or UCC 1.9"),
     "job-mtu": ("warning", "ip link set dev {} mtu N, with one N on every host"),
-    "job-clock": ("warning", "start chronyd or systemd-timesyncd on every host"),
     "job-memory": ("warning", "use one build of UCX on all hosts, or UCCH_STAGING=staged"),
     "job-fp8": ("warning", "do not send fp8 between them; bfloat16 means the same on both"),
     # Measured

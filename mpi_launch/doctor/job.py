@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from ...errors import ranks_text
 from ...machine.vendors import VENDORS, seen
 from .facts import Facts
 from .findings import Finding, finding
 
-#: Seconds by which clocks may differ before traces and logs of several hosts mislead.
-CLOCK = 0.1
 #: The version of UCC from which its settings by model of processor no longer differ within a team.
 UCC_FORGETS_PROCESSORS = (1, 9)
 
@@ -87,25 +83,6 @@ def likeness(everyone: Sequence[Facts]) -> Iterator[Finding]:
         yield finding("job-fp8", f"float8_e4m3 means other numbers on {' than on '.join(kinds)}")
 
 
-def clocks(everyone: Sequence[Facts], offsets: Sequence[float]) -> Iterator[Finding]:
-    """Clocks of different hosts."""
-    worst = max(range(len(offsets)), key=lambda rank: abs(offsets[rank]))
-    if abs(offsets[worst]) > CLOCK:
-        yield finding(
-            "job-clock",
-            f"the clock of {everyone[worst].host} is {offsets[worst]:+.2f} s from that of {everyone[0].host}",
-        )
-
-
-def clock_offsets(comm: Any) -> list[float]:
-    """Seconds by which each rank's clock is ahead of rank 0's, at the best of some meetings."""
-    meetings = []
-    for _ in range(5):
-        comm.Barrier()
-        meetings.append(comm.allgather(time.time()))
-    return [min((times[rank] - times[0] for times in meetings), key=abs) for rank in range(comm.Get_size())]
-
-
-def compare(everyone: Sequence[Facts], size: int, offsets: Sequence[float]) -> list[Finding]:
+def compare(everyone: Sequence[Facts], size: int) -> list[Finding]:
     """What can be said of a job's ranks without a communicator, which refuses ranks that cannot work together."""
-    return [*size_of_job(everyone, size), *placement(everyone), *likeness(everyone), *clocks(everyone, offsets)]
+    return [*size_of_job(everyone, size), *placement(everyone), *likeness(everyone)]

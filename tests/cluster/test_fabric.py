@@ -39,6 +39,14 @@ with Communicator() as comm:
         tell("across", across)
 """
 
+#: The user's word counts for more than a table's.
+DECIDED = """
+import os
+os.environ["UCCH_FABRIC"] = "host"
+with Communicator() as comm:
+    tell("decided", comm)
+"""
+
 
 def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
     """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
@@ -119,11 +127,9 @@ def test_tune_measures_islands_and_later_jobs_follow(
     for word, islands, queued in (("all", "nvidia[0-1]@0-1", "else"), ("host", "nvidia[0]@0 nvidia[1]@1", "queued")):
         save_fabric(path, pair, word)
         told = f"all {islands} fabric: nvidia: {RESULTS[word]} (by the tuned table {path}) {queued}"
-        out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path)).output
+        out = alone(STRUCTURE + DECIDED, *where, UCCH_TUNE_FILE=str(path)).output
         assert len([line for line in out.splitlines() if line.startswith(told)]) == 2, out
-    save_fabric(path, pair, "all")
-    out = alone(STRUCTURE, *where, UCCH_TUNE_FILE=str(path), UCCH_FABRIC="host").output
-    assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
+        assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
 
 
 @pytest.mark.parametrize(("layout", "env", "told"), [

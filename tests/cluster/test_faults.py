@@ -14,11 +14,14 @@ from tests.faults.menu import Trial
 
 #: Deadline of calls by which no death is noticed: before that the job is killed.
 NEVER = 1000.0
-#: Ranks of each host, vendors, True for fake GPUs, and who dies: at a time, or the second as the others shrink.
+#: Ranks of each host, vendors, True for fake GPUs, and who dies: at a time, or the second as the others shrink, or each
+#: after the others have gone on without the one before.
 LOST = {
     "a host": ((2, 2), "nvidia:2,amd:2", False, "collective", (2, 3)),
     "one of each": ((2, 2), "nvidia:2,amd:2", False, "shrink", (0, 2)),
     "with devices": ((1, 1, 1), "nvidia:1,amd:2", True, "collective", (1,)),  # whose calls network threads carry
+    "with devices of a host": ((4,), "nvidia:2,amd:2", True, "collective", (0,)),
+    "one after the other": ((5,), "nvidia:2,amd:3", False, "after", (1, 4, 0)),
 }
 
 

@@ -20,9 +20,8 @@ JOB = [sys.executable, str(HERE / "agent_job.py")]
 
 
 @pytest.mark.usefixtures("libraries")
-def test_everybody_reaches_everybody(cluster: Cluster) -> None:
-    done = cluster.mpirun([sys.executable, str(HERE.parent / "mpi" / "rma_cases.py")], timeout=150)
-    assert done.stdout.count("right") == 4, done.stdout + done.stderr
+def test_everybody_reaches_everybody(host_crew: Callable[..., Any]) -> None:
+    assert host_crew(HERE.parent / "mpi" / "rma_cases.py", (2, 2)).said("right") == 4
 
 
 @pytest.mark.usefixtures("libraries")

@@ -179,15 +179,6 @@ def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_doctor_finds_different_settings(emulate: Emulate, ucch_run: Run) -> None:
-    """The communicator refuses them, and the finding has its table."""
-    hosts = [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}]
-    vendors = {"amd": {"env": {"UCCH_STAGING": "direct"}}}
-    status, found = check(emulate(hosts=2, slots=1), ucch_run, {"hosts": hosts, "vendors": vendors})
-    assert status == 1 and "UCCH_STAGING:" in found["job-disagrees"]["text"], found
-
-
-@pytest.mark.usefixtures("libraries")
 def test_doctor_finds_different_ucx_builds(emulate: Emulate, ucch_run: Run) -> None:
     """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())

@@ -1,6 +1,7 @@
-"""A real Slurm on this machine: it accepts the rendered script of a heterogeneous job, and srun starts its ranks."""
+"""A real Slurm on this machine: it accepts a script of a heterogeneous job, and srun starts its ranks."""
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -11,9 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-from ucc_hetero.launch import slurm
-from ucc_hetero.launch.cluster import Cluster, Host, VendorPart
 
 pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
@@ -58,14 +56,23 @@ with ucc_hetero.Communicator() as comm:
         print(f"{comm.size} ranks: {told}; sum {data[-1]:g}")
 """
 
-MIXED = Cluster(
-    hosts=(Host("a", 2, "nvidia"), Host("b", 2, "nvidia"), Host("c", 3, "amd")),
-    vendors={
-        "nvidia": VendorPart(sbatch=("--partition=h200", "--gres=none")),
-        "amd": VendorPart(sbatch=("--partition=mi300", "--gres=none"), env={"ONLY": "amd"}),
-    },
-    python=sys.executable,
-)
+#: A job of two components, with what the cluster file of one gets.
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --partition=h200
+#SBATCH hetjob
+#SBATCH --nodes=1 --ntasks-per-node=3 --partition=mi300
+cat >{file} <<'END'
+source: slurm
+components: [nvidia, amd]
+python: {python}
+vendors: {{amd: {{env: {{ONLY: amd}}}}}}
+END
+{python} -m ucc_hetero.launch -c {file} {words}
+"""
+
+
+def script(folder: Path, *words: str) -> str:
+    return SCRIPT.format(file=folder / "cluster.yaml", python=sys.executable, words=shlex.join(words))
 
 
 def program(name: str) -> str:
@@ -129,21 +136,9 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
         )
 
 
-@pytest.fixture
-def ucch_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``ucch-run`` of this interpreter on the PATH, which job scripts call."""
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    tool = bin_folder / "ucch-run"
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ucc_hetero.launch "$@"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-
-
-@pytest.mark.usefixtures("ucch_run")
 def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
     # Slurm's PMIx plugin need not be there, and this program needs none.
-    text = slurm.script(MIXED, [sys.executable, "-I", "-S", "-c", SHOW], 5, ["--mpi-args=--mpi=none", "--devices=all"])
+    text = script(tmp_path, "--mpi-args=--mpi=none", "--devices=all", sys.executable, "-I", "-S", "-c", SHOW)
     tried = sbatch(text, "--test-only")
     assert tried.returncode == 0, tried.stderr
     assert "using 7 processors on am1,nv[1-2]" in tried.stderr
@@ -156,11 +151,11 @@ def test_heterogeneous_job(sbatch: Sbatch, tmp_path: Path) -> None:
     assert lines == [f"{rank} 7 {local[rank]} {nodes[rank]} {only[rank]}" for rank in range(7)]
 
 
-@pytest.mark.usefixtures("libraries", "ucch_run")
+@pytest.mark.usefixtures("libraries")
 def test_mpi_in_a_heterogeneous_job(sbatch: Sbatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``srun --mpi=pmix``: the ranks of both components are one MPI job, and one communicator of two vendors."""
     monkeypatch.setenv("UCCH_TIMEOUT", "300")
-    text = slurm.script(MIXED, [sys.executable, "-c", ALLREDUCE], 5, ["--emulate"])
+    text = script(tmp_path, "--emulate", sys.executable, "-c", ALLREDUCE)
     out = tmp_path / "out.txt"
     done = sbatch(text, f"--output={out}", "--wait")
     said = out.read_text()

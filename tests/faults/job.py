@@ -31,6 +31,8 @@ TRIAL = Trial.read((FOLDER / "trial").read_text())
 RANK = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["OMPI_COMM_WORLD_RANK"])
 #: Seconds from which on an operation is worth a line.
 LONG = 1.0
+#: Calls that survivors make at most before they agree.
+TURN = 40
 
 
 class Log:
@@ -62,10 +64,16 @@ class Fault:
     def __init__(self) -> None:
         self.limits = {which: resource.getrlimit(which) for which in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)}
         victims = TRIAL.victims
-        self._opens = TRIAL.moment == "shrink" and victims[0] == RANK
-        self._mine = RANK in (victims[1:] if TRIAL.moment == "shrink" else victims)
+        opened = TRIAL.moment in ("shrink", "after")
+        self._opens = opened and victims[0] == RANK
+        self._mine = RANK in (victims[1:] if opened else victims)
+        self._at = TURN * victims.index(RANK) if self._mine and TRIAL.moment == "after" else _at(TRIAL.moment)
         self._armed = False
         signal.signal(signal.SIGALRM, self._throw)
+
+    def is_to_come(self) -> bool:
+        """True on a victim that others' deaths do not end."""
+        return self._mine and not self._armed and TRIAL.moment in ("shrink", "after")
 
     def reach(self, moment: str, number: int = 0) -> None:
         """This rank has come to an operation of a moment."""
@@ -75,7 +83,7 @@ class Fault:
         if self._opens and (moment, number) == ("collective", 8):
             LOG.say("fault", "kill")
             os.kill(os.getpid(), signal.SIGKILL)
-        if not self._mine or self._armed or (moment, number) != (TRIAL.moment, _at(moment)):
+        if not self._mine or self._armed or (moment, number) != (TRIAL.moment, self._at):
             return
         self._armed = True
         if TRIAL.fault == "throw":
@@ -117,16 +125,17 @@ class Fault:
             resource.setrlimit(which, both)
 
 
-FAULT = Fault()
-
-
 def _at(moment: str) -> int:
     """The number of the operation at which the fault is armed."""
     return TRIAL.at % {"collective": 12, "message": 12, "teams": 3, "free": 3}.get(moment, 1)
 
 
+FAULT = Fault()
+
+
 def _count(moment: str, few: int, many: int) -> range:
-    return range(many if moment == TRIAL.moment or (moment, TRIAL.moment) == ("collective", "shrink") else few)
+    opens = moment == "collective" and TRIAL.moment in ("shrink", "after")
+    return range(many if moment == TRIAL.moment or opens else few)
 
 
 #: Times that all ranks live and calls fail nevertheless, until one that had no memory leaves: a connection that libucp
@@ -220,7 +229,7 @@ class Job:
         except (UCCHError, MemoryError, OSError, RuntimeError) as error:
             FAULT.relent()
             LOG.say("answer", f"{type(error).__name__}: {error}")
-            if TRIAL.exchange == "mpi" or RANK in TRIAL.lost:
+            if TRIAL.exchange == "mpi" or (RANK in TRIAL.lost and not FAULT.is_to_come()):
                 raise
             self.comm.Revoke()
             return False
@@ -255,8 +264,8 @@ class Job:
         found = np.empty(self.comm.size, "i8")
         self.comm.Allgather(np.array([self.me]), found)
         self.members = found.tolist()
-        for number in range(6):
-            self._one("after", number)
+        for number in _count("after", 6, TURN):
+            self._one("after", TURN * self._generation + number)
 
 
 def by_store() -> Any:

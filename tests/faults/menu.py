@@ -35,7 +35,8 @@ class Trial:
     gpu: bool
     fault: str
     moment: str
-    #: Of several, where the moment is shrink, the first is killed beforehand.
+    #: Of several, where the moment is shrink or after, the first is killed beforehand; after: the others one by one,
+    #: each once the survivors of the one before have gone on, in a moment that no seed draws.
     victims: tuple[int, ...]
     #: Number of the moment's operation at which the fault is armed, and seconds from there.
     at: int
@@ -53,7 +54,7 @@ class Trial:
     @property
     def lost(self) -> tuple[int, ...]:
         """Ranks that need not answer: victims of what they do not outlive, or all of a host that is out of reach."""
-        opener = self.victims[:1] if self.moment == "shrink" else ()
+        opener = self.victims[:1] if self.moment in ("shrink", "after") else ()
         if self.fault in ("cut", "hole", "off"):
             return (*opener, *(r for r in range(self.size) if self.host(r) == self.host(self.victims[-1])))
         return (*opener, *self.victims) if self.fault in (*DEADLY, "stop") else opener

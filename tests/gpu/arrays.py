@@ -6,8 +6,12 @@ makes it AMD's (tests/hipcuda). Import this module before a Communicator is made
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import time
+import weakref
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +31,8 @@ os.environ |= (
 
 #: Bytes that are copied before inputs come, and how often: a millisecond's work.
 LONG, TIMES = 1 << 28, 8
+#: Elements of the longest vector.
+LONGEST = 6_000_007
 
 
 @cache
@@ -46,55 +52,103 @@ def _long() -> tuple[device.Block, device.Block]:
     return runtime().alloc(LONG), runtime().alloc(LONG)
 
 
-#: Memory that is used again, by its bytes: to free some waits for all that the device does.
-_idle: dict[int, list[tuple[device.Block, device.Block]]] = {}
+#: Memory of arrays that are gone, by its bytes, and what streams had been given by then: it is used again once they
+#: have done that. To free some would wait for all that the device does.
+_idle: dict[int, list[tuple[tuple[device.Block, device.Block], list[device.Event]]]] = {}
+_streams: set[int] = set()
+
+
+def _take(room: int) -> tuple[device.Block, device.Block]:
+    """Memory of so many bytes on the device, and as much that is pinned."""
+    for index, (pair, marks) in enumerate(_idle.get(room, [])):
+        if all(mark.done() for mark in marks):
+            del _idle[room][index]
+            for mark in marks:
+                mark.close()
+            return pair
+    return runtime().alloc(room), runtime().alloc(room, pinned=True)
+
+
+def _mark(stream: int) -> device.Event:
+    event = runtime().event()
+    event.record(stream)
+    return event
+
+
+@cache
+def _constant(value: float) -> Array:
+    """The longest vector of a test's, all of one value."""
+    return Array(LONGEST).set(value)
+
+
+class Copy(np.ndarray):
+    """What lies on the device, as it was when it was asked for; what is written to it is there at once."""
+
+    array: Any = None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.array = getattr(parent, "array", None)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        array = self.array and self.array()
+        if array and np.may_share_memory(self, array.copy):
+            array.push()
 
 
 class Array:
-    """``n`` elements on the current device, and a copy of them in host memory, ``peek``."""
+    """``n`` elements on the current device, and a copy of them in host memory."""
 
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.dtype, self.size, self.runtime = np.dtype(dtype), n, runtime()
         room = 1 << max(8, (n * self.dtype.itemsize - 1).bit_length())
-        self.nbytes, self.pair = n * self.dtype.itemsize, (_idle.get(room) or [None]).pop()
-        if self.pair is None:
-            self.pair = self.runtime.alloc(room), self.runtime.alloc(room, pinned=True)
-        self.block, self.host = self.pair
-        self.peek = np.empty(n, dtype)
+        self.nbytes = n * self.dtype.itemsize
+        self.block, self.host = self.pair = _take(room)
+        self.copy = np.zeros(n, dtype).view(Copy)
+        self.copy.array = weakref.ref(self)
 
-    def __del__(self) -> None:
-        if pair := getattr(self, "pair", None):
-            _idle.setdefault(pair[0].nbytes, []).append(pair)
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends() and hasattr(self, "pair"):
+            _idle.setdefault(self.block.nbytes, []).append((self.pair, [_mark(stream) for stream in _streams]))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         data = self.block.handle, False
         return {"shape": (self.size,), "typestr": self.dtype.str, "data": data, "version": 3, "strides": None}
 
-    def _landed(self) -> np.ndarray[Any, Any]:
-        import ctypes
+    @property
+    def peek(self) -> Copy:
+        """The contents now."""
+        self.pull()
+        return self.copy
 
+    def _landed(self) -> np.ndarray[Any, Any]:
         memory = (ctypes.c_char * max(1, self.nbytes)).from_address(self.host.handle)
         return np.frombuffer(memory, self.dtype, self.size)
 
     def push(self) -> None:
         """Have the copy's contents on the device."""
-        self._landed()[:] = self.peek
+        self._landed()[:] = self.copy
         self.runtime.copy(self.block.handle, self.host.handle, self.nbytes, _own().handle)
         _own().synchronize()
 
     def pull(self) -> None:
         """Have the device's contents in the copy."""
-        self.peek[:] = self.copied(_own())
+        self.copy.view(np.ndarray)[:] = self.copied(_own())
 
     def set(self, values: Any) -> Array:
         """Contents that are there at once."""
-        self.peek[:] = values
-        self.push()
+        self.copy[:] = values
         return self
+
+    def fill(self, stream: Any, value: float) -> None:
+        """Have all elements be one value when the stream gets there. float32 only."""
+        _streams.add(stream.handle)
+        self.runtime.copy(self.block.handle, _constant(value).block.handle, self.nbytes, stream.handle)
 
     def delay(self, stream: Any) -> None:
         """Keep a stream busy for a while."""
+        _streams.add(stream.handle)
         one, other = _long()
         for _ in range(TIMES):
             self.runtime.copy(one.handle, other.handle, LONG, stream.handle)

@@ -1,4 +1,4 @@
-"""The random calls of tests/mpi/collective_cases.py on real GPUs: of one vendor, two, and two ranks on one."""
+"""The random calls and messages of tests/mpi on real GPUs: of one vendor, two, and two ranks on one."""
 
 import secrets
 from collections.abc import Callable
@@ -12,18 +12,33 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.timeout(700)]
 
+#: Those in streams have NCCL's rules between two vendors alone.
+MESSAGES = """
+import os
+from random_messages import by_rules_of_mpi, main
+from ucc_hetero import Communicator
+with Communicator() as comm:
+    by_rules_of_mpi(comm)
+print("right", flush=True) if "amd" not in os.environ["FAKEGPU_LAYOUT"] else main()
+"""
 
+
+@pytest.mark.parametrize(
+    "program", [ROOT / "tests" / "mpi" / "collective_cases.py", MESSAGES], ids=["calls", "messages"]
+)
 @pytest.mark.parametrize(("layout", "devices"), [
     ("nvidia:2", 2), ("nvidia:2", 1), ("nvidia:1,amd:1", 1), ("nvidia:1,amd:2", 1),
     ("nvidia:4", 4), ("nvidia:2,amd:2", 4), ("amd:1,nvidia:2,amd:1", 4),
 ])  # fmt: skip
-def test_random_calls(mpirun: Callable[..., Any], hip_over_cuda: Path, layout: str, devices: int) -> None:
+def test_random(
+    mpirun: Callable[..., Any], hip_over_cuda: Path, layout: str, devices: int, program: Path | str
+) -> None:
     if gpus() < devices:
         pytest.skip(f"needs {devices} NVIDIA GPUs and torch")
     ranks = sum(int(part[-1]) for part in layout.split(","))
     env = {"FAKEGPU_LAYOUT": layout, "CASES_HIP": str(hip_over_cuda), "CASES": "60"}
     env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))), "UCCH_HOLD": secrets.choice("yn")}
     env |= {"MORE_COUNTS": "100001 1000003"}  # by copy engines, in several pieces
-    env |= {"PYTHONPATH": f"{ROOT / 'tests' / 'gpu'}:{ROOT}"}
-    job = mpirun(ROOT / "tests" / "mpi" / "collective_cases.py", ranks, env=env, timeout=120, cold=True)
+    env |= {"PYTHONPATH": ":".join(map(str, (ROOT / "tests" / "gpu", ROOT / "tests" / "mpi", ROOT)))}
+    job = mpirun(program, ranks, env=env, timeout=120, cold=True)
     assert job.said("right") == ranks, (env, job.output)

@@ -166,6 +166,39 @@ def own_operation(comm: Any) -> list[Any]:
     return results
 
 
+def add(a: Any, b: Any, _: MPI.Datatype) -> None:
+    """Of integers."""
+    np.frombuffer(b, "i8")[:] += np.frombuffer(a, "i8")
+
+
+def own_operation_on_long_vectors(comm: Any) -> list[Any]:
+    """One that commutes: a blocking call has each rank reduce a block; datatypes that go before the call has ended."""
+    op, results, size = MPI.Op.Create(add, commute=True), list[Any](), comm.Get_size()
+    counts = [1 + (r * 7) % 3 for r in range(size)]
+    for form, n in product(FORMS, (16_384, 20_011)):
+        mine = np.random.default_rng([n, comm.Get_rank()]).integers(-99, 99, n)
+        run(comm, form, "Allreduce", mine, out := np.full(n, -1), op)
+        run(comm, form, "Exscan", mine, before := np.zeros(n, int), op)
+        part, uneven = (np.full(k + 2, -1) for k in (n // size, counts[comm.Get_rank()]))
+        run(comm, form, "Reduce_scatter_block", mine[: n // size * size], part[1:-1], op)
+        run(comm, form, "Reduce_scatter", mine[: sum(counts)], uneven[1:-1], counts, op)
+        results += [out, before, part, uneven]
+    comm.Allreduce(MPI.IN_PLACE, mine, op)
+    pairs = MPI.INT64_T.Create_vector(2, 1, 2).Create_resized(0, 32).Commit()
+    halves, out = MPI.Op.Create(_halves), np.full(20, -1)
+    request = comm.Iallreduce([mine, 5, pairs], [out, 5, pairs], halves)
+    if isinstance(comm, Communicator):
+        pairs.Free()
+    request.Wait()
+    return [*results, mine, out]
+
+
+def _halves(a: Any, b: Any, _: MPI.Datatype) -> None:
+    """Sums of the two numbers of each entry, which has a gap behind both."""
+    left, right = (np.frombuffer(each, "i8")[: len(each) // 32 * 4].reshape(-1, 4) for each in (a, b))
+    right[:, ::2] += left[:, ::2]
+
+
 def with_gaps(comm: Any) -> list[Any]:
     """Vector types: taken out of, and put back between, what stays as it was; anew at each start. MPI has no sums of
     such."""
@@ -210,8 +243,8 @@ def redistributed(comm: Any) -> list[Any]:
 
 #: All of them.
 CALLS: tuple[Calls, ...] = (
-    empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts, pairs, own_operation, with_gaps,
-    redistributed,
+    empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts, pairs, own_operation,
+    own_operation_on_long_vectors, with_gaps, redistributed,
 )  # fmt: skip
 
 

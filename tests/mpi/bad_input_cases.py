@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import ADD
 from collective_reference import FOREIGN as FOREIGN_TYPES
 from collective_reference import NUMPY_TYPES
 from mpi4py import MPI
@@ -200,14 +201,22 @@ def disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:
          else comm.Reduce_scatter_block(big, big[: 300_000 // p].copy())),
         ("bcast|reduce", lambda: comm.Bcast(a) if odd else comm.Reduce(a, b if comm.rank == 0 else None)),
         ("MAXLOC|MINLOC", lambda: comm.Allreduce([a, 2, MPI.DOUBLE_INT], [b, 2, MPI.DOUBLE_INT], PAIRED[odd])),
+        ("[45] x 8 B", lambda: comm.Allreduce(a[: 4 + odd], b[: 4 + odd], ADD)),
+        (OWN, lambda: comm.Allreduce(a, b, ADD if odd else MPI.SUM)),
+        (OWN, lambda: comm.Allreduce(a, b, ADD) if odd else comm.Dup()),
+        (OWN, lambda: comm.Split() if odd else started(comm.Iallreduce(a, b, ADD))),
+        (OWN, lambda: comm.Reduce(a, b, ADD) if odd else comm.bcast("any")),
+        (OWN, lambda: comm.gather("any") if odd else comm.Scan(a, b, ADD)),
+        ("called (Dup|gather)", lambda: comm.Dup() if odd else comm.gather("any")),
     ]  # fmt: skip
 
 
 CALLED = r"rank \d: allreduce float64\[[45]\] SUM \(call 1\b.* rank \d called allreduce float64\[[45]\]"
+OWN = "called (Dup|Split|bcast of|gather of|allreduce|reduce|scan)"
 PAIRED = (MPI.MAXLOC, MPI.MINLOC)
 
 #: Numbers of the rooted ones among them.
-LOOSE = (4, 5, 14)
+LOOSE = (4, 5, 14, 20)
 
 
 def uneven_disagreements(comm: Communicator) -> list[tuple[str, Callable[[], Any]]]:

@@ -72,11 +72,6 @@ class Guarded:
 
     def remember(self) -> None:
         self.before = self.whole.copy()
-        self.put()
-
-    def put(self) -> None:
-        """Have the contents in the memory, where a test looks at a copy."""
-        getattr(self.memory, "push", bool)()
 
     def get(self) -> None:
         """Have the memory's contents, where a test looks at a copy."""
@@ -86,7 +81,6 @@ class Guarded:
         """Have the contents come when the stream gets there, and garbage until then."""
         self.source = device_memory(self.whole.size, np.uint8).set(self.whole)
         self.whole[:] = 0x55
-        self.put()
         getattr(self.memory, "delay", bool)(stream)
         self.memory.runtime.copy(self.memory.block.handle, self.source.block.handle, self.whole.size, stream.handle)
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +37,9 @@ RECEIVES = ("Irecv", "Irecv", "Recv_init", "Recv", "Probe", "Iprobe", "Mprobe", 
 PAIRS = ("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace", "Send", "Ssend", "Rsend", *INITS)
 ENDS = ("Wait", "Test", "Get_status", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome",
         "Get_status_all", "Get_status_any", "Get_status_some")  # fmt: skip
-#: A tag that no message has.
-NONE = 77
+TAGS = (0, 1, 300, (1 << 31) - 1)
+#: A tag that no message has, and that of one to oneself.
+NONE, OWN = 77, 78
 
 
 class Sent(NamedTuple):
@@ -77,13 +79,13 @@ class Dice:
         every = [(s, d) for s in range(self.size) for d in range(self.size) if s != d or not least]
         counts = {pair: int(self.same.integers(1, 100 if crowd else 9)) for pair in every}
         return {
-            pair: [self.message(least, LENGTHS[:8] if crowd else LENGTHS) for _ in range(counts[pair])]
+            pair: [self.message(least, LENGTHS[:11] if crowd else LENGTHS) for _ in range(counts[pair])]
             for pair in every
         }
 
     def message(self, least: int = 0, lengths: Sequence[int] = LENGTHS) -> Sent:
         count = max(least, int(self.same.choice(lengths)))
-        return Sent(count, int(self.same.integers(4)), int(self.same.integers(900_000)))
+        return Sent(count, int(self.same.choice(TAGS)), int(self.same.integers(900_000)))
 
     def pick(self, among: Sequence[Any]) -> Any:
         return among[int(self.mine.integers(len(among)))]
@@ -118,6 +120,11 @@ class Dice:
         gaps = n > 1 and isinstance(memory, np.ndarray) and not memory.flags.c_contiguous
         return memory if gaps else self.pick([memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]])
 
+    def place(self, source: int, tag: int) -> dict[str, int]:
+        """Arguments that say whom a message is from; what may be anything is named, or left out."""
+        said, wild = {"source": source, "tag": tag}, (MPI.ANY_SOURCE, MPI.ANY_TAG)
+        return {name: each for name, each in said.items() if each not in wild or self.rarely()}
+
     def judge(self, received: Any, message: Sent, source: int, status: MPI.Status) -> None:
         found = status.Get_source(), status.Get_tag(), status.Get_count(MPI.FLOAT), status.Get_elements(MPI.BYTE)
         assert found == (source, message.tag, message.count, 4 * message.count), (found, source, message)
@@ -129,11 +136,12 @@ class Dice:
 
 class Inbox:
     """What is still to be received of a plan: a receive takes the earliest message from its source that has its tag, of
-    those that no receive takes that was begun before."""
+    those that no receive takes that was begun before. What a probe has taken out may be received late."""
 
     def __init__(self, dice: Dice, plan: Plan, any_tag: bool) -> None:
         self.dice, self.comm, self.any_tag = dice, dice.comm, any_tag
         self.left = {s: list(messages) for (s, d), messages in plan.items() if d == dice.rank}
+        self.taken_out: list[tuple[Any, Sent, int]] = []
 
     def first(self, source: int, tag: int) -> Sent | None:
         return next((each for each in self.left[source] if tag in (each.tag, MPI.ANY_TAG)), None)
@@ -151,29 +159,41 @@ class Inbox:
         tag = MPI.ANY_TAG if self.any_tag and dice.rarely() else dice.pick(self.left[source]).tag
         if how in ("Irecv", "Recv_init"):
             into = dice.room(message := self.take(source, tag))
-            request = getattr(comm, how)(dice.spelt(into), source, tag)
+            request = getattr(comm, how)(dice.spelt(into), **dice.place(source, tag))
             if how == "Recv_init":
                 request.Start()
             return [Begun(request, lambda status: dice.judge(into, message, source, status))]
         asked, found = MPI.ANY_SOURCE if dice.rarely() else source, None
         if how == "Recv":
             into = dice.room(*filter(None, (self.first(s, tag) for s in self.left)))
-            comm.Recv(dice.spelt(into), asked, tag, status)
+            comm.Recv(dice.spelt(into), **dice.place(asked, tag), status=status)
             dice.judge(into, self.take(source := status.Get_source(), tag), source, status)
             return []
-        while not (found := getattr(comm, how)(asked, tag, status)):
+        while not (found := getattr(comm, how)(**dice.place(asked, tag), status=status)):
             time.sleep(1e-4)  # others need the core
+        if how in ("Probe", "Iprobe") and dice.rarely():
+            return []  # and the next receive may take another one
         message = self.take(source := status.Get_source(), tag)
         assert (status.Get_tag(), status.Get_count(MPI.FLOAT)) == (message.tag, message.count), message
-        into = dice.room(message)
         if how in ("Probe", "Iprobe"):
-            comm.Recv(into, source, dice.pick([tag, message.tag]), status)
-        elif dice.rarely():
-            return [Begun(found.Irecv(into), lambda status: dice.judge(into, message, source, status))]
-        else:
-            found.Recv(into, status)
-        dice.judge(into, message, source, status)
-        return []
+            comm.Recv(into := dice.room(message), source, dice.pick([tag, message.tag]), status)
+            dice.judge(into, message, source, status)
+            return []
+        self.taken_out.append((found, message, source))
+        return [] if dice.rarely() else self.late()
+
+    def late(self) -> list[Begun]:
+        """Receive what probes have taken out."""
+        begun, status, dice = list[Begun](), MPI.Status(), self.dice
+        for found, message, source in self.taken_out:
+            judge = partial(dice.judge, into := dice.room(message), message, source)
+            if dice.rarely():
+                found.Recv(into, status)
+                judge(status)
+            else:
+                begun.append(Begun(found.Irecv(into), judge))
+        self.taken_out.clear()
+        return begun
 
 
 def send(dice: Dice, message: Sent, dest: int) -> list[Begun]:
@@ -206,16 +226,22 @@ def calls(dice: Dice) -> list[Begun]:
 
 
 def decoys(dice: Dice) -> list[Begun]:
-    """What receives nothing."""
-    comm, into = dice.comm, np.full(3, -1.0)
+    """What receives nothing, and what receives or sends alone of two that do both."""
+    comm, into, own = dice.comm, np.full(3, -1.0), np.full(3, -1.0)
+
+    def sent(status: MPI.Status) -> None:
+        assert (own == 5).all() and (status.source, status.tag) == (dice.rank, OWN)
 
     def nothing(status: MPI.Status) -> None:
         assert (into == -1).all() and (status.Is_cancelled() or status.source == MPI.PROC_NULL)
 
     taken_back = comm.Irecv(into, dice.pick([MPI.ANY_SOURCE, *range(dice.size)]), NONE)
     taken_back.Cancel()
-    assert not comm.Iprobe(MPI.ANY_SOURCE, NONE)
-    return [Begun(taken_back, nothing), Begun(comm.Irecv(into, MPI.PROC_NULL), nothing)]
+    assert not comm.Iprobe(MPI.ANY_SOURCE, NONE) and comm.Improbe(tag=NONE) is None
+    halves = [comm.Isendrecv(into, MPI.PROC_NULL, 0, own, dice.rank, OWN)]
+    halves.append(comm.Isendrecv(np.full(3, 5.0), dice.rank, OWN, into, MPI.PROC_NULL))
+    made = (taken_back, comm.Irecv(into, MPI.PROC_NULL), halves[1])
+    return [*(Begun(each, nothing) for each in made), Begun(halves[0], sent)]
 
 
 def end(dice: Dice, under_way: Sequence[Begun]) -> None:
@@ -267,8 +293,9 @@ def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
     while any(inbox.left.values()):
         comes += inbox.receive()
         if dice.rarely():
-            end(dice, comes)
+            end(dice, [*comes, *inbox.late()])
             comes = []
+    comes += inbox.late()
     for s in others:
         message = ahead[s, r]
         comm.Irecv(into := dice.room(message, device=True), s, 9, stream=stream).Wait(status)
@@ -292,8 +319,9 @@ def in_pairs(dice: Dice) -> None:
     if "replace" in how:
         into, made = data, getattr(comm, how)(data, to, mine.tag, of, theirs.tag, *[status] * (how[0] == "S"))
     elif "sendrecv" in how.lower():
-        sides = dice.spelt(data), to, mine.tag, dice.spelt(into), of, theirs.tag
-        made = getattr(comm, how)(*sides, *[status] * (how[0] == "S"))
+        sides = dice.spelt(data), to, mine.tag, dice.spelt(into), of
+        tag = () if dice.rarely() else (theirs.tag,)
+        made = getattr(comm, how)(*sides, *tag, **({"status": status} if how == "Sendrecv" else {}))
     else:  # one rank receives first
         made = (comm.Irecv if r or not shift else comm.Recv)(into, of, theirs.tag, *[status] * (r == 0 < shift))
         getattr(comm, how)(data, to, mine.tag)

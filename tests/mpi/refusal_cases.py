@@ -23,7 +23,7 @@ from collective_cases import METHODS, Tester, draw, start
 from collective_reference import FOREIGN
 from mpi4py import MPI
 
-from ucc_hetero import CollectiveError, Communicator, NotSupported, PersistentRequest, RefusedError
+from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
 
 WORLD = MPI.COMM_WORLD
 STREAM: Any = None
@@ -144,6 +144,7 @@ def ended(comm: Communicator, culprits: Sequence[int]) -> None:
     later: list[Callable[[], Any]] = [
         lambda: comm.Allreduce(a, out), lambda: comm.Iallreduce(a, out), lambda: comm.Bcast(a, comm.size),
         lambda: comm.Allreduce_init(a, out), lambda: comm.Isend(a, 0), lambda: comm.Recv(out),
+        lambda: comm.Allreduce(a, out, ADD), lambda: comm.bcast(1), lambda: comm.gather(1), comm.Dup, comm.Split,
     ]  # fmt: skip
     for call in later:
         with pytest.raises(CollectiveError, match="refused") as caught:
@@ -256,12 +257,20 @@ def answered_late(comm: Communicator) -> None:
     teams.look = None
 
 
-def refused_beside_mpi(comm: Communicator) -> None:
-    """A call that other ranks have left to MPI, which goes on with it: it meets nothing of their end."""
+def refused_own_operation(comm: Communicator) -> None:
+    """Nothing of the call is left that could meet what the ranks do next."""
     last, data = comm.size - 1, np.full(5000, 1.0)
     with pytest.raises(ValueError if comm.rank == last else RefusedError):
         comm.Allreduce(data, np.zeros(5000 - (comm.rank == last)), op=ADD)
     ended(comm, [last])
+
+
+def alone(comm: Communicator) -> None:
+    """A call of one rank while all others give the communicator back."""
+    if comm.rank == comm.size - 1:
+        with pytest.raises(MismatchError, match="rank [0-9] called Free instead"):
+            comm.Allreduce(np.ones(5000), np.zeros(5000), op=ADD)
+    comm.Free()
 
 
 def refused_by_others(comm: Communicator) -> None:
@@ -306,7 +315,7 @@ def main(trials: int) -> None:
                 print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
-        checks += [refused_beside_mpi] * 9
+        checks += [refused_own_operation, alone] * 3
         for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)

@@ -63,21 +63,21 @@ def fake_library(compiled: Callable[..., Path], library: Path, version: str, *, 
 
 
 @pytest.mark.parametrize(("version", "without", "said"), [
-    ("", "", "LibraryNotFound: libucc could not be loaded"), ("1.0", "", "is UCC 1.0; 1.1 or newer is needed"),
-    ("1.4", "ucc_team_create_post", "ucc_team_create_post"),
-], ids=["no library", "too old", "lacks a function"])  # fmt: skip
+    (None, "", "libucc.so.1 does not exist"), ("", "", "LibraryNotFound: libucc could not be loaded"),
+    ("1.0", "", "is UCC 1.0; 1.1 or newer is needed"), ("1.4", "ucc_team_create_post", "ucc_team_create_post"),
+], ids=["no file", "no library", "too old", "lacks a function"])  # fmt: skip
 def test_a_library_that_will_not_do(
-    compiled: Callable[..., Path], tmp_path: Path, version: str, without: str, said: str
+    compiled: Callable[..., Path], tmp_path: Path, version: str | None, without: str, said: str
 ) -> None:
     """Of one rank, whom no mpirun has started; of several, below."""
     library = tmp_path / "libucc.so.1"
     if version:
         fake_library(compiled, library, version, without=without)
-    else:
+    elif version is not None:
         library.write_text("not an ELF file")
     env = {**os.environ, "UCCH_UCC_LIB": str(library)}
     done = subprocess.run([sys.executable, "-c", OPEN], env=env, capture_output=True, text=True, timeout=300)
-    assert done.stdout.count(said) == 1, done.stdout + done.stderr
+    assert done.stdout.count(said) == 1 and "[ucc]" in done.stdout, done.stdout + done.stderr
 
 
 def test_library_missing_on_one_rank(mpirun, tmp_path: Path) -> None:

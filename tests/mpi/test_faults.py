@@ -12,33 +12,6 @@ from .scripts import HEAD, NEVER
 
 HERE = Path(__file__).parent
 
-ROUNDS = {
-    "an island": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["2,3"]),
-    "one after the other": (5, {"UCCH_EMULATE": "nvidia:2,amd:3"}, ["1", "4", "0"]),
-    "while they shrink": (4, {"UCCH_EMULATE": "nvidia:2,amd:2"}, ["1:2"]),
-}
-
-
-@pytest.mark.parametrize("who", ROUNDS)
-def test_survivors_go_on(mpirun: Any, ulfm: list[str], who: str) -> None:
-    """Killed at random moments of random calls; every result is numpy's, and the job ends well."""
-    n, layout, rounds = ROUNDS[who]
-    seed = random.randrange(10**6)
-    env = {**NEVER, **layout}
-    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), *rounds], env=env, mpi_args=ulfm)
-    dead = {int(rank) for text in rounds for rank in re.findall(r"\d+", text)}
-    assert job.said("right: rank") == n - len(dead), f"seed {seed}\n{job.output}"
-    assert f"of {sorted(set(range(n)) - dead)}" in job.stdout, job.output
-
-
-def test_survivors_go_on_with_devices(mpirun: Any, ulfm: list[str], fake_environment: Any) -> None:
-    """Calls queued in streams, and those by way of the host."""
-    n, seed = 4, random.randrange(10**6)
-    env = fake_environment("nvidia:2,amd:2") | {**NEVER, "FAKEGPU_DELAY_US": "20"}
-    job = mpirun("tests/mpi/fault_cases.py", n, args=[str(seed), "0"], env=env, mpi_args=ulfm)
-    assert job.said("right: rank") == n - 1, f"seed {seed}\n{job.output}"
-
-
 HEAD += """
 def right(comm):
     comm.Allreduce(x, y)
@@ -48,7 +21,7 @@ def right(comm):
 
 
 class Job(NamedTuple):
-    """A script behind `HEAD`, its ranks, how many of these say that they are right; True if all end well."""
+    """A script behind `HEAD`, its ranks, how often these say that they are right; True if all end well."""
 
     script: str
     ranks: int
@@ -64,7 +37,7 @@ JOBS = {
     "revocation ends what others wait for": Job("""
 other = comm.Dup()
 if rank == 0:
-    while {1, 2} & {*comm._run.board.missing(1)}:  # they have called
+    while {1, 2} & {*comm._run.board.missing(2)}:  # they have called
         time.sleep(0.01)
     comm.Revoke()
 elif rank == 1:
@@ -84,7 +57,19 @@ again = comm.Shrink()  # nobody has died
 assert (again.rank, again.size) == (rank, size) and again.Get_failed().Get_size() == 0
 right(again)
 comm.Free()
-""", 4, 4, "nvidia:2,amd:2"),
+
+# A death while a communicator has no page yet: its error is raised all the same, and the next communicator is made.
+from ucc_hetero.bootstrap import membership
+
+def dies(*_):
+    raise u.PeerError("rank 1 died before there was a page")
+
+board, membership.Board = membership.Board, dies
+assert "before there was a page" in caught(u.PeerError, again.Dup)
+membership.Board = board
+with again.Dup() as part:
+    right(part)
+""", 4, 8, "nvidia:2,amd:2"),
     # ``Agree`` raises on all until all have acknowledged; communicators without the dead are as they were.
     "deaths are acknowledged": Job("""
 part = comm.Split(rank == 1)
@@ -99,11 +84,14 @@ assert comm.Ack_failed() == 1
 assert comm.Agree(3) == 3
 right(part)
 """, 3, 2),
-    # An exception ends its process, and no more: the others go on without it.
+    # An exception ends its process, and no more: the others go on without it. Who shrinks ends what others wait for.
     "a rank that fails does not end the others": Job("""
 if rank == 1:
     raise RuntimeError("of no use any more")
-caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
+elif rank == 0:
+    caught(u.CollectiveError, lambda: comm.Allreduce(x, y))
+else:
+    caught(u.RevokedError, lambda: comm.Recv(y, 0))
 right(comm := comm.Shrink())
 """, 3, 2, ends=False, error="of no use any more"),
     # MPI's own calls would wait for ever.
@@ -111,7 +99,7 @@ right(comm := comm.Shrink())
 if rank == 0:
     comm._run.timeout = 1.0
     said = caught(u.CollectiveTimeout, np.random.default_rng().choice([comm.Dup, comm.Split]))
-    assert "rank 0: " in said and "within 1 s" in said, said
+    assert "rank 0: " in said and "the limit was 1 s" in said and "rank(s) [1] have not" in said, said
     print("right", flush=True)
     MPI.COMM_WORLD.send(None, 1)
 else:
@@ -122,13 +110,13 @@ os._exit(0)
     "deaths end the making of communicators": Job("""
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-for make in (comm.Dup, comm.Split, lambda: u.Communicator(comm.mpi)):
+for make in (comm.MAKE, lambda: u.Communicator(comm.mpi)):
     said = caught(u.PeerError, make)
-    assert "rank(s) [1] died" in said or "given this communicator up" in said, said
+    assert "rank(s) [1] died" in said or "rank 1 has left" in said or "given this communicator up" in said, said
 comm = comm.Shrink()
 with comm.Dup() as part:
     right(part)
-""", 3, 2),
+""".replace("MAKE", random.choice(["Dup", "Split"])), 3, 2),
     # In libucc, which exchanges addresses by calls of MPI's whose errors name nobody.
     "a death while contexts are made": Job("""
 from ucc_hetero.bindings import ucc
@@ -142,19 +130,6 @@ if rank == 1:
 assert "died" in caught(u.PeerError, comm.Dup)
 right(comm := comm.Shrink())
 """, 3, 2, random.choice(["nvidia:3", "nvidia:2,amd:1"])),
-    # Its error is raised all the same, and the next communicator is made.
-    "a death while a communicator has no page yet": Job("""
-from ucc_hetero.bootstrap import membership
-
-def dies(*_):
-    raise u.PeerError("rank 1 died before there was a page")
-
-board, membership.Board = membership.Board, dies
-assert "before there was a page" in caught(u.PeerError, comm.Dup)
-membership.Board = board
-with comm.Dup() as part:
-    right(part)
-""", 2, 2),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero.launch import launcher
+from ucc_hetero.launch.__main__ import main
 from ucc_hetero.machine.launchers import INSIDE_A_JOB
 
 #: Where packages put launchers that share a machine with another MPI's.
@@ -89,16 +90,21 @@ def test_statuses(ucch_run: Run) -> None:
     assert "/no/such/program: No such file or directory" in done.stderr.splitlines()[-1]
 
 
-def test_mistakes_are_told_before_anything_starts(ucch_run: Run) -> None:
-    for words, said in (
-        (("-np", "0", "true"), "-np 0: must be at least 1"),
-        (("true",), "-np: say how many ranks"),
-        (("-np", "2"), "no program: give it at the end"),
-        (("-np", "2", "-x", "UCCH_NOT_SET", "true"), "-x UCCH_NOT_SET: is not set here"),
-    ):
-        done = ucch_run(*words)
-        assert (done.returncode, done.stdout) == (2, ""), words
-        assert f"ucch-run: {said}" in done.stderr, words
+@pytest.mark.parametrize(("words", "said"), [
+    (["-np", "0", "true"], "-np 0: must be at least 1"), (["-np", "2"], "no program: give it at the end"),
+    (["-np", "2", "-x", "UCCH_NOT_SET", "true"], "-x UCCH_NOT_SET: is not set here"),
+    (["-np", "2", "--mpi-args", "--x", "true"], "expected one argument, after an equals sign"),
+    (["-np", "2", "--bind-to", "core", "true"], "those of mpirun or srun go into --mpi-args='--x y'"),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    try:
+        status: object = main(words)
+    except SystemExit as ended:  # argparse's
+        status = ended.code
+    told = capsys.readouterr()
+    assert (status, told.out) == (2, "") and "ucch-run: " in told.err and said in told.err, told.err
 
 
 def test_a_script_is_run_by_python(ucch_run: Run, tmp_path: Path) -> None:
@@ -106,13 +112,6 @@ def test_a_script_is_run_by_python(ucch_run: Run, tmp_path: Path) -> None:
     script.write_text("import sys; print(sys.argv[1:])")
     done = ucch_run("--np", "2", str(script), "--lr", "0.1")
     assert (done.returncode, done.stdout) == (0, "['--lr', '0.1']\n" * 2), done.stderr
-
-
-def test_words_for_the_launcher_that_begin_with_a_dash(ucch_run: Run) -> None:
-    done = ucch_run("-np", "2", "--mpi-args", "--x", "true")
-    assert done.returncode == 2 and "expected one argument, after an equals sign" in done.stderr.splitlines()[-1]
-    done = ucch_run("-np", "2", "--bind-to", "core", "true")
-    assert done.returncode == 2 and "those of mpirun or srun go into --mpi-args='--x y'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -102,22 +102,6 @@ def test_no_mpi() -> None:
     assert "It tried: libmpi.so: no such file" in said.splitlines()[-1]
 
 
-def test_missing_libraries_are_named_with_what_was_tried(mpirun) -> None:
-    script = """
-        import ucc_hetero
-        from mpi4py import MPI
-        try:
-            ucc_hetero.Communicator()
-        except ucc_hetero.LibraryNotFound as error:
-            print("refused", str(error).replace("\\n", " "), flush=True)
-        MPI.COMM_WORLD.Barrier()  # the job goes on
-        print("went on", flush=True)
-        """
-    job = mpirun(script, env={"UCCH_UCC_LIB": "/nowhere/libucc.so.1"}, cold=True)
-    assert job.stdout.count("refused libucc could not be loaded") == 2 and job.stdout.count("went on") == 2
-    assert "/nowhere/libucc.so.1 does not exist" in job.stdout and "[ucc]" in job.stdout
-
-
 def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
     script = """
         import os
@@ -145,6 +129,7 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
         except ValueError as error:
             print("refused", error, "frames", len(traceback.extract_tb(error.__traceback__)), flush=True)
         """
+    # Ranks of a crew may have their places from an earlier case.
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
     said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 2"  # the script's, and one of ours
     assert job.stdout.count(said) == 3, job.output

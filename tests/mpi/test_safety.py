@@ -8,15 +8,13 @@ import pytest
 
 from .scripts import HEAD
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_nothing_grows(mpirun: Any) -> None:
+def test_nothing_grows(crew: Any) -> None:
     """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
     args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
     args += ["--transfers", "20", "--groups", "0"]
-    env = {"UCCH_TIMEOUT": "100", "UCCH_EMULATE": random.choice(["", "nvidia:1,amd:1"])}
-    job = mpirun(ROOT / "tools" / "soak.py", 2, args=args, env=env, timeout=120)
+    layout, env = random.choice(["", "nvidia:1,amd:1"]), {"UCCH_TIMEOUT": "100"}
+    job = crew("tools/soak.py", 2, args=args, layout=layout, env=env, timeout=120)
     assert job.stdout.count("more rounds") == 5 and "grown" not in job.stdout, job.output
 
 

@@ -87,28 +87,27 @@ def test_nobody_knows_without(calls: Any, check: str) -> None:
 
 
 @TORCH_NEEDED
-def test_through_torch(mpirun: Any, flipping: str, flip: dict[str, str]) -> None:
-    how = random.choice("yn")
-    env = {**flip, "LD_PRELOAD": flipping, "UCCH_CHECK": "data:1"}
-    job = mpirun("tests/mpi/verification_cases.py", 2, args=["torch", how], env=env)
+def test_through_torch(calls: Any) -> None:
+    asynchronous = random.choice([True, False])
+    job = calls("torch_group", asynchronous, 2)
     said = re.findall(r"rank (\d) says: .*element 777 of the data from rank 1 to rank 0", job.stdout)
-    assert len(said) == 2, (how, job.output)
+    assert len(said) == 2, (asynchronous, job.output)
 
 
-@pytest.mark.parametrize("streamed", ["n", "y"])
-def test_in_a_ring_of_devices(mpirun: Any, fake_environment: Any, flip: dict[str, str], streamed: str) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_in_a_ring_of_devices(crew: Any, fake_environment: Any, flip: dict[str, str], streamed: bool) -> None:
     """The bit flips in a copy that a device does, of a call that is queued in streams."""
-    env = fake_environment("nvidia:1,amd:1") | flip | {"UCCH_CHECK": "data:1", "FAKEGPU_DELAY_US": "20"}
-    job = mpirun("tests/mpi/verification_cases.py", 2, args=["devices", streamed], env=env)
+    job, env = fake_environment("nvidia:1,amd:1"), flip | {"UCCH_CHECK": "data:1", "FAKEGPU_DELAY_US": "20"}
+    job = crew("verification_cases:on_devices", 2, args=[streamed], job=job, env=env)
     assert "flipped on rank 0" in job.stderr
     assert len(re.findall(r"says: .*element 4321 of the data from rank 1 to rank 0", job.stdout)) == 2, job.output
 
 
-def test_right_data_passes(mpirun: Any) -> None:
+def test_right_data_passes(crew: Any) -> None:
     """Random calls of all kinds, all of them verified: none is taken for wrong."""
     (ranks, layout), seed = random.choice([(3, ""), (4, "nvidia:2,amd:2")]), random.randrange(10**6)
-    env = {"UCCH_CHECK": "data:1", "UCCH_LOG_LEVEL": "info", "UCCH_LOG_SUBSYS": "coll", "UCCH_EMULATE": layout}
-    job = mpirun("tests/mpi/collective_cases.py", ranks, args=[str(seed), "7"], env=env, timeout=170)
+    env = {"UCCH_CHECK": "data:1", "UCCH_LOG_LEVEL": "info", "UCCH_LOG_SUBSYS": "coll"}
+    job = crew("verification_cases:right", ranks, args=[seed], layout=layout, env=env, timeout=170)
     assert f"calls right on {ranks} ranks (seed {seed})" in job.stdout
     counts = re.findall(r"(\d+) calls of (\d+) were verified", job.stderr)
     one, all_ = (sum(map(int, column)) for column in zip(*counts, strict=True))

@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import collective_cases
 import numpy as np
 import pytest
 
 import ucc_hetero as u
+from ucc_hetero import log
 from ucc_hetero.calls import verification
 
 N = 50_000
@@ -122,8 +124,10 @@ def on_devices(streamed: bool) -> None:
     until_told(comm.rank, lambda: comm.Allgather(x, y.set(-1), stream=stream), comm.Free)
 
 
-if __name__ == "__main__":
-    import sys
-
-    case, *words = sys.argv[1:]
-    {"torch": torch_group, "devices": on_devices}[case](words == ["y"])
+def right(seed: int) -> None:
+    """Random calls, of which the log says how many were verified."""
+    log.configure()  # by this case's variables
+    collective_cases.main(seed, "7")
+    for name in ("UCCH_LOG_LEVEL", "UCCH_LOG_SUBSYS"):
+        del os.environ[name]
+    log.configure()

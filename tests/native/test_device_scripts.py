@@ -283,9 +283,9 @@ def test_a_sender_in_a_lane_that_dies(dying: Callable[..., Any]) -> None:
     assert "PeerError" in job.stdout and "went on" in job.stdout, job.output
 
 
-@pytest.mark.parametrize(
-    ("layout", "by_wires"), [("nvidia:1,amd:2", False), ("nvidia:3", False), ("nvidia:1,amd:2", True), ("host:3", True)]
-)
+@pytest.mark.parametrize("layout, by_wires", [
+    ("nvidia:1,amd:2", False), ("nvidia:3", False), ("host:3", False), ("nvidia:1,amd:2", True), ("host:3", True),
+])  # fmt: skip
 def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
     script = rma.far(rma.DEATH) if by_wires else rma.DEATH
     done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})

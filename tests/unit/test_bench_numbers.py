@@ -210,15 +210,6 @@ def test_draws_repeat_differ_and_sum_exactly(dtype: str) -> None:
     assert np.abs(total).max() <= 127
 
 
-def test_memory_is_guarded() -> None:
-    part = HOST.block(INT, 10).head(4)
-    part.put(np.arange(4, dtype=INT))
-    assert part.array.tolist() == part.get().tolist() == [0, 1, 2, 3]
-    assert not part.overrun()
-    part.whole[4] += 1
-    assert part.overrun()
-
-
 def test_accelerators_that_are_not_there() -> None:
     assert open_memory("host", 0) == HOST
     if open_memory("auto", 0).accelerator == "host":

@@ -25,23 +25,21 @@ def changed(name: str, *words: str) -> dict[str, object]:
 #: Benchmark -> words, and options that they change.
 OPTIONS: dict[str, list[tuple[str, dict[str, object]]]] = {
     "osu_allreduce": [
-        ("-f", {"full": True}), ("--full", {"full": True}), ("-m 128", {"max_size": 128}), ("-m 2:", {"min_size": 2}),
-        ("-m2:128", {"min_size": 2, "max_size": 128}), ("-m :64", {"max_size": 64}),
-        ("-m 4:64M", {"min_size": 4, "max_size": 64 << 20}), ("--message-size=1K:1M", {"min_size": 1 << 10}),
-        ("-i 10 -x 0", {"iterations": 10, "warmup": 0}), ("-fli7", {"full": True, "in_place": True, "iterations": 7}),
-        ("--iter 5", {"iterations": 5}), ("-c", {"validate": True}),
-        ("-cfu 2", {"validate": True, "full": True, "validation_warmup": 2}),
-        ("-z", {"percentiles": (50, 90, 99)}), ("-z50,99", {"percentiles": (50, 99)}),
-        ("--tail-lat=5", {"percentiles": (5,)}),
-        ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}), ("-T MPI_FLOAT", {"types": ("mpi_float",)}),
-        ("-M 1K", {"mem_limit": 1 << 20}), ("-d HOST", {}), ("-d cuda", {"accelerator": "cuda"}),
-        ("--peer mpi4py,ucc --rounds 5", {"peers": ("mpi4py", "ucc"), "rounds": 5}),
+        ("-fcli 7 -x 0 -m2:128 -z50,99 -T MPI_FLOAT -M 1K -d cuda", {
+            "full": True, "validate": True, "in_place": True, "iterations": 7, "warmup": 0, "min_size": 2,
+            "max_size": 128, "percentiles": (50, 99), "types": ("mpi_float",), "mem_limit": 1 << 20,
+            "accelerator": "cuda",
+        }),
+        ("--full --iter 5 --message-size=4:64M --tail-lat=5 --peer mpi4py,ucc --rounds 5 -d HOST", {
+            "full": True, "iterations": 5, "min_size": 4, "max_size": 64 << 20, "percentiles": (5,),
+            "peers": ("mpi4py", "ucc"), "rounds": 5,
+        }),
+        ("-cfu 2 -z", {"validate": True, "full": True, "validation_warmup": 2, "percentiles": (50, 90, 99)}),
+        ("-m 128", {"max_size": 128}), ("-m 2:", {"min_size": 2}), ("-m :64", {"max_size": 64}),
+        ("-m 1K:1M", {"min_size": 1 << 10}), ("-T all", {"types": ("mpi_char", "mpi_int", "mpi_float")}),
     ],
     "osu_gather": [("-k fixed:3", {"root": 3}), ("-k rotate", {"root": None})],
-    "osu_bw": [
-        ("-W 8", {"window": 8}), ("H H", {"places": ("H", "H")}),
-        ("-z H H", {"percentiles": (50, 90, 99), "places": ("H", "H")}),
-    ],
+    "osu_bw": [("-W 8 -z H H", {"window": 8, "percentiles": (50, 90, 99), "places": ("H", "H")})],
     "osu_mbw_mr": [("-p 1", {"pairs": 1})], "osu_iallreduce": [("-t 100", {"test_calls": 100})],
     "osu_put_bw": [("-W 16 -d cuda", {"window": 16, "accelerator": "cuda"})],
     "osu_latency": [("-d cuda D H", {"accelerator": "cuda", "places": ("D", "H")})],
@@ -57,11 +55,9 @@ def test_options(name: str, words: str, expected: dict[str, object]) -> None:
 REFUSALS = {
     "osu_allreduce": [
         ("-m x", "-m.*'x'.*number"), ("-m 64:8", "minimum 64 is above the maximum 8"), ("-m 1:2:3", "MIN:MAX"),
-        ("-i", "-i.*expected one argument"), ("-i 0", "from 1"), ("-u 11", "0 to 10"), ("-z1,2,3,4,5,6", "at most 5"),
-        ("-z0", "1 to 100"), ("-k rotate", "unrecognized arguments: -k"), ("-W 4", "unrecognized arguments: -W"),
-        ("--full=1", "--full: ignored explicit argument"), ("--va", "--validation, --validation-warmup"),
-        ("--nonsense", "unrecognized arguments: --nonsense"), ("-P x:y", "unrecognized arguments: -P"),
-        ("-d tpu", "host.*cuda.*rocm.*auto"), ("64", "unrecognized arguments: 64"),
+        ("-i 0", "from 1"), ("-u 11", "0 to 10"), ("-z1,2,3,4,5,6", "at most 5"), ("-z0", "1 to 100"),
+        ("-k rotate", "unrecognized arguments: -k"), ("--full=1", "--full: ignored explicit argument"),
+        ("--va", "--validation, --validation-warmup"), ("-d tpu", "host.*cuda.*rocm.*auto"),
         ("--peer other", "ours, mpi4py, ucc, gloo, nccl"),
     ],
     "osu_latency": [("-D cont", "unrecognized arguments: -D"), ("D H", "-d cuda"), ("D", "H or D, twice")],
@@ -103,14 +99,8 @@ TIMES = Overlap(
 )
 PEERS = {"mpi4py": (2.6, Interval(1.3, 1.25, 1.4))}
 
-#: Arguments of `table` -> what is printed; the second is the example of the format's description, with its accelerator.
+#: Arguments of `table` -> what is printed; the first is the example of the format's description, with its accelerator.
 TABLES = [
-    (("osu_allreduce", "", Row(1, 3.046)), """
-# OSU MPI Allreduce Latency Test v7.4
-# Datatype: MPI_CHAR.
-# Size         Avg Latency(us)
-1                         3.05
-"""),
     (("osu_allreduce", "-f -c", Row(1, 3.05, 2.9, 3.21, 1000), "cuda"), """
 # OSU MPI-CUDA Allreduce Latency Test v7.4
 # Datatype: MPI_CHAR.
@@ -179,10 +169,6 @@ def test_tables(arguments: tuple[Any, ...], text: str) -> None:
         "4                        10.00                4.00                1.00                0.50                4.50"
         "                5.00                4.75                5.25               12.35",
     ), (
-        ("osu_ibarrier", "", Row(0, 10.0, overlap=TIMES)),
-        "# Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)",
-        "        10.00                4.00                5.00               12.35",
-    ), (
         ("osu_allreduce", "--peer mpi4py,ucc", Row(8, 2.0, ratios=PEERS)),
         "# Size         Avg Latency(us)"
         "          mpi4py(us)           mpi4py/ours             ucc(us)              ucc/ours",
@@ -197,7 +183,7 @@ def test_tables(arguments: tuple[Any, ...], text: str) -> None:
         "# Size        Bandwidth (MB/s)         Limit(MB/s)         Of limit(%)",
         "8                        10.00               40.00               25.00",
     ),
-], ids=["full", "barrier", "peers come last", "limit", "limit of a rate"])  # fmt: skip
+], ids=["full", "peers come last", "limit", "limit of a rate"])  # fmt: skip
 def test_last_lines(arguments: tuple[Any, ...], header: str, row: str) -> None:
     assert table(*arguments).splitlines()[-2:] == [header, row]
 

@@ -17,8 +17,7 @@ from ucc_hetero.log import TRACE, configure, log, set_rank
 
 
 @pytest.mark.parametrize("text, value", [
-    ("0", 0), ("4096", 4096), ("4K", 4096), ("4k", 4096), ("1M", 1 << 20), ("1.5m", 3 << 19), ("2GiB", 2 << 30),
-    ("1tb", 1 << 40), ("8b", 8), (" inf ", math.inf),
+    ("0", 0), ("4k", 4096), ("1.5m", 3 << 19), ("2GiB", 2 << 30), ("1tb", 1 << 40), ("8b", 8), (" inf ", math.inf),
 ])  # fmt: skip
 def test_sizes(text: str, value: float) -> None:
     assert env.parse_size(text) == value
@@ -31,14 +30,12 @@ def test_bad_sizes(text: str) -> None:
 
 
 @pytest.mark.parametrize("name, text, value", [
-    ("TIMEOUT", "2.5", 2.5), ("TIMEOUT", "inf", math.inf), ("WIRES", "auto", "auto"), ("WIRES", "0", 0),
-    ("WIRE_SLOT", "16K", 16 << 10),
-    ("WIRE_SLOT", "Auto", "auto"),  ("CHECK", "Yes", True), ("CHECK", "0", False),
-    ("CHECK", "data", env.Sampling(100)), ("CHECK", "Data:7", env.Sampling(7)), ("LOG_LEVEL", "DEBUG", "debug"),
-    ("LOG_SUBSYS", "plan, coll", ("plan", "coll")), ("STAGING", "staged", "staged"),
-    ("EMULATE", "nvidia:2,amd:2", "nvidia:2,amd:2"), ("TIMEOUT", "  ", 300.0),
+    ("TIMEOUT", "2.5", 2.5), ("TIMEOUT", "inf", math.inf), ("TIMEOUT", "  ", 300.0), ("WIRES", "auto", "auto"),
+    ("WIRES", "0", 0), ("WIRE_SLOT", "16K", 16 << 10), ("WIRE_SLOT", "Auto", "auto"), ("CHECK", "Yes", True),
+    ("CHECK", "0", False), ("CHECK", "data", env.Sampling(100)), ("CHECK", "Data:7", env.Sampling(7)),
+    ("LOG_SUBSYS", "plan, coll", ("plan", "coll")), ("LOG_LEVEL", "DEBUG", "debug"), ("STAGING", "staged", "staged"),
     ("FLIGHT_SIGNAL", "SIGUSR2", 12), ("FLIGHT_SIGNAL", "usr2", 12), ("FLIGHT_SIGNAL", "RTMIN+9", 43),
-    ("FLIGHT_SIGNAL", "43", 43), ("FLIGHT_SIGNAL", "none", 0),
+    ("FLIGHT_SIGNAL", "none", 0),
 ])  # fmt: skip
 def test_get(name: str, text: str, value: Any) -> None:
     assert env.get(name, {"UCCH_" + name: text}) == value
@@ -46,15 +43,10 @@ def test_get(name: str, text: str, value: Any) -> None:
 
 @pytest.mark.parametrize("name, text, message", [
     ("TIMEOUT", "soon", "UCCH_TIMEOUT: 'soon' is not a number of seconds"),
-    ("TIMEOUT", "0", "more than 0"),
-    ("WIRES", "17", "neither auto nor from 0 to 16"),
-    ("WIRES", "-1", "neither auto nor from 0 to 16"),
-    ("WIRE_SLOT", "15K", "not a multiple of 4K from 16K to 16M"),
-    ("WIRE_SLOT", "32M", "not a multiple of 4K from 16K to 16M"),
-    ("TIMEOUT", "nan", "more than 0"),
-    ("FLIGHT_SIGNAL", "0", "neither a signal, such as USR2"),
-    ("FLIGHT_SIGNAL", "RTMIN+99", "neither a signal, such as USR2"),
-    ("FLIGHT_SIGNAL", "USR9", "neither a signal, such as USR2"),
+    *(("TIMEOUT", text, "more than 0") for text in ("0", "nan")),
+    *(("WIRES", text, "neither auto nor from 0 to 16") for text in ("17", "-1")),
+    *(("WIRE_SLOT", text, "not a multiple of 4K from 16K to 16M") for text in ("15K", "32M")),
+    *(("FLIGHT_SIGNAL", text, "neither a signal, such as USR2") for text in ("0", "RTMIN+99", "USR9")),
     ("CHECK", "maybe", "UCCH_CHECK: 'maybe' is neither yes"),
     ("CHECK", "data:0", "nor data or data:N"),
     ("LOG_LEVEL", "loud", "UCCH_LOG_LEVEL: 'loud' is not one of error, warn, info, debug, trace"),

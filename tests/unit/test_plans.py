@@ -1,8 +1,10 @@
 """Plans: as data, in parts, of every registered algorithm on random topologies and calls, and how deep they add."""
 
 import random
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterator
 from math import ceil, log2
+from pathlib import Path
 
 import numpy as np
 import plan_cases
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from plan_cases import Simulation, Vector, calls, drop, mutate, steps
 
 from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms import alltoall, partition
+from ucc_hetero.planner.algorithms import alltoall, partition, registry
 from ucc_hetero.planner.algorithms.partition import MOST_RAILS
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape, elements
 from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Operand, Plan
@@ -23,7 +25,18 @@ from ucc_hetero.planner.validate import InvalidPlan, validate
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDERED = tuple(name for name, row in ROWS.items() if row.prefix)
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
 EVERY = [(collective, name) for collective in ROWS for name in algorithms.names(collective)]
+EVERY.append(("allreduce", "by_rank_0"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_algorithm() -> Iterator[None]:
+    """That of the example is registered for the tests of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_TABLE", dict(registry._TABLE))
+        runpy.run_path(str(EXAMPLE))
+        yield
 
 
 def plan_of(topology: Topology, call: Call, name: str, fragments: int) -> Plan:
@@ -236,7 +249,7 @@ Bound = Callable[[int, int, int], int]
 
 #: Algorithm -> the bound of docs/numerics.md, for P ranks in k islands of up to m.
 BOUNDS: dict[str, Bound] = {
-    "flat": lambda p, k, m: p - 1,
+    **dict.fromkeys(("flat", "by_rank_0"), lambda p, k, m: p - 1),
     **dict.fromkeys(("tree", "split_rail", "direct", "ring"), lambda p, k, m: m - 1 + k - 1),
     "doubling": lambda p, k, m: m - 1 + ceil(log2(k)) + 1,
     "scan": lambda p, k, m: ceil(log2(p)),

@@ -15,7 +15,9 @@ _Self = TypeVar("_Self", bound="GroupMethods")
 
 
 @forms
-@described(raises="CollectiveTimeout, PeerError: A rank did not come within ``UCCH_TIMEOUT`` seconds, or has died.")
+@described(
+    raises="MismatchError, CollectiveTimeout, PeerError: Ranks made different calls, or one did not come or died."
+)
 class GroupMethods(ABC):
     """Duplicates, parts and arrangements of a communicator's ranks.
 
@@ -36,6 +38,7 @@ class GroupMethods(ABC):
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
+        self._run.together(what)
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
             return self._adopt(make())
@@ -45,7 +48,8 @@ class GroupMethods(ABC):
 
     def _together(self, what: str, *args: Any, **more: Any) -> Any:
         """The result of MPI's collective of this name, which is made once all ranks have come to it."""
-        return timely(self._mpi, self._run.timeout, what).together(partial(getattr(self._mpi, what), *args, **more))
+        self._run.together(f"{what} of objects")
+        return timely(self._mpi, self._run.timeout, what).apart(partial(getattr(self._mpi, what), *args, **more))
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

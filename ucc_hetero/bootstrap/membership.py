@@ -29,7 +29,7 @@ from .board import Board, ended, meet
 from .links import Links
 from .meeting import Known, met
 from .teams import MOST_SPARE, Teams
-from .timely import Farewell, limit, timely
+from .timely import limit, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -232,12 +232,6 @@ class Membership:
             while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
                 self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
         lib.ucch_discard_all(*users)
-
-    def farewell(self) -> Farewell | None:
-        """The end of a communicator of which a rank has refused a call, over MPI; None over a store."""
-        if hasattr(self.mpi, "world"):
-            return None
-        return Farewell(self.job.comm, self.teams.members, self.rank, numbers.MOST + self._claimed)
 
     def close(self, *, together: bool) -> None:
         """Release teams and board; collective. ``together``: all ranks are known to do so."""

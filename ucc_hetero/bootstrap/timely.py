@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -187,28 +187,6 @@ class Timely:
             raise PeerError(self._gone(dead)) from error
 
 
-class Farewell:
-    """A rank's part in the end of a communicator, which is over once all ranks have come to theirs.
-
-    By messages over ``mpi``, in which the ranks have the numbers ``members``, where a rank has refused a call: others
-    may have left that to MPI, which would take the communicator's next collective for it. A rank that does not wait for
-    the others has done its part with this: each tells all.
-    """
-
-    def __init__(self, mpi: Any, members: Sequence[int], rank: int, tag: int) -> None:
-        others = [(i, member) for i, member in enumerate(members) if i != rank]
-        self._word, self._heard = bytearray(1), memoryview(bytearray(len(members)))
-        with quarantine.unless_over((self._word, self._heard)):  # MPI refuses what is for a rank that has died
-            self._under_way = [mpi.Isend(self._word, member, tag) for _, member in others]
-            self._under_way += [mpi.Irecv(self._heard[i : i + 1], member, tag) for i, member in others]
-
-    def Test(self) -> bool:
-        """True once all ranks have come."""
-        from mpi4py import MPI
-
-        return bool(MPI.Request.Testall(self._under_way))
-
-
 def timely(mpi: Any, seconds: float, what: str) -> Any:
     """An exchange that ends: MPI's as `Timely`, any other as it is."""
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
@@ -230,6 +208,11 @@ def named(mpi: Any, call: Callable[[], _T]) -> _T:
         if dead := faults.dead_ranks(mpi):
             raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} of {mpi.Get_name()} died") from error
         raise
+
+
+def not_met() -> None:
+    """Take note that this rank has come to a call of MPI's in vain."""
+    quarantine.keep(None, bool, unmet)
 
 
 def unmet() -> bool:

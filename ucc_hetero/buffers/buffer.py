@@ -129,6 +129,22 @@ class VBuffer:
         return self.displs == tuple(accumulate(self.counts, initial=0))[:-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of an ``MPI.Datatype`` from an address of host memory on, which ``owner`` keeps."""
+
+    address: int
+    count: int
+    datatype: Any
+    owner: object
+
+    def span(self, count: int) -> tuple[int, int]:
+        """The bytes that the first so many entries occupy, from the address on."""
+        datatype = self.datatype
+        first = datatype.true_lb
+        return first, first + (count - 1) * datatype.extent + datatype.true_extent if count else first
+
+
 class Memory(NamedTuple):
     """An exporter's description of its memory, before a message's count and dtype are applied.
 

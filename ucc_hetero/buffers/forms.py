@@ -15,6 +15,7 @@ import numpy as np
 from ucc_hetero.buffers import mpi
 from ucc_hetero.buffers.buffer import (
     Buffer,
+    Entries,
     Layout,
     Memory,
     PointerVendor,
@@ -92,7 +93,7 @@ def as_buffer(
         memory, element = _resolve(buf, datatype, writable, pointer_vendor)
         if memory is None:
             return _nothing(element, 0 if number is None else _natural(number, "count"))
-        entries = _entries(memory, element, number, displ, blocks)
+        entries = _entries(memory, element.extent, element.dtype, number, displ, blocks)
         return _select(memory, element, entries, _natural(displ, "displacement") * element.extent, writable)
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank, spec) from error
@@ -124,7 +125,9 @@ def as_vbuffer(
         memory, element = _resolve(buf, datatype, writable, pointer_vendor)
         if memory is None or (element.dense and element.extent and memory.nbytes < _ANYWHERE):
             return _segments(memory, element, counts, displs, size, writable)
-        sizes = _counts(counts, size, _entries(memory, element, None, 0, 1) if counts is None else 0)
+        sizes = _counts(
+            counts, size, _entries(memory, element.extent, element.dtype, None, 0, 1) if counts is None else 0
+        )
         starts = [displ * element.extent for displ in _displs(displs, sizes, size)]
         blocks = _blocks(memory, [element] * size, sizes, starts, writable)
         lengths = tuple(block.count for block in blocks)
@@ -164,6 +167,39 @@ def as_blocks(
         return _blocks(memory, elements, sizes, starts, writable)
     except (BufferError, TypeError, ValueError) as error:
         raise _located(error, argument, rank) from error
+
+
+def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Entries:
+    """Find the entries of an MPI datatype that a caller's buffer argument names, in host memory.
+
+    Args:
+        spec, writable, argument, rank: As of :func:`as_buffer`.
+
+    Returns:
+        Entries: What MPI takes for it.
+
+    Raises:
+        TypeError, ValueError, BufferError: As :func:`as_buffer`; or the memory is a device's.
+    """
+    try:
+        buf, number, displ, datatype = _split(spec)
+        memory = _memory(buf, datatype, writable, None) or Memory(0, 0, 1, None, "host", 0, None, False, None)
+        if memory.vendor != "host":
+            raise TypeError(f"{memory.vendor} memory, and MPI works on host memory only: copy it to the host first")
+        if memory.dims is not None:
+            raise BufferError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
+        if not mpi.is_datatype(datatype):
+            datatype = mpi.datatype_of(dtype_of(memory.native if datatype is None else datatype))
+        start, extent = _natural(displ, "displacement"), datatype.extent
+        count = _entries(memory, extent, datatype.name, number, displ, 1)
+        entries = Entries(memory.ptr + start * extent, count, datatype, memory.owner)
+        if start * extent + entries.span(count)[1] > memory.nbytes:
+            raise ValueError(
+                f"{count} entries of {extent} bytes from entry {start} on exceed its {memory.nbytes} bytes"
+            )
+        return entries
+    except (BufferError, TypeError, ValueError) as error:
+        raise _located(error, argument, rank, spec) from error
 
 
 def _blocks(
@@ -270,27 +306,33 @@ def _by_position(spec: Sequence[Any], forms: str) -> tuple[Any, Any, Any, Any]:
 def _resolve(
     buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
 ) -> tuple[Memory | None, Element]:
-    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is.
+    """The memory (None for a ``None`` that stands for an empty buffer) and what one entry of it is."""
+    memory = _memory(buf, datatype, writable, pointer_vendor, vouched=vouched)
+    return memory, _element(memory.native if memory is not None and datatype is None else datatype)
+
+
+def _memory(
+    buf: object, datatype: object, writable: bool, pointer_vendor: PointerVendor | None, *, vouched: bool = False
+) -> Memory | None:
+    """The memory that is meant; None for a ``None`` that stands for an empty buffer.
 
     ``vouched``: there are MPI datatypes beside ``datatype``, which say what is meant where an address alone is given.
     """
     if mpi.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
-        return Memory(0, _ANYWHERE, 1, None, "host", 0, None, False, None), _element(datatype)
+        return Memory(0, _ANYWHERE, 1, None, "host", 0, None, False, None)
     if is_in_place(buf):
         if buf is None and datatype is not None:
-            return None, _element(datatype)
+            return None
         raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
     address = mpi.bare_address(buf) if vouched or mpi.is_datatype(datatype) else 0
     if address:
-        return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None), _element(
-            datatype
-        )
+        return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None)
     memory = memory_of(buf, pointer_vendor)
     if writable and memory.readonly:
         raise BufferError(f"{type(buf).__name__} is read-only and cannot receive; pass writable memory")
-    return memory, _element(memory.native if datatype is None else datatype)
+    return memory
 
 
 def _whose(address: int, pointer_vendor: PointerVendor | None) -> tuple[str, int]:
@@ -323,11 +365,10 @@ def _natural(value: object, what: str) -> int:
     return number
 
 
-def _entries(memory: Memory, element: Element, count: object, displ: object, blocks: int) -> int:
-    """How many entries of the datatype are meant, in all blocks together."""
+def _entries(memory: Memory, extent: int, kind: object, count: object, displ: object, blocks: int) -> int:
+    """How many entries of the datatype (``kind``) are meant, in all blocks together."""
     if count is not None:
         return _natural(count, "count") * max(blocks, 1)
-    extent = element.extent
     if memory.nbytes == _ANYWHERE:
         return 0  # as in mpi4py, which knows of no bytes there
     length = memory.nbytes - _natural(displ, "displacement") * extent
@@ -337,7 +378,7 @@ def _entries(memory: Memory, element: Element, count: object, displ: object, blo
         return 0
     if extent <= 0 or length % extent:
         raise ValueError(
-            f"{length} bytes are not a whole number of entries of {element.dtype}, {extent} bytes each; give the count"
+            f"{length} bytes are not a whole number of entries of {kind}, {extent} bytes each; give the count"
         )
     if blocks > 1 and length // extent % blocks:
         raise ValueError(
@@ -398,7 +439,7 @@ def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer
     if memory is None:
         return _nothing(element, 0), 1
     if exact:
-        entries = _entries(memory, element, None, 0, 1)
+        entries = _entries(memory, element.extent, element.dtype, None, 0, 1)
     else:
         entries = memory.nbytes // element.extent if element.extent else 0
     return _select(memory, element, entries, 0, False), element.per_entry

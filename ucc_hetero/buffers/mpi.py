@@ -97,6 +97,14 @@ def is_datatype(spec: object) -> bool:
     return module is not None and isinstance(spec, module.Datatype)
 
 
+def datatype_of(dtype: DType) -> Any:
+    """MPI's datatype of our own, as mpi4py finds it for an array. ``TypeError`` where there is none."""
+    module = _mpi()
+    if dtype.name not in _CHARACTERS_OF or module is None:
+        raise TypeError(f"MPI has no datatype for {dtype}")
+    return module.Datatype.fromcode(_CHARACTERS_OF[dtype.name][0])
+
+
 def element_of(datatype: Any) -> Element:
     """The elements that an ``MPI.Datatype`` describes.
 

@@ -20,7 +20,7 @@ from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor
 from ..native.libraries import ffi
 from ..planner.collectives import ROWS, Call, Shape
-from ..types import DTYPES, DType, Op, is_delegated, op_of
+from ..types import DTYPES, DType, Op, op_of
 
 
 class CallSpec(NamedTuple):
@@ -312,7 +312,7 @@ def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
             raise ValueError(f"reduce_scatter on rank {a.rank}: recvcounts is needed with an in-place sendbuf")
         send = a.buffer("sendbuf")
         return Bound(_own_count(a, recv.count), a.same_dtype(send, recv), False, send, recv, local=True)
-    counts = _recvcounts(a, recvcounts)
+    counts = counts_of(recvcounts, a.size, a.rank)
     total = sum(counts)
     if is_in_place(a.send):
         a.same_count("recvbuf", recv.count, total, "the sum of recvcounts, in place")
@@ -324,14 +324,15 @@ def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
     return Bound(a.call(*counts), dtype, False, send, recv)
 
 
-def _recvcounts(a: _Args, recvcounts: Any) -> list[int]:
+def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
+    """The counts that a reduce_scatter was given, one per rank."""
     try:
         counts = [index(count) for count in recvcounts]
     except TypeError:
-        raise TypeError(f"reduce_scatter on rank {a.rank}: recvcounts {recvcounts!r} are not integers") from None
-    if len(counts) != a.size or min(counts) < 0:
+        raise TypeError(f"reduce_scatter on rank {rank}: recvcounts {recvcounts!r} are not integers") from None
+    if len(counts) != size or min(counts) < 0:
         raise ValueError(
-            f"reduce_scatter on rank {a.rank}: recvcounts {counts} must hold {a.size} counts of 0 or more, one per rank"
+            f"reduce_scatter on rank {rank}: recvcounts {counts} must hold {size} counts of 0 or more, one per rank"
         )
     return counts
 
@@ -365,11 +366,15 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
 
 
 def delegated(call: CallSpec, rank: int) -> bool:
-    """True if MPI computes the call's operation. ``TypeError`` or ``ValueError`` for what is no operation."""
+    """True if MPI computes the call's operation, as it is the user's own, or works on pairs. ``TypeError`` or
+    ``ValueError`` for what is no operation."""
+    if call.op is None:
+        return False
     try:
-        return is_delegated(call.op)
+        op = op_of(call.op)
     except (TypeError, ValueError) as mistake:
         raise type(mistake)(f"{call.name} on rank {rank}: {mistake}") from None
+    return op is None or op.name in ("MAXLOC", "MINLOC")
 
 
 # --- calls that look like earlier ones --------------------------------------------------------------------------------

@@ -1,186 +1,180 @@
-"""Calls that the MPI library runs: reductions by the user's own operations, MINLOC and MAXLOC.
+"""Reductions whose operation MPI alone knows: the user's own, MINLOC and MAXLOC.
 
-A kept library beats code of our own where nothing is gained by islands: these work on host memory, through callbacks
-into Python. They enter the arrival board like every other call and have the same deadline, so a rank that calls
-something else, is missing or dies ends in an error here too.
+The data of all ranks moves as that of any call does, in bytes, and MPI combines it where it has come to. No collective
+of MPI's is begun: one that a rank refuses, or calls something else for, would stay on the others, and take what they
+begin next for its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import ctypes
+import weakref
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..bindings import quarantine
-from ..buffers import is_in_place
-from ..buffers.exporters import memory_of
-from ..errors import CollectiveError, NotSupported
-from ..native.libraries import lib
+from ..buffers import Entries, as_entries, is_in_place
+from ..errors import MismatchError
 from ..types import op_of
-from .arguments import CallSpec, root_of
-from .persistent import PersistentRequest, idle
-from .request import fill_empty
-from .state import State, Watch
+from .arguments import CallSpec, counts_of, root_of
 
-#: The numbers that a signature may be.
-_ALL = (1 << 64) - 1
+#: A rank's part of the data begins at a multiple of so many bytes, as allocated memory does.
+_ALIGNED = 16
+#: Bytes from which on ranks reduce a block each, and not all of it.
+_LONG = 1 << 17
 
 
-class _Compared:
-    """A call that MPI runs between hosts, whose ranks do not see each other's boards: it has ended when MPI's request
-    has, and all ranks made the same call. Where they did not, it never ends, and the board says who called what."""
+def _free(datatype: Any) -> None:
+    """Free a datatype, unless MPI has ended before."""
+    from mpi4py import MPI
 
-    def __init__(self, mpi: Any, request: Any, label: str) -> None:
+    if not MPI.Is_finalized():
+        datatype.Free()
+
+
+def in_blocks(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
+    """The calls that an allreduce of a long vector is made of, where one may follow another: each rank reduces a block
+    of it. Nothing for any other call, nor for an operation that does not commute: it gets whole vectors, as with Open
+    MPI."""
+    from mpi4py import MPI
+
+    name, send, recv, op = call[:4]
+    if name != "allreduce" or not (op_of(op) or op.Is_commutative()):
+        return []
+    into = as_entries(recv, writable=True, argument=f"{name}: recvbuf", rank=rank)
+    outof = into if is_in_place(send) else as_entries(send, writable=False, argument=f"{name}: sendbuf", rank=rank)
+    datatype, each = into.datatype, into.count // size
+    if outof.count != into.count or into.count * datatype.size < _LONG or not datatype.is_predefined:
+        return []
+
+    def some(entries: Entries, first: int, count: int) -> list[Any]:
+        return [MPI.memory.fromaddress(entries.address + first * datatype.extent, 0), count, datatype]
+
+    blocks, rest = each * size, into.count - each * size
+    calls = [CallSpec("reduce_scatter_block", some(outof, 0, blocks), some(into, rank * each, each), op)]
+    calls.append(CallSpec("allgather", None, [some(into, 0, 0)[0], each * datatype.extent, MPI.BYTE]))
+    if rest:
+        calls.append(CallSpec(name, some(outof, blocks, rest), some(into, blocks, rest), op))
+    return calls
+
+
+class Delegated:
+    """A reduction of this ``rank``: ``moved`` is the call that moves the data, :meth:`finish` what MPI does with it.
+
+    A rank's part is the memory of its entries with the gaps between them, as the operation is to find it, and behind
+    it how many entries of a reduce_scatter's result are its own.
+    """
+
+    def __init__(self, call: CallSpec, size: int, rank: int) -> None:
         from mpi4py import MPI
 
-        mine = int(lib.ucch_board_signature(label.encode()))
-        self._request = request
-        self._mine = np.array([mine, ~mine & _ALL], np.uint64)
-        self._most = self._mine.copy()
-        self._told = mpi.Iallreduce(MPI.IN_PLACE, self._most, MPI.MAX)
-
-    def Test(self) -> bool:
-        """True if the call has ended, and was the same on all ranks."""
-        return bool(self._told.Test() and (self._most == self._mine).all() and self._request.Test())
-
-
-class _Run(NamedTuple):
-    """A call that MPI runs: its request and buffers, and what counts the requests in flight."""
-
-    watch: Watch
-    request: Any
-    buffers: object
-    counted: Callable[[int], None]
-
-    def ended(self, *, wait: bool = False) -> bool:
-        """True if it has ended, which it has also where this raises why it failed."""
-        try:
-            if wait:
-                self.watch.wait(self.request)
-            elif not self.watch.poll(self.request):
-                self.watch.look()
-                return False
-            self.watch.finish(0)
-        except CollectiveError as error:
-            self.watch.give_up()
-            self.watch.state.broke(error, self)
-            self.counted(-1)
-            raise
-        self.counted(-1)
-        return True
-
-    def dropped(self) -> bool:
-        """As :meth:`ended`, of a call whose request was dropped: a failure is the communicator's."""
-        try:
-            return self.ended()
-        except CollectiveError:
-            return True
-
-
-class _Delegated(PersistentRequest):
-    """A call that MPI runs: non-blocking, or to be started anew with the same arguments."""
-
-    def __init__(self, begin: Callable[[], _Run], refuse: Callable[[Exception], None] | None) -> None:
-        super().__init__(*idle(), self._launch, refuse=refuse)
-        self._make = begin
-
-    def _launch(self) -> int:
-        self._run = self._make()
-        return 0
-
-    def Wait(self, status: Any = None) -> bool:
-        """Wait until the call has finished, then return True."""
-        if not self._done:
-            self._take(wait=True)
-        fill_empty(status)
-        return True
-
-    def Test(self, status: Any = None) -> bool:
-        """Make some progress and return True if the call has finished."""
-        fill_empty(status)
-        return self._done or self._take()
-
-    def _take(self, *, wait: bool = False) -> bool:
-        try:
-            self._done = self._run.ended(wait=wait)
-        except CollectiveError:
-            self._done = True
-            raise
-        return self._done
-
-    def _ended(self) -> int:
-        # MPI's request is null once it was seen to have finished, and testing it again says the same.
-        return int(self._run.watch.poll(self._run.request))
-
-    def _drop(self) -> None:
-        """MPI goes on with the call, and :meth:`Delegate.settle` sees to its end."""
-        quarantine.keep(self._run, self._run.dropped, self._run.watch.board)
-
-
-class Delegate:
-    """The delegated calls of one communicator."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        #: Requests in flight.
-        self.active = 0
-
-    def settle(self) -> int:
-        """See to dropped calls of this communicator; how many are under way."""
-        return quarantine.release(self._state.board)
-
-    def start(self, call: CallSpec) -> PersistentRequest:
-        """Begin a reduction."""
-        request = self.request(call)
-        request.Start()
-        return request
-
-    def request(self, call: CallSpec, refuse: Callable[[Exception], None] | None = None) -> PersistentRequest:
-        """A reduction as a request that is not started yet; ``refuse`` is told of a start that cannot be made."""
         name, send, recv, op, _, counts = call
-        state = self._state
-        root = root_of(call, state.size, state.rank)
-        for argument, spec in (("sendbuf", send), ("recvbuf", recv)):
-            self._host_memory(name, argument, spec)
-        self.settle()
+        self._name, self._size, self._rank = name, size, rank
+        found, root = op_of(op), root_of(call, size, rank)
+        self._op = getattr(MPI, found.name) if found else op
+        into = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
+        in_place = into is not None and is_in_place(send)
+        outof = into if into and in_place else self._entries("sendbuf", send, writable=False)
+        #: Entries of the result that come to this rank.
+        self._due = self._entries_due(outof, into, counts, in_place=in_place)
+        datatype = outof.datatype
+        if not datatype.is_predefined:  # its caller may free it before the call ends
+            datatype = outof.datatype.Dup()
+            weakref.finalize(self, _free, datatype)
+        self._datatype, self._from = datatype, replace(outof, datatype=datatype)
+        self._into = into and replace(into, datatype=datatype)
+        self._begin, end = self._from.span(outof.count)
+        if name == "reduce_scatter_block":
+            self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
+            self._own = np.empty(self._parts.size, np.uint8)
+            self.moved = CallSpec("alltoall", self._own, self._parts)
+        else:
+            nbytes = max(end - self._begin, outof.count * datatype.extent)  # operations are shown that much
+            part = -(-nbytes // _ALIGNED) * _ALIGNED
+            self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
+            self._own = self._parts[0 if into is None else rank]
+            to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
+            self.moved = CallSpec("allgather", None, self._parts) if root < 0 else to_root
+        self.fill()
+        shown = found.name if found else "own operation"
+        self.label = f"{name} {shown} {outof.count} x {self._datatype.size} B" + f" root={root}" * (root >= 0)
+
+    def _entries(self, argument: str, spec: Any, *, writable: bool) -> Entries:
+        return as_entries(spec, writable=writable, argument=f"{self._name}: {argument}", rank=self._rank)
+
+    def _entries_due(self, outof: Entries, into: Entries | None, counts: Any, *, in_place: bool) -> int:
+        where, due = f"{self._name} on rank {self._rank}", outof.count
+        if self._name == "reduce_scatter_block":
+            due, rest = divmod(outof.count, self._size)
+            if rest:
+                raise ValueError(
+                    f"{where}: {outof.count} elements, which the communicator's {self._size} ranks do not divide"
+                )
+        elif self._name == "reduce_scatter" and counts is not None:
+            listed = counts_of(counts, self._size, self._rank)
+            if sum(listed) != outof.count:
+                raise ValueError(f"{where}: {outof.count} elements, and the sum of recvcounts is {sum(listed)}")
+            due = listed[self._rank]
+        elif self._name == "reduce_scatter" and into is not None:
+            if in_place:
+                raise ValueError(f"{where}: recvcounts is needed with an in-place sendbuf")
+            due = into.count
+        if into is not None and into.count != due and not in_place:
+            raise ValueError(f"{where}: recvbuf has {into.count} elements, {due} are due")
+        if into is not None and into.datatype != outof.datatype:
+            raise TypeError(f"{where}: sendbuf and recvbuf differ in their datatypes")
+        return due
+
+    def fill(self) -> None:
+        """Take the caller's data, from which a persistent call starts anew."""
+        start, end = self._from.span(self._from.count)
+        ctypes.memmove(self._own.ctypes.data, self._from.address + start, end - start)
+        if self._name == "reduce_scatter":
+            self._own[-8:].view(np.int64)[0] = self._due
+
+    def finish(self) -> None:
+        """Reduce what has come, in the order of the ranks."""
+        ranks = {"scan": self._rank + 1, "exscan": self._rank}.get(self._name, self._size)
+        if self._into is None or not ranks:
+            return
+        first = self._first_due()
+        if not self._due:
+            return
+        result = self._part(ranks - 1, first)
+        for rank in reversed(range(ranks - 1)):
+            self._op.Reduce_local(self._part(rank, first), result)
+        self._give(self._into, result)
+
+    def _first_due(self) -> int:
+        """The first entry of the result that comes to this rank."""
+        if self._name != "reduce_scatter":
+            return 0
+        counts = self._parts[:, -8:].copy().view(np.int64)[:, 0]
+        if counts.sum() != self._from.count:
+            raise MismatchError(
+                f"reduce_scatter on rank {self._rank}: {self._from.count} elements are sent, and the ranks' recvbufs "
+                f"hold {counts.tolist()}"
+            )
+        return int(counts[: self._rank].sum())
+
+    def _part(self, rank: int, first: int) -> list[Any]:
+        """The entries of a rank from the first that is needed on, as MPI takes them."""
         from mpi4py import MPI
 
-        found = op_of(op)
-        shown = found.name if found else "an operation of the user's"
-        label = f"{name} {shown}" + (f" root={root}" if root >= 0 else "")
-        theirs = getattr(MPI, found.name) if found else op
-        method = getattr(state.mpi, f"I{name}")
-        args = [MPI.IN_PLACE if send is None else send, recv]
-        args += [counts, theirs] if name == "reduce_scatter" else [theirs]
-        args += [root] if root >= 0 else []
+        parts, datatype = self._parts, self._datatype
+        address = parts.ctypes.data + rank * parts.strides[0] - self._begin + first * datatype.extent
+        return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
-        def begin() -> _Run:
-            try:
-                request = method(*args)
-            except MPI.Exception as error:  # an argument that MPI refuses: nothing was sent, nothing is published
-                raise NotSupported(f"{label} on rank {state.rank}: {error}") from error
-            self._count(1)
-            if max(state.board.hosts):
-                request = _Compared(state.mpi, request, label)
-            return _Run(Watch(state, label), request, args, self._count)
+    def _give(self, into: Entries, result: list[Any]) -> None:
+        """Let the caller have the result; what lies in gaps between entries stays as it was."""
+        from mpi4py import MPI
 
-        return _Delegated(begin, refuse)
-
-    def _count(self, change: int) -> None:
-        lib.ucch_lock()
-        lib.ucch_board_open(self._state.board.native, change)
-        self.active += change
-        lib.ucch_unlock()
-
-    def _host_memory(self, name: str, argument: str, spec: Any) -> None:
-        """MPI may know nothing of GPUs: a device pointer would end the job."""
-        buffer = spec[0] if isinstance(spec, (list, tuple)) and spec else spec
-        if is_in_place(buffer):
+        datatype, (start, end) = self._datatype, into.span(self._due)
+        if datatype.is_predefined or datatype.size == datatype.extent:
+            ctypes.memmove(into.address + start, result[0].address + start, end - start)
             return
-        memory = memory_of(buffer, None)
-        if memory.vendor != "host":
-            raise TypeError(
-                f"{name} on rank {self._state.rank}: {argument} is in {memory.vendor} memory; the user's own "
-                "operations, MINLOC and MAXLOC work on host memory only: copy it to the host first"
-            )
+        packed = bytearray(datatype.Pack_size(self._due, MPI.COMM_SELF))
+        whole = self._due * datatype.extent
+        datatype.Pack(MPI.memory.fromaddress(result[0].address, whole), packed, 0, MPI.COMM_SELF)
+        datatype.Unpack(packed, 0, MPI.memory.fromaddress(into.address, whole), MPI.COMM_SELF)

@@ -26,7 +26,8 @@ from ..planner.select import Choice, Tuning, choose, make_plan, reason, supporte
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
-from .arguments import Bound, CallSpec, bind
+from .arguments import Bound, CallSpec, bind, delegated
+from .delegate import Delegated
 from .request import Request, run_poll_hooks
 from .state import State, Watch
 
@@ -126,8 +127,20 @@ class Prepared:
     """
 
     __slots__ = (
-        *("_left", "_rank", "_stream", "agreed", "bound", "copies", "counted", "exchange", "kind", "label", "program"),
-        *("recv", "repeatable", "send", "staged"),
+        *(
+            "_left",
+            "_rank",
+            "_stream",
+            "agreed",
+            "bound",
+            "copies",
+            "counted",
+            "delegated",
+            "exchange",
+            "kind",
+            "label",
+        ),
+        *("program", "recv", "repeatable", "send", "staged"),
     )
 
     def __init__(
@@ -140,6 +153,8 @@ class Prepared:
         self._left: Event | None = None
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
+        #: What MPI does with the data that has come.
+        self.delegated: Delegated | None = None
         #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
         #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
@@ -184,6 +199,8 @@ class Prepared:
 
     def refill(self) -> None:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
+        if self.delegated is not None:
+            self.delegated.fill()
         for copy, original, fetched, _ in self.copies:
             if self.staged is None:
                 copy_elements(original, copy)
@@ -206,6 +223,8 @@ class Prepared:
         else:
             assert self.staged is not None
             self.staged.wait(event)
+        if self.delegated is not None:
+            self.delegated.finish()
 
     def _bring_back(self, stream: int | None) -> None:
         for copy, original, _, back in self.copies:
@@ -217,7 +236,7 @@ class Prepared:
     @property
     def in_place(self) -> bool:
         """True if the program works in the caller's own memory."""
-        return not self.copies and self.staged is None
+        return not self.copies and self.staged is None and self.delegated is None
 
     def reason(self, failure: Exception) -> Exception:
         """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
@@ -288,16 +307,23 @@ class Preparation:
         sets_up: bool = False,
         rows: Any = None,
         stream: int | None = None,
+        label: str = "",
     ) -> Prepared | None:
         """Bind, choose, plan and lower a call, or return None when there is nothing to do.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
         ``rows``: what they said, where they did already. ``sets_up``: it is to be started many times later. ``stream``:
-        the data is there when this stream gets here.
+        the data is there when this stream gets here. ``label``: what the ranks compare, if not the call.
         """
         if self.size == 1 and call.name == "barrier":
             return None
+        with_mpi = None
+        if delegated(call, self.rank):
+            with_mpi = Delegated(call, self.size, self.rank)
+            call, label = with_mpi.moved, with_mpi.label
         about = self._about(call, exchange, rows)
+        if label:
+            about = about._replace(label=label)
         if self.members.device.everywhere and not about.on_device and about.bound.dtype is not None:
             # Libraries choose by the kind of memory: all ranks must have the same.
             about = about._replace(label=f"{about.label} host")
@@ -305,7 +331,7 @@ class Preparation:
             self.compare(about.label)
         agreed = self._counts_in_flight(call.name, about.bound.call) if about.bound.local else None
         prepared = self._lowered(about, sets_up, stream)
-        prepared.agreed = agreed
+        prepared.agreed, prepared.delegated = agreed, with_mpi
         prepared.exchange, prepared.counted = about.asked, about.counted
         prepared.repeatable = prepared.in_place and not (self.check or about.bound.local)
         return prepared

@@ -12,14 +12,23 @@ from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap.meeting import Known
+from ..bootstrap.timely import not_met
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
-from ..errors import CollectiveError, DataError, DeviceError, NotSupported, RefusedError, RevokedError
+from ..errors import (
+    CollectiveError,
+    CollectiveTimeout,
+    DataError,
+    DeviceError,
+    NotSupported,
+    RefusedError,
+    RevokedError,
+)
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion, delegated, look
-from .delegate import Delegate
+from .delegate import in_blocks
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
@@ -82,7 +91,6 @@ class Runner(State):
         #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
         #: in non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
-        self.delegate = Delegate(self)
         self._prepared = Preparation(self, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
@@ -176,8 +184,9 @@ class Runner(State):
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
         self.ready()
-        if delegated(call, self.rank):
-            self.delegate.start(call).Wait()
+        if self.size > 2 and delegated(call, self.rank) and (blocks := in_blocks(call, self.size, self.rank)):
+            for block in blocks:
+                self._general(block, (None, None, None), None)
             return
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         if prepared is None:
@@ -187,6 +196,20 @@ class Runner(State):
         key, outof, into = seen
         prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
+
+    def together(self, what: str) -> None:
+        """Wait until all ranks have come to ``what``, a call that MPI makes: none begins it where others do not."""
+        try:
+            self.ready()
+            prepared = self._prepared.prepare(CallSpec("barrier", None, None), label=what)
+            if prepared is not None:
+                self._run(prepared)
+                prepared.give_back()
+        except Exception as error:
+            if isinstance(error, CollectiveTimeout):
+                not_met()
+            self.refuse(error)
+            raise
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
         """Run a call of a known kind to its end; False when it could not start like this.
@@ -266,8 +289,6 @@ class Runner(State):
                 return self._request(program, kind, keep)
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.ready()
-        if delegated(call, self.rank):
-            return self.delegate.start(call)
         prepared = self._prepared.prepare(call)
         if prepared is None:
             return finished()
@@ -448,9 +469,6 @@ class Runner(State):
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
         try:
-            if delegated(call, self.rank):
-                self.ready(calls=False)
-                return self.delegate.request(call, refuse=self.refuse)
             prepared = self._set_up(call)
         except Exception as error:
             self.refuse(error)
@@ -562,7 +580,7 @@ class Runner(State):
     @property
     def busy(self) -> int:
         """Requests that were started and not seen to end."""
-        return sum(call.owner is self for call in list(under_way)) + self.delegate.active
+        return sum(call.owner is self for call in list(under_way))
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -598,8 +616,9 @@ class Runner(State):
         way, and the sender wait until it is taken: such messages are thrown away until no rank has calls under way.
         """
         if not self.broken:
-            given_up = len(dropped(self)) + self.delegate.settle()  # before what is busy: this completes what has ended
+            given_up = len(dropped(self))  # before what is busy: this completes what has ended
             self._refuse_active(self.busy - given_up)
+            self.board.announce("Free")  # ranks that make a call instead need not wait for the deadline
         withdraw(self)
         progress_until(self._all_ended, self.timeout, longest=_NAP)
         if not self.broken:
@@ -613,8 +632,8 @@ class Runner(State):
             )
 
     def _all_ended(self) -> bool:
-        """True if nothing that was dropped, delegated or launched is under way."""
-        left = dropped(self) or (not self.broken and self.delegate.settle()) or self.launches
+        """True if nothing that was dropped or launched is under way."""
+        left = dropped(self) or self.launches
         self._discard()
         run_poll_hooks()
         return not left
@@ -625,10 +644,14 @@ class Runner(State):
 
         A call can fail on one rank alone, which then has nothing to wait for; but the other ranks do not know.
         """
+        from mpi4py import MPI
+
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
-            self._leaving = self._leaving or self._leave()
+            if not self._leaving:
+                mine, least = array("i", [1]), array("i", [0])
+                self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
                 over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
@@ -639,15 +662,6 @@ class Runner(State):
             quarantine.keep(self._leaving, partial(_all_have_left, request, self.mpi), _all_have_left)
         quarantine.release(_all_have_left)
         return over
-
-    def _leave(self) -> tuple[Any, ...]:
-        """The request of an exchange that is over once all ranks have begun it, and its memory."""
-        from mpi4py import MPI
-
-        if self.refused and (farewell := self.members.farewell()) is not None:
-            return (farewell,)
-        mine, least = array("i", [1]), array("i", [0])
-        return self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
 
     def _hopeless(self) -> bool:
         """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""

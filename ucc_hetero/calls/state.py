@@ -56,8 +56,6 @@ class State:
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
         self.broken = ""
-        #: True if that is because a rank has refused a call.
-        self.refused = False
         #: True if it is that of a parent process.
         self.orphaned = False
 
@@ -72,7 +70,6 @@ class State:
     def broke(self, failure: Exception, keep: object) -> None:
         """A call failed: a library or stream may still use its memory, and nothing more is run."""
         self.abandon(str(failure))
-        self.refused = self.refused or isinstance(failure, RefusedError)
         if isinstance(failure, CollectiveTimeout):
             self.members.job.stale = True
         quarantine.keep(keep)
@@ -97,7 +94,6 @@ class State:
         Without a number, for any: a rank that has not come to the refused call makes those before it."""
         why = "" if self.broken else refused(self.board, seq)
         if why:
-            self.refused = True
             self.abandon(why)
         return bool(why)
 
@@ -114,6 +110,8 @@ class State:
         where = f"rank {self.rank}: {label}"
         if status == lib.UCCH_FAIL_BROKEN and (ended := refused(self.board, self.board.next)):  # since it was looked at
             return RefusedError(f"{where}: {ended}; {ANEW}")
+        if status == lib.UCCH_FAIL_BROKEN and lib.ucch_board_revoked(self.board.native):
+            return RevokedError(f"{where}: {_TEXTS[lib.UCCH_FAIL_REVOKED][1]}")
         if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
             return DeviceError(
                 f"{where} needs rings, and no pinned memory is left "
@@ -275,13 +273,8 @@ def refused(board: Board, seq: int = 0) -> str:
     return f"rank {rank} {what}: {text}" if rank >= 0 else "another rank has refused a call"
 
 
-#: Seconds of polling before a waiter looks at its peers and begins to sleep, and the longest nap.
-_PATIENCE = 0.002
-_NAP = 0.0005
-
-
 class Watch:
-    """A call while MPI runs it, or while it is prepared: shown to the peers, timed, compared.
+    """A call while it is prepared, or while messages run it: shown to the peers, timed, compared.
 
     ``show`` does the first, and returns the call's number and that of its record.
     """
@@ -304,22 +297,6 @@ class Watch:
         lib.ucch_record_end(self.record, status)
         error = ffi.new("ucch_error *", {"status": status, "seq": self.seq, "peer": peer, "elapsed": elapsed})
         raise explain(error, self.board, self.state.rank, self.label, timeout)
-
-    def poll(self, request: Any) -> bool:
-        """True if an MPI request has finished; its errors come out as ``CollectiveError``."""
-        try:
-            return bool(request.Test())
-        except RuntimeError as error:  # MPI.Exception
-            raise CollectiveError(f"rank {self.state.rank}: {self.label}: {error}") from error
-
-    def wait(self, request: Any) -> None:
-        """Wait for an MPI request."""
-        done = partial(self.poll, request)
-        progress_until(done, hopeless=self.look, spin=_PATIENCE, step=_NAP, longest=_NAP)
-
-    def give_up(self) -> None:
-        """Tell the other ranks that the call has failed here, which breaks the communicator: it may go on there."""
-        lib.ucch_board_failed(self.board.native, self.seq)
 
     def finish(self, nbytes: int) -> None:
         """Count the call, unless a rank has called something else."""

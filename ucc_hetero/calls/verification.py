@@ -32,7 +32,6 @@ from ..planner.collectives import ROWS, Shape
 from ..planner.select import Choice, make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
-from ..types import is_delegated
 from .arguments import Bound, CallSpec, Completion, bind
 from .checksums import PIECES, Fault, Moved, Reduced, Span, length
 from .preparation import label_of, reduction_of
@@ -193,13 +192,7 @@ class Verification:
                 self._advance()
             self._number += 1
             chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # no rhythm of the caller's
-            if (
-                not chosen
-                or self._state.size == 1
-                or call.name == "barrier"
-                or _delegated(call.op)
-                or self._state.broken
-            ):
+            if not chosen or self._state.size == 1 or call.name == "barrier" or self._state.broken:
                 return None
             sample = _Sample(self._number, call.name)
             self._queue.append(sample)
@@ -376,13 +369,6 @@ class Verification:
             return bool(since) and time.monotonic() > since[0] + _GRACE
 
         return look
-
-
-def _delegated(op: Any) -> bool:
-    try:
-        return is_delegated(op)
-    except (TypeError, ValueError):  # the call itself will say so, to the other ranks, too
-        return False
 
 
 def sampled() -> int:

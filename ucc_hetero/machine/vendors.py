@@ -222,8 +222,6 @@ class Vendor:
     driver: str = ""
 
     # --- launchers
-    #: Kubernetes' name of one device.
-    resource: str = ""
     #: Container engine -> options that give a container all devices; a variable chooses which of them a rank uses.
     containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -465,7 +463,6 @@ register(
         set_up_bytes=1056 << 20,  # NCCL 2.28.9 took 1028 MiB on each of two H200s
         preload=Library("libcudart.so.12", folders=("nvidia:cuda_runtime/lib",)),
         driver="/dev/nvidiactl",
-        resource="nvidia.com/gpu",
         containers={"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all"), "apptainer": ("--nv",)},
     )
 )
@@ -525,7 +522,6 @@ register(
         torch_backend="nccl",  # RCCL's, under that name
         collectives=("libucc_tl_rccl", "librccl"),
         network=Network(("librccl-net", "libnccl-net"), "rccl.conf"),
-        resource="amd.com/gpu",
         containers={
             "docker": ("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--group-add", "render"),
             "podman": ("--device", "/dev/kfd", "--device", "/dev/dri"),

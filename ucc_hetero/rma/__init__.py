@@ -1,4 +1,4 @@
-"""One-sided communication between any two processes, of any vendors: put, get, flush, notifications, counters.
+"""One-sided communication between any two processes, of any vendors: put, get, flush, notifications, counters::
 
     worker = rma.Worker()
     region = worker.register(array)                    # host memory, or a device's

@@ -1,4 +1,4 @@
-"""The PyTorch backend ``ucch``: process groups over every vendor's devices at once.
+"""The PyTorch backend ``ucch``: process groups over every vendor's devices at once::
 
     import torch.distributed as dist
     import ucc_hetero.torch
