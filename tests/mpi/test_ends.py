@@ -79,6 +79,25 @@ u.Communicator()
     assert "rank 1 has failed (status 1) and ends the job" in job.stderr, job.output
 
 
+@pytest.mark.parametrize(("before", "said"), [
+    ("mpi4py.rc.initialize = False", "MPI has not begun: call MPI.Init_thread()"),
+    ("from mpi4py import MPI; MPI.Finalize()", "MPI has been finalised"),
+], ids=["not begun", "over"])  # fmt: skip
+def test_a_communicator_without_mpi(mpirun, before: str, said: str) -> None:
+    """Is refused; MPI would end the process."""
+    script = f"""
+import mpi4py
+{before}
+import ucc_hetero as u
+try:
+    u.Communicator()
+except u.NotSupported as error:
+    print(error, flush=True)
+"""
+    job = mpirun(script, 1, env=NEVER, cold=True)
+    assert said in job.stdout, job.output
+
+
 def test_a_rank_that_was_forked_before_mpi_was_begun(mpirun) -> None:
     """It has an end of its own, as where its parent had not imported the package."""
     script = """
@@ -166,6 +185,7 @@ sys.exit(0)
 
 ENDS = {
     "sys.exit(3)": (3, "rank 1 has failed (status 3) and ends the job"),
+    "sys.stderr.close(); sys.exit(3)": (3, ""),
     "sys.exit('out of flour')": (1, "out of flour"),
     "raise RuntimeError('this rank is out of its mind')": (1, "out of its mind"),
     "os._exit(3)": (3, ""),

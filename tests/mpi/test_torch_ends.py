@@ -200,6 +200,26 @@ def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun) -> None:
     assert "bound to one core" not in before and after.count("bound to one core") == 1, job.output
 
 
+@pytest.mark.parametrize("how", ["dist.destroy_process_group(); os._exit(0)", "sys.exit()"])
+def test_a_forked_child_ends_no_group(torchrun, tmp_path: Path, how: str) -> None:
+    """It used to tell the other ranks that its parent had left."""
+    script = tmp_path / "forks.py"
+    script.write_text(
+        SCRIPT.partition("if dist")[0]
+        + f"""
+if not (child := os.fork()):
+    {how}
+assert os.waitpid(child, 0)[1] == 0
+for _ in range(2):  # the first one may have been posted ahead of the others' end
+    dist.barrier()
+dist.all_reduce(t)
+print("went on", t[0].item(), flush=True)
+dist.destroy_process_group()
+"""
+    )
+    assert torchrun(script, []).count("went on 4.0") == 2
+
+
 def test_torch_finds_the_backend_by_itself() -> None:
     """Scripts that name it need no import of the package."""
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")

@@ -14,6 +14,7 @@ from ucc_hetero.launch.doctor import hang
 from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.launch.doctor.findings import Finding
 from ucc_hetero.native.libraries import lib
+from ucc_hetero.trace import flight
 from ucc_hetero.trace.dumps import HEADER, RECORD, parse
 
 S = 1_000_000_000
@@ -237,3 +238,12 @@ def test_times_that_were_damaged() -> None:
     failed = call(SUM, 6, 2) | {"status": lib.UCCH_FAIL_TIMEOUT, "called": limits.max, "ended": limits.min}
     told = {each.code: each.text for each in said(file(0, [*good(5), failed], (0, 1)), file(1, good(6), (0, 1)))}
     assert f"rank 0: {SUM} (call 6) failed after" in told["hang-failed"], told
+
+
+def test_a_rank_without_a_temporary_folder_has_none_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.delenv("UCCH_FLIGHT", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert flight.usual_folder() is None

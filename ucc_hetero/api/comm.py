@@ -109,6 +109,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
             raise TypeError(f"comm must be an mpi4py communicator or a Communicator, not {type(comm).__name__}")
         if parent == MPI.COMM_NULL:
             raise ValueError("comm is MPI.COMM_NULL: this rank is not in the communicator")
+        process.refuse_without_mpi()
         if parent.Is_inter():
             raise TypeError("comm is an intercommunicator; merge it first: Communicator(comm.Merge())")
         process.refuse_children()

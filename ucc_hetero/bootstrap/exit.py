@@ -233,7 +233,8 @@ def _abort() -> None:
 
     if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
         rank = MPI.COMM_WORLD.Get_rank()
-        sys.stderr.write(f"ucc_hetero: rank {rank} has failed (status {_status}) and ends the job\n")
+        with suppress(Exception):  # it may be closed, or its disk full
+            sys.stderr.write(f"ucc_hetero: rank {rank} has failed (status {_status}) and ends the job\n")
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()

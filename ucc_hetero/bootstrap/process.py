@@ -444,6 +444,16 @@ class Inherited:
         raise forked()
 
 
+def refuse_without_mpi() -> None:
+    """Raise where MPI has not begun, or has ended: every call of its would end the process."""
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        raise NotSupported("MPI has been finalised, and cannot begin again: make communicators before that")
+    if not MPI.Is_initialized():
+        raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
+
+
 def refuse_foreign_launcher() -> None:
     """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own."""
     from mpi4py import MPI

@@ -209,3 +209,12 @@ def _at_exit() -> None:
             group.shutdown()
     futures.stop()
     _groups.clear()
+
+
+def _after_fork() -> None:
+    """The groups are the parent's, and their end is."""
+    atexit.unregister(_at_exit)
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

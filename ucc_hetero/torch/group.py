@@ -67,7 +67,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def abort(self) -> None:
         """End every call that is under way with an error, from any thread; the group cannot be used any more."""
-        if self._aborted or self._closed:
+        if not self.usable or self._inherited:
             return
         self._aborted = "abort() was called"
         for comm in list(self._comms.values()):
@@ -84,7 +84,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what was posted, then release the communicators together with the other ranks."""
-        if self._closed or self._aborted:
+        if not self.usable or self._inherited:
             return
         self._closed = True
         self._settle()
@@ -175,6 +175,11 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     def usable(self) -> bool:
         """True if the group has been neither destroyed nor aborted."""
         return not (self._closed or self._aborted)
+
+    @property
+    def _inherited(self) -> bool:
+        """True in a process made by fork of the rank whose group it is: it may end nothing there."""
+        return bool(self._comms[0].run.orphaned)
 
     @property
     def communicator(self) -> Communicator:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from ..bootstrap.process import refuse_foreign_launcher
+from ..bootstrap.process import refuse_foreign_launcher, refuse_without_mpi
 from ..errors import CollectiveTimeout
 from ..machine import launchers
 from ..native.waiting import progress_until
@@ -110,6 +110,7 @@ def _over_mpi(timeout: timedelta) -> Iterator[Any]:
     load()  # before MPI: both bring a UCX, and the first one in a process serves both
     from mpi4py import MPI
 
+    refuse_without_mpi()
     refuse_foreign_launcher()
     yield store_over(MPI.COMM_WORLD, timeout)
     raise RuntimeError("Unable to perform re-rendezvous using env:// method")

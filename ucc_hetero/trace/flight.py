@@ -104,11 +104,12 @@ _recorder: _Recorder | None = None
 
 
 def usual_folder() -> Path | None:
-    """Folder of the files of this user's jobs; None where there are to be none."""
+    """Folder of the files of this user's jobs; None where there are to be none, or can be none."""
     name = str(env.get("FLIGHT"))
-    if name == "none":
-        return None
-    return Path(name).absolute() if name else Path(tempfile.gettempdir()) / f"ucch-flight-{os.getuid()}"
+    if name != "none":
+        with suppress(OSError):  # no temporary folder can be written to, or the working directory has been removed
+            return Path(name).absolute() if name else Path(tempfile.gettempdir()) / f"ucch-flight-{os.getuid()}"
+    return None
 
 
 def failed() -> None:
