@@ -223,3 +223,23 @@ dist.destroy_process_group()
 def test_torch_finds_the_backend_by_itself() -> None:
     """Scripts that name it need no import of the package."""
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")
+
+
+def test_a_host_whose_name_cannot_be_looked_up(mpirun) -> None:
+    """Its label is too long for the resolver: the store is made at the address of the way out."""
+    script = """
+import socket
+from datetime import timedelta
+from types import SimpleNamespace
+from mpi4py import MPI
+from ucc_hetero.torch import rendezvous
+socket.gethostname = lambda: "a" * 64
+alone = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Free=lambda: None)
+world = SimpleNamespace(
+    Split_type=lambda kind: alone, Get_rank=lambda: 0, Get_size=lambda: 2, bcast=lambda what, root: what
+)
+store, *place = rendezvous.store_over(world, timedelta(seconds=20))
+store.set("key", "value")
+print("right" if place == [0, 2] else place, flush=True)
+"""
+    assert mpirun(script, 1).said("right") == 1

@@ -72,10 +72,16 @@ def status_name(status: int) -> str:
         return f"UCS status {status}"
 
 
+#: What to look at, by the error.
+_HINTS: dict[int, str] = {
+    Status.SHMEM_SEGMENT: "is /dev/shm writable, and has it room (df /dev/shm)? Containers take --shm-size",
+}
+
+
 def check(call: str, status: int) -> None:
     """Raise :class:`LibraryError` when ``status`` is an error."""
     if status < 0:
-        raise LibraryError(call, status, status_name(status))
+        raise LibraryError(call, status, status_name(status), _HINTS.get(status, ""))
 
 
 class Context(Handle):

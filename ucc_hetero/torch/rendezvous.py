@@ -152,7 +152,7 @@ def _address() -> str:
         return given
     try:
         address = socket.gethostbyname(socket.gethostname())
-    except OSError:
+    except (OSError, UnicodeError):  # of a label that is too long
         address = "127.0.0.1"
     if not address.startswith("127."):
         return address
