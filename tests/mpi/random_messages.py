@@ -77,7 +77,7 @@ class Dice:
     def plan(self, least: int, crowd: bool = False) -> Plan:
         """What every rank sends to every other one, in order."""
         every = [(s, d) for s in range(self.size) for d in range(self.size) if s != d or not least]
-        counts = {pair: int(self.same.integers(1, 100 if crowd else 9)) for pair in every}
+        counts = {pair: int(self.same.integers(1, 200 if crowd else 9)) for pair in every}
         return {
             pair: [self.message(least, LENGTHS[:11] if crowd else LENGTHS) for _ in range(counts[pair])]
             for pair in every
@@ -282,7 +282,7 @@ def end(dice: Dice, under_way: Sequence[Begun]) -> None:
 
 
 def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
-    """Of one tag in the order of sending, else in any; few, or a crowd of short ones."""
+    """Of one tag in the order of sending, else in any; few, or hundreds that are under way at a time."""
     comm, status, r, p, plan = dice.comm, MPI.Status(), dice.rank, dice.size, dice.plan(0, crowd)
     sends = [begun for (s, d), messages in plan.items() if s == r for each in messages for begun in send(dice, each, d)]
     others = [d for d in range(p) if d != r] if stream else []
@@ -292,7 +292,7 @@ def one_turn(dice: Dice, stream: Any, crowd: bool) -> None:
     inbox, comes = Inbox(dice, plan, any_tag=not others), decoys(dice)  # none of a stream's
     while any(inbox.left.values()):
         comes += inbox.receive()
-        if dice.rarely():
+        if dice.rarely() and not crowd:  # hundreds are under way at a time
             end(dice, [*comes, *inbox.late()])
             comes = []
     comes += inbox.late()
