@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from parts import ndarray as ndarray
 
 from ucc_hetero import device
 from ucc_hetero.machine.vendors import VENDORS
@@ -104,24 +104,6 @@ class Array:
 
 
 _idle: list[device.Block] = []
-
-
-class ndarray:
-    """Elements in the middle of an `Array`, as CuPy hands them out: of calls made again it is read in no time."""
-
-    def __init__(self, array: Array, first: int, count: int, dtype: Any) -> None:
-        self.array, self.dtype, self.size = array, np.dtype(dtype), count
-        self.peek = array.peek.view(np.uint8)[first : first + count * self.dtype.itemsize].view(dtype)
-        self.flags = SimpleNamespace(c_contiguous=True)
-        self.data = SimpleNamespace(ptr=array.block.handle + first, device_id=array.runtime.current())
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        place = {"data": (self.data.ptr, False), "typestr": self.dtype.str, "shape": (self.size,)}
-        return {**self.array.__cuda_array_interface__, **place}
-
-
-ndarray.__module__ = "cupy"  # it is taken for one of CuPy's own
 
 
 class Graph:

@@ -13,10 +13,10 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from parts import ndarray as ndarray
 
 from ucc_hetero import device
 from ucc_hetero.planner.topology import emulated_vendors
@@ -161,20 +161,3 @@ class Array:
             while not done.done():
                 time.sleep(1e-4)
         return self._landed().copy()
-
-
-class ndarray:
-    """Elements in the middle of an `Array`, as CuPy hands them out."""
-
-    def __init__(self, array: Array, first: int, count: int, dtype: Any) -> None:
-        self.array, self.dtype, self.size = array, np.dtype(dtype), count
-        self.flags = SimpleNamespace(c_contiguous=True)
-        self.data = SimpleNamespace(ptr=array.block.handle + first, device_id=array.runtime.current())
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        place = {"data": (self.data.ptr, False), "typestr": self.dtype.str, "shape": (self.size,)}
-        return {**self.array.__cuda_array_interface__, **place}
-
-
-ndarray.__module__ = "cupy"  # it is taken for one of CuPy's own

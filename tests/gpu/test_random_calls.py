@@ -39,6 +39,6 @@ def test_random(
     env = {"FAKEGPU_LAYOUT": layout, "CASES_HIP": str(hip_over_cuda), "CASES": "60"}
     env |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))), "UCCH_HOLD": secrets.choice("yn")}
     env |= {"MORE_COUNTS": "100001 1000003"}  # by copy engines, in several pieces
-    env |= {"PYTHONPATH": ":".join(map(str, (ROOT / "tests" / "gpu", ROOT / "tests" / "mpi", ROOT)))}
+    env |= {"PYTHONPATH": ":".join(map(str, (*(ROOT / "tests" / each for each in ("gpu", "fakegpu", "mpi")), ROOT)))}
     job = mpirun(program, ranks, env=env, timeout=120, cold=True)
     assert job.said("right") == ranks, (env, job.output)

@@ -252,7 +252,7 @@ class Job:
     def word(self) -> Block:
         """8 bytes on this rank's device, which are kept: to free them would wait for all that the device does."""
         runtime = runtime_of(self.facts[self.rank].vendor)
-        assert runtime is not None, "there is memory of its"
+        assert runtime is not None, "device memory is a runtime's"
         return runtime.alloc(8)
 
     def serves(self, everyone: Sequence[Facts]) -> bool:

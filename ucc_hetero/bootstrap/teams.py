@@ -145,7 +145,7 @@ class Teams:
                 why = error
             try:
                 self._all_begin(ranks, why)
-                assert request is not None, "there is no reason why not"
+                assert request is not None, "all ranks can begin, this one too"
                 request.post()
                 request.wait(self.timeout, self._look_inside)
             except BaseException:

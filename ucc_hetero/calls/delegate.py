@@ -85,12 +85,14 @@ class Delegated:
         self._datatype, self._from = datatype, replace(outof, datatype=datatype)
         self._into = into and replace(into, datatype=datatype)
         self._begin, end = self._from.span(outof.count)
-        if name == "reduce_scatter_block":
+        nbytes = max(end - self._begin, outof.count * datatype.extent)  # operations are shown that much
+        #: True if ranks get a block of each other's entries; where entries overlap the last one ends behind its block.
+        self._by_blocks = name == "reduce_scatter_block" and nbytes == outof.count * datatype.extent
+        if self._by_blocks:
             self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
             self._own = np.empty(self._parts.size, np.uint8)
             self.moved = CallSpec("alltoall", self._own, self._parts)
         else:
-            nbytes = max(end - self._begin, outof.count * datatype.extent)  # operations are shown that much
             part = -(-nbytes // _ALIGNED) * _ALIGNED
             self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
             self._own = self._parts[0 if into is None else rank]
@@ -148,6 +150,8 @@ class Delegated:
 
     def _first_due(self) -> int:
         """The first entry of the result that comes to this rank."""
+        if self._name == "reduce_scatter_block" and not self._by_blocks:
+            return self._rank * self._due
         if self._name != "reduce_scatter":
             return 0
         counts = self._parts[:, -8:].copy().view(np.int64)[:, 0]

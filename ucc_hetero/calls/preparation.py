@@ -127,20 +127,8 @@ class Prepared:
     """
 
     __slots__ = (
-        *(
-            "_left",
-            "_rank",
-            "_stream",
-            "agreed",
-            "bound",
-            "copies",
-            "counted",
-            "delegated",
-            "exchange",
-            "kind",
-            "label",
-        ),
-        *("program", "recv", "repeatable", "send", "staged"),
+        *("_left", "_rank", "_stream", "agreed", "bound", "copies", "counted", "delegated", "exchange", "kind"),
+        *("label", "program", "recv", "repeatable", "send", "staged"),
     )
 
     def __init__(

@@ -1,0 +1,30 @@
+"""Parts of arrays on devices, fake ones (arrays.py) and real ones (tests/gpu/arrays.py)."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+class ndarray:
+    """Elements in the middle of an ``arrays.Array``, as CuPy hands them out: of calls made again it is read in no
+    time."""
+
+    def __init__(self, array: Any, first: int, count: int, dtype: Any) -> None:
+        self.array, self.dtype, self.size, self.first = array, np.dtype(dtype), count, first
+        self.flags = SimpleNamespace(c_contiguous=True)
+        self.data = SimpleNamespace(ptr=array.block.handle + first, device_id=array.runtime.current())
+
+    @property
+    def peek(self) -> Any:
+        """The elements themselves."""
+        end = self.first + self.size * self.dtype.itemsize
+        return self.array.peek.view(np.uint8)[self.first : end].view(self.dtype)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        place = {"data": (self.data.ptr, False), "typestr": self.dtype.str, "shape": (self.size,)}
+        return {**self.array.__cuda_array_interface__, **place}
+
+
+ndarray.__module__ = "cupy"  # it is taken for one of CuPy's own
