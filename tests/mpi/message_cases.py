@@ -213,10 +213,10 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
     assert (into == pattern(5, left)).all()
     requests: list[Any] = [MPI.REQUEST_NULL, comm.Irecv(into, ranks[0], tags[1]), comm.Isend(data, ranks[1], tags[1])]
     assert requests[1] and requests[1] != MPI.REQUEST_NULL and requests[1] != requests[2]
-    assert Request.Waitall(requests, statuses := []) and statuses[1].source == left
+    assert Request.waitall(requests, statuses := []) == [None] * 3 and statuses[1].source == left
     assert not any(requests) and requests[1] == requests[2] == MPI.REQUEST_NULL
-    assert Request.Waitany(requests) == MPI.UNDEFINED and Request.Testall(requests)
-    assert Request.Waitsome(requests) is None and Request.Get_status_all(requests)
+    assert Request.Waitany(requests) == MPI.UNDEFINED and Request.testall(requests) == (True, [None] * 3)
+    assert Request.waitsome(requests) == (None, None) and Request.Get_status_all(requests)
     again = comm.Send_init(data, right, 1)
     comm.Sendrecv(data, right, 2, into, left, 2)
     again.Start()

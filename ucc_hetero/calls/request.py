@@ -265,8 +265,6 @@ class Request:
         self._describe(state, status)
         return self._done or bool(state)
 
-    get_status = Get_status
-
     def _describe(self, state: int, status: Any) -> None:
         """Fill the status of a call that has ended in this state, and stays to be completed; empty for 0."""
         if status is not None:
@@ -488,6 +486,73 @@ class Request:
         ready = {i: state for i, r in active.items() if (state := r._ended())}
         _describe_all([active[i] for i in ready], list(ready.values()), statuses)
         return list(ready)
+
+    # --- mpi4py's spellings for messages of pickled objects; there is no object in those of this package --------------
+
+    get_status, get_status_all = Get_status, Get_status_all
+    get_status_any, get_status_some = Get_status_any, Get_status_some
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> list[None]:
+        """Do as :meth:`Waitall`, with its arguments.
+
+        Returns:
+            A None for each request.
+        """
+        cls.Waitall(requests, statuses)
+        return [None] * len(requests)
+
+    @classmethod
+    def testall(cls, requests: Sequence[Request], statuses: list[Any] | None = None) -> tuple[bool, list[None] | None]:
+        """Do as :meth:`Testall`, with its arguments.
+
+        Returns:
+            (True if all have finished, a None for each request).
+        """
+        done = cls.Testall(requests, statuses)
+        return done, [None] * len(requests) if done else None
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, None]:
+        """Do as :meth:`Waitany`, with its arguments.
+
+        Returns:
+            (index, None).
+        """
+        return cls.Waitany(requests, status), None
+
+    @classmethod
+    def testany(cls, requests: Sequence[Request], status: Any = None) -> tuple[int, bool, None]:
+        """Do as :meth:`Testany`, with its arguments.
+
+        Returns:
+            (index, True if one has finished, None).
+        """
+        return *cls.Testany(requests, status), None
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[Request], statuses: list[Any] | None = None
+    ) -> tuple[list[int] | None, list[None] | None]:
+        """Do as :meth:`Waitsome`, with its arguments.
+
+        Returns:
+            (indices, a None for each of them).
+        """
+        ready = cls.Waitsome(requests, statuses)
+        return ready, None if ready is None else [None] * len(ready)
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[Request], statuses: list[Any] | None = None
+    ) -> tuple[list[int] | None, list[None] | None]:
+        """Do as :meth:`Testsome`, with its arguments.
+
+        Returns:
+            (indices, a None for each of them).
+        """
+        ready = cls.Testsome(requests, statuses)
+        return ready, None if ready is None else [None] * len(ready)
 
 
 def native_of(request: Request) -> Any:
