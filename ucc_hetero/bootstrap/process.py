@@ -46,6 +46,8 @@ class Process:
 
     def __init__(self) -> None:
         self.libraries = load()
+        if mpi_runs():
+            launchers.keep_from_children(os.environ)
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
@@ -454,13 +456,22 @@ def refuse_without_mpi() -> None:
         raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
 
 
+def mpi_runs() -> bool:
+    """True between the beginning and the end of MPI in this process."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
 def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own."""
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+
+    Processes that a rank has started are alone by intent.
+    """
     from mpi4py import MPI
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
     (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
-    if alone and int(size) > 1:
+    if alone and int(size) > 1 and launchers.joins(os.environ):
         raise NotSupported(
             f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "
