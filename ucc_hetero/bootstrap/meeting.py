@@ -72,7 +72,7 @@ class _Meeting:
         self._mpi = mpi
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
-        self._mistake = settings.read(process.world_of(mpi).Get_rank())
+        self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
         self.known: Known | None = None
 
     def come(self, ready: bool) -> bool:

@@ -7,6 +7,7 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,10 @@ SPIN_ROUNDS = 400
 #: Numbers of teams that libucc has for a process, in words of 64; it has 32 words of its own accord, and knows 15 bits.
 #: Four teams for each of the communicators that this package has numbers for, and for those that have left theirs.
 TEAM_IDS = str(4 * 4096 // 64 + 1)
+
+
+#: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
+_OPENED = 48
 
 
 class Process:
@@ -308,6 +313,23 @@ def spin_rounds(ranks_here: int) -> int:
 def begun() -> bool:
     """True if this process's libraries and worker exist."""
     return _process is not None
+
+
+def lacks_files() -> str:
+    """How the limit on open files leaves too few to the libraries, which have not begun; empty where it does not."""
+    if begun():
+        return ""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        left = most - len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even this one
+        left = 0
+    if left >= _OPENED:
+        return ""
+    return (
+        f"only {max(left, 0)} more files may be opened (ulimit -n is {most}), and UCX and UCC open up to {_OPENED}: "
+        "raise the limit where the job is started, or close files"
+    )
 
 
 def process() -> Process:
