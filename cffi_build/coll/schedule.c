@@ -218,7 +218,8 @@ static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
 }
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
-static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data, size_t bytes) {
+static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
+    int comes = s->is.kind == STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
     int waits = !comes || !channel->by_flags;
     ucch_move m = {.src = comes ? channel->seen : data,
@@ -233,7 +234,8 @@ static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
                    .slot = comes ? SLOT_SRC : SLOT_DST,
-                   .stride = (uint32_t)channel->stride};
+                   .stride = (uint32_t)channel->stride,
+                   .tag = (uint32_t)s->is.tag};
     return status ? status : ucch_fused_add(q->fused, m);
 }
 
@@ -310,7 +312,7 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
     if (!status && q->p->in_graph)
-        status = piece_in_graph(q, channel, s->is.kind == STEP_RECV, some.data, length);
+        status = piece_in_graph(q, channel, s, some.data, length);
     else if (!status)
         status = s->is.kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
                                          : receive_chunk(q, channel, &some, !s->left, stream);
