@@ -16,6 +16,9 @@
 #define ALONE_BYTES ((uint64_t)256 << 10)
 /* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
 #define LONG_MOVE ((size_t)1 << 20)
+/* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
+ * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
+#define AHEAD 3
 
 typedef struct queue {
     ucch_program *p;
@@ -380,13 +383,18 @@ static int messages(queue *q, int first, int end) {
         s->left = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? pieces_of(q, s) : 0;
     }
     int status = by_kernel(q, first, end);
-    for (int early = 1; early >= 0 && !status; early--)
+    for (int early = 1; early >= 0 && !status; early--) {
+        for (int ahead = q->p->in_graph ? AHEAD : 0; ahead && !status; ahead--) {
+            int sent = round_of(q, first, end, STEP_SEND, early);
+            status = sent < 0 ? sent : 0;
+        }
         for (int moved = 1; moved > 0 && !status;) {
             int sent = round_of(q, first, end, STEP_SEND, early);
             int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV, early);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
+    }
     return status;
 }
 
