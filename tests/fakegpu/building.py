@@ -36,7 +36,7 @@ PIECES: dict[str, Case] = {
     )
 }  # fmt: skip
 #: What the fakes' compilers can compile; all else is too hard for them.
-KNOWN: dict[str, Case] = {
+COMPILED: dict[str, Case] = {
     "await": (lib.UCCH_AWAIT, 0, 0, 0), "post": (lib.UCCH_POST, 0, 0, 0),
     "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
@@ -72,7 +72,7 @@ def build_all(folder: Path) -> dict[str, Path]:
     return {vendor: build(vendor, folder / f"libfake{vendor}.so") for vendor in VENDORS}
 
 
-def build(vendor: str, out: Path, cases: Mapping[str, Case] = KNOWN) -> Path:
+def build(vendor: str, out: Path, cases: Mapping[str, Case] = COMPILED) -> Path:
     """Build one vendor's fake library, whose compiler knows these kernels."""
     cc, cxx = (shutil.which(a) or shutil.which(b) for a, b in (("cc", "gcc"), ("c++", "g++")))
     if not cc or not cxx:
