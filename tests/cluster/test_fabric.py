@@ -51,7 +51,7 @@ with Communicator() as comm:
 def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
     """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
     name = "every collective in every form"
-    judge(name, 4, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
+    judge(name, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
 
 
 NONE = "no active port of InfiniBand, RoCE or EFA"
@@ -148,7 +148,6 @@ from ucc_hetero.cli.tune import measure_fabric
 with Communicator() as comm:
     assert measure_fabric(comm, ["allreduce"], [64], print) is None
     assert all(facts.device_memory for facts in comm._run.members.facts)
-print("right")
 """
     out = on_crew(script, layout, 2, 1, **env).output
-    assert out.count("right") == 2 and out.count("fabric: ") == (2 if told else 0) and told in out, out
+    assert out.count("fabric: ") == (2 if told else 0) and told in out, out
