@@ -27,7 +27,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
-from .arguments import CallSpec, Completion, delegated, look
+from .arguments import CallSpec, Completion, delegated, look, number_of
 from .delegate import in_blocks
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
@@ -367,7 +367,7 @@ class Runner(State):
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
-            addresses = _number(prepared.send), _number(prepared.recv)
+            addresses = number_of(prepared.send), number_of(prepared.recv)
             status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
             if status == lib.UCCH_FAIL_BROKEN:
                 self.earlier_failed(prepared.label)
@@ -420,7 +420,7 @@ class Runner(State):
         calls."""
         if program.execution < _LAUNCHED:
             return None
-        op = _launch(program.handle, _number(outof), _number(into), self._timeout, stream)
+        op = _launch(program.handle, number_of(outof), number_of(into), self._timeout, stream)
         if op == ffi.NULL:
             self._not_launched(program, label)
             return None
@@ -566,7 +566,7 @@ class Runner(State):
         self._prepared.retune(tuning)
 
     def _forget(self) -> None:
-        self._cache.clear()
+        self._prepared.forget()
         self.known.clear()
         if self._repeater is not None:
             self._repeater.clear()
@@ -598,7 +598,7 @@ class Runner(State):
         if self.broken or self.ended():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
-            quarantine.keep((self.members, self._cache, self._persistent))
+            quarantine.keep((self.members, self._cache, self._prepared.delegated, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
@@ -684,8 +684,3 @@ def _all_have_left(request: Any, mpi: Any) -> bool:
     except (RuntimeError, OSError) as error:
         log.log("live").debug("a communicator is not given back: %s", error)
     return True
-
-
-def _number(address: Any) -> int:
-    """An address as a launch takes it, which needs no object for it."""
-    return address if type(address) is int else int(_cast("uintptr_t", address))
