@@ -94,8 +94,9 @@ class Runner(State):
         self._prepared = Preparation(self, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        #: Short ways of calls, by keys that their callers choose.
+        #: Short ways of calls, by keys that their callers choose; and calls that have labels of their own.
         self.known: Kinds[Hashable, Short] = Kinds()
+        self._labelled: Kinds[str, Kind] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
@@ -197,14 +198,21 @@ class Runner(State):
         prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
 
-    def together(self, what: str) -> None:
-        """Wait until all ranks have come to ``what``, a call that MPI makes: none begins it where others do not."""
+    def labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
+        """Run a call on host memory to its end that is a part of something larger: by ``label``, which says all of it
+        but its addresses, the ranks compare it, and it is known when it comes again."""
+        kind = self._labelled.get(label)
         try:
+            if kind is not None and not self.broken and self._repeat(kind, outof, into, call):
+                return
             self.ready()
-            prepared = self._prepared.prepare(CallSpec("barrier", None, None), label=what)
-            if prepared is not None:
-                self._run(prepared)
-                prepared.give_back()
+            prepared = self._prepared.prepare(call, label=label)
+            if prepared is None:
+                return
+            self._run(prepared)
+            if prepared.repeatable:
+                self._labelled.keep(label, prepared.kind)
+            prepared.give_back()
         except Exception as error:
             if isinstance(error, CollectiveTimeout):
                 not_met()
@@ -468,11 +476,8 @@ class Runner(State):
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
-        try:
+        with self.refusing():
             prepared = self._set_up(call)
-        except Exception as error:
-            self.refuse(error)
-            raise
         if prepared is None:
             return PersistentRequest(*idle(), lambda: 0, lambda *_: None)
         return self._standing(prepared, call)
@@ -568,6 +573,7 @@ class Runner(State):
     def _forget(self) -> None:
         self._prepared.forget()
         self.known.clear()
+        self._labelled.clear()
         if self._repeater is not None:
             self._repeater.clear()
 

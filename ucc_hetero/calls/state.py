@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -88,6 +89,15 @@ class State:
         if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
             self.board.refuse(f"{type(error).__name__}: {error}")
             self.ended(self.board.next)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Make an error within a refused call."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(error)
+            raise
 
     def ended(self, seq: int = 0) -> bool:
         """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
