@@ -155,7 +155,7 @@ class ObjectMethods(ABC):
         """
         things, name, outof = self._listed(sendobj), "neighbor_alltoall", self._edges.outof
         sent: list[dict[int, list[Any]]] = [{} for _ in range(self._run.size)]
-        with self._run.refusing():
+        with self._run.refusing:
             if len(things) != len(outof):
                 raise ValueError(f"{name} on rank {self._run.rank}: {len(things)} objects for {len(outof)} neighbours")
         for (dest, tag), thing in zip(outof, things, strict=True):
@@ -167,11 +167,11 @@ class ObjectMethods(ABC):
         return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
-        with self._run.refusing():
+        with self._run.refusing:
             return list(things)
 
     def _reduced(self, name: str, sendobj: Any, op: Any, among: slice, root: Any = -1) -> Any:
-        with self._run.refusing():
+        with self._run.refusing:
             operation = self._operation(name, op)
         found = self._objects.exchange(name, "allgather", [sendobj], root)
         if found is None:

@@ -65,7 +65,7 @@ class Objects:
             The objects that have come, in the order of the ranks; None, on all ranks, if one of them is too long.
         """
         run, room = self._run, self._room[name]
-        with run.refusing():
+        with run.refusing:
             root = root_of(CallSpec(what, None, None, None, root), run.size, run.rank)
             gives = name == "allgather" or root in (-1, run.rank)
             given = [self._pickle.dumps(thing) for thing in things] if gives else []

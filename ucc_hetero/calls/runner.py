@@ -94,9 +94,8 @@ class Runner(State):
         self._prepared = Preparation(self, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        #: Short ways of calls, by keys that their callers choose; and calls that have labels of their own.
+        #: Short ways of calls, by keys that their callers choose, or by labels.
         self.known: Kinds[Hashable, Short] = Kinds()
-        self._labelled: Kinds[str, Kind] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
@@ -163,7 +162,7 @@ class Runner(State):
         if stream is not None:
             self.start(CallSpec(name, send, recv, op, root, counts), stream, Completion.HOST).Wait()
             return
-        try:
+        with self.refusing:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
             key, kind, outof, into = look(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
@@ -178,9 +177,6 @@ class Runner(State):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
             self._general(call, (key, outof, into), rows)
-        except Exception as error:
-            self.refuse(error)
-            raise
 
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
@@ -201,22 +197,21 @@ class Runner(State):
     def labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
         """Run a call on host memory to its end that is a part of something larger: by ``label``, which says all of it
         but its addresses, the ranks compare it, and it is known when it comes again."""
-        kind = self._labelled.get(label)
+        short = self.known.get(label)
         try:
-            if kind is not None and not self.broken and self._repeat(kind, outof, into, call):
-                return
-            self.ready()
-            prepared = self._prepared.prepare(call, label=label)
-            if prepared is None:
-                return
-            self._run(prepared)
-            if prepared.repeatable:
-                self._labelled.keep(label, prepared.kind)
-            prepared.give_back()
-        except Exception as error:
-            if isinstance(error, CollectiveTimeout):
-                not_met()
-            self.refuse(error)
+            with self.refusing:
+                if short is not None and self.remake(short, outof, into, None, call):
+                    return
+                self.ready()
+                prepared = self._prepared.prepare(call, label=label)
+                if prepared is None:
+                    return
+                self._run(prepared)
+                if prepared.repeatable:
+                    self.known.keep(label, Short(prepared.kind, None, False))
+                prepared.give_back()
+        except CollectiveTimeout:
+            not_met()
             raise
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
@@ -275,13 +270,10 @@ class Runner(State):
 
     def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
-        try:
+        with self.refusing:
             if stream is None:
                 return self._started(call)
             return self._streamed(call, stream_handle(stream), completion)
-        except Exception as error:
-            self.refuse(error)
-            raise
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
@@ -399,7 +391,7 @@ class Runner(State):
         if not launched:
             kind.give_back(program)
 
-    def remake(self, short: Short, outof: int, into: int, stream: int | None, keep: tuple[Any, ...]) -> bool:
+    def remake(self, short: Short, outof: Any, into: Any, stream: int | None, keep: tuple[Any, ...]) -> bool:
         """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
         The next call tells of its failure. False where it has to be made in the general way; one at a time of a kind.
@@ -476,7 +468,7 @@ class Runner(State):
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
-        with self.refusing():
+        with self.refusing:
             prepared = self._set_up(call)
         if prepared is None:
             return PersistentRequest(*idle(), lambda: 0, lambda *_: None)
@@ -573,7 +565,6 @@ class Runner(State):
     def _forget(self) -> None:
         self._prepared.forget()
         self.known.clear()
-        self._labelled.clear()
         if self._repeater is not None:
             self._repeater.clear()
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -42,6 +41,20 @@ _E = TypeVar("_E", bound=UCCHError)
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
+class Refusing:
+    """A context in which an error is that of a call that this rank refuses."""
+
+    def __init__(self, refuse: Callable[[Exception], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            self._refuse(error)
+
+
 class State:
     """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
@@ -59,6 +72,7 @@ class State:
         self.broken = ""
         #: True if it is that of a parent process.
         self.orphaned = False
+        self.refusing = Refusing(self.refuse)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -89,15 +103,6 @@ class State:
         if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
             self.board.refuse(f"{type(error).__name__}: {error}")
             self.ended(self.board.next)
-
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Make an error within a refused call."""
-        try:
-            yield
-        except Exception as error:
-            self.refuse(error)
-            raise
 
     def ended(self, seq: int = 0) -> bool:
         """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.

@@ -121,7 +121,7 @@ class Neighbourhood:
 
     def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call; a mistake is a refused call, as that of any collective."""
-        with self._messages.state.refusing():
+        with self._messages.state.refusing:
             return self._transfers(name, send, recv)
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
