@@ -162,7 +162,7 @@ class Runner(State):
         if stream is not None:
             self.start(CallSpec(name, send, recv, op, root, counts), stream, Completion.HOST).Wait()
             return
-        with self.refusing:
+        try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
             key, kind, outof, into = look(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
@@ -177,6 +177,9 @@ class Runner(State):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
             self._general(call, (key, outof, into), rows)
+        except Exception as error:
+            self.refuse(error)
+            raise
 
     def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
         """A call that was not made before, or not like this."""
@@ -270,10 +273,13 @@ class Runner(State):
 
     def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
-        with self.refusing:
+        try:
             if stream is None:
                 return self._started(call)
             return self._streamed(call, stream_handle(stream), completion)
+        except Exception as error:
+            self.refuse(error)
+            raise
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
