@@ -374,7 +374,7 @@ class Runner(State):
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
             addresses = number_of(prepared.send), number_of(prepared.recv)
-            status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
+            status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
             if status == lib.UCCH_FAIL_BROKEN:
                 self.earlier_failed(prepared.label)
             if status < 0:
