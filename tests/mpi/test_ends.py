@@ -125,7 +125,7 @@ def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> No
 ALONE = {
     "Communicator": ("u.Communicator()", "the making of a communicator"),
     "Split": ("comm.Split(0)", r"Split \(call 1 .*"),
-    "bcast": ("comm.bcast(1, root=1)", r"bcast of objects \(call 1 .*"),
+    "bcast": ("comm.bcast(1, root=1)", r"bcast of objects root=1 \(call 1 .*"),
     "Create_group": ("comm.Create_group(comm.Get_group())", "Create_group"),
 }
 

@@ -186,9 +186,11 @@ def met(mpi: Any) -> Iterator[Known]:
 
 
 @contextmanager
-def met_again(mpi: Any, parent: Known) -> Iterator[Callable[[Any], Known | None]]:
-    """Hold this rank's turn while all ranks of a communicator, which ``parent`` is about, hold theirs to make another
-    one of some of them, over ``mpi`` as long as there is no other exchange.
+def met_again(
+    everyones: Callable[[Any], list[Any]], mpi: Any, parent: Known
+) -> Iterator[Callable[[Any], Known | None]]:
+    """Hold this rank's turn while all ranks of ``mpi``, which ``parent`` is about, hold theirs to make a communicator
+    of some of them; ``everyones`` exchanges what each says.
 
     Yields what tells, of the new communicator's exchange, what its ranks know of each other: what they knew before; or
     None where a rank wants no more of their job.
@@ -198,7 +200,7 @@ def met_again(mpi: Any, parent: Known) -> Iterator[Callable[[Any], Known | None]
     def come(ready: bool) -> bool:
         usable = ready and parent.job is not None and parent.job.sound()
         mine = _claim(len(parent.facts)) if usable else None
-        everyone = mpi.allgather((ready, mine))
+        everyone = everyones((ready, mine))
         claims[:] = [claim for _, claim in everyone]
         return all(each for each, _ in everyone)
 
