@@ -260,7 +260,8 @@ _VARIABLES = (
         "STAGING",
         _choice("auto", "direct", "staged"),
         "auto",
-        "How messages on device memory go: as measured, by UCX itself, or through pinned host buffers.",
+        "How messages on device memory go. direct: by UCX itself; staged: through pinned host buffers; auto: direct "
+        "where UCX can, but long ones to other hosts by rings.",
         "auto|direct|staged",
     ),
     Variable(

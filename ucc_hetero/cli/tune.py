@@ -1,7 +1,7 @@
 """``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
 
-Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, the ways of messages
-between devices, network threads between hosts, and what each host's links carry. What is clearly faster than the usual
+Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, network threads between
+hosts, and what each host's links carry. What is clearly faster than the usual
 choice becomes a rule (UCCH_TUNE_FILE).
 """
 
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
 from math import inf
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -21,18 +20,16 @@ from typing import Any
 import numpy as np
 
 from .. import env
-from ..api.comm import Communicator, messages_of, runner_of
+from ..api.comm import Communicator, runner_of
 from ..bootstrap.fabrics import layout_of
 from ..device import Vector
 from ..machine.discover import host_cores
 from ..planner.collectives import ROWS, elements, recv_length, send_length
-from ..planner.rules import Layout, Measured, PairRule, Rule, Wires, save_fabric, save_table
+from ..planner.rules import Layout, Measured, Rule, Wires, save_fabric, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
 from ..transport.channels import SLOT, usual_slot
-from ..transport.paths import MessagePaths
 from ..transport.wires import wanted
-from ..types import Transport
 from .finding import Finding, improvements
 from .plan import short_name
 
@@ -44,8 +41,8 @@ _HOPELESS = 1.5
 _ROUNDS, _SECONDS, _MOST = 5, 1e-3, 4096
 #: Samples, each as long as the one before asks for, until they are as long as they should be.
 _TRIES = 4
-#: Seconds of a sample between hosts, and of one of messages: short ones are as long as what carries them lasts.
-_WIRES_SECONDS, _PAIR_SECONDS = 2e-3, 5e-4
+#: Seconds of a sample between hosts: short ones are as long as what carries them lasts.
+_WIRES_SECONDS = 2e-3
 _NUMBERS, _SLOTS = (1, 2, 4, 8, 16), (512 << 10, 1 << 20, 2 << 20, 4 << 20)
 #: Bytes by which links are measured.
 _LONG = 8 << 20
@@ -216,7 +213,7 @@ def measure_collectives(
 ) -> list[Finding]:
     """Measure every candidate of every collective and size; ``tell`` is given a line about each size."""
     before, found = runner_of(comm).members.tuning, []
-    bare = replace(before, user=(), measured=(), messages=())
+    bare = replace(before, user=(), measured=())
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
@@ -260,78 +257,6 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     from twice the longest size on.
     """
     return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in improvements(found))
-
-
-# --- messages between devices -----------------------------------------------------------------------------------------
-
-
-def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[str], None]) -> list[Finding]:
-    """Which way messages between devices are faster, direct or by way of the host; the same on every rank.
-
-    Ranks are alike whose devices are of one vendor; a pair of each two kinds is measured on one host and on two,
-    wherever its messages can go either way. The other ranks wait.
-    """
-    found = []
-    for one, other in pairs_of(messages_of(comm).paths, comm.topology.hosts):
-        (first, second), near = messages_of(comm).paths.kind(one, other)
-        for nbytes in sizes:
-            found.append(_measure_pair(comm, one, other, nbytes))
-            tell(found[-1].line(f"{first}-{second}, {'one host' if near else 'two hosts'}", str))
-    return found
-
-
-def pairs_of(paths: MessagePaths, hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A pair of ranks for every two kinds that can reach each other either way, on one host and on two."""
-    by_host: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
-    firsts: dict[str, list[int]] = {}  # vendor -> its first ranks on two hosts
-    for rank, host in enumerate(hosts):
-        (vendor, _), _ = paths.kind(rank, rank)
-        alike = by_host.setdefault(host, {}).setdefault(vendor, [])
-        if not alike and len(firsts.setdefault(vendor, [])) < 2:
-            firsts[vendor].append(rank)
-        alike += [rank][: 2 - len(alike)]
-    near = (pair for there in by_host.values() for pair in combinations(sorted(chain(*there.values())), 2))
-    far = combinations(sorted(chain(*firsts.values())), 2)
-    seen = set()
-    for one, other in chain(near, far):
-        kind = paths.kind(one, other)
-        if kind not in seen and paths.either(one, other):
-            seen.add(kind)
-            yield one, other
-
-
-def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Finding:
-    paths = messages_of(comm).paths
-    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), runner_of(comm).members.runtime)
-
-    def ping_pong() -> None:
-        if comm.rank == one:
-            comm.Send(vector.buffer, dest=other)
-            comm.Recv(vector.buffer, source=other)
-        elif comm.rank == other:
-            comm.Recv(vector.buffer, source=one)
-            comm.Send(vector.buffer, dest=one)
-
-    times: dict[Transport, list[float]] = {}
-    trials = {path: Trial(comm, ping_pong, _PAIR_SECONDS) for path in (Transport.DIRECT, Transport.STAGED)}
-    try:
-        for turn in range(_ROUNDS + 1):
-            for path, trial in trials.items():
-                paths.forced = path
-                if turn == 0:
-                    trial.warm()
-                else:
-                    times.setdefault(path, []).append(trial.sample() / 2)
-    finally:
-        paths.forced = None
-        vector.close()
-    return Finding.of(paths.kind(one, other), nbytes, paths.usual, times)
-
-
-def pair_rules(found: Sequence[Finding]) -> tuple[PairRule, ...]:
-    """Rules for messages, as :func:`rules_of` makes them for collectives."""
-    better = improvements(found)
-    return tuple(PairRule(vendors, near, low, high, path) for (vendors, near), path, low, high in better)
 
 
 # --- network threads --------------------------------------------------------------------------------------------------
@@ -422,27 +347,26 @@ class Tuned:
     fabric: Finding | None
     speeds: list[int]
     collectives: list[Finding]
-    pairs: list[Finding]
     wires: Finding | None
 
     @property
     def doubtful(self) -> int:
         """Sizes that have no rule although something was faster: by no more than noise."""
         single = (one for one in (self.fabric, self.wires) if one)
-        return sum(one.doubtful for one in (*self.collectives, *self.pairs, *single))
+        return sum(one.doubtful for one in (*self.collectives, *single))
 
     def save(self, path: str | Path, rank: int) -> int:
         """Write the table on rank 0; returns the number of rules."""
-        rules, messages, word = rules_of(self.collectives), pair_rules(self.pairs), clearly(self.fabric)
+        rules, word = rules_of(self.collectives), clearly(self.fabric)
         wires = self.wires.best if self.wires and self.wires.best != self.wires.default else Wires()
         if rank == 0:
             weights = link_weights(self.bare.hosts, self.speeds)
             # Measuring them makes some difference of its own.
             clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
-            save_table(path, self.bare, Measured(rules, clear, messages, wires))
+            save_table(path, self.bare, Measured(rules, clear, wires))
             if self.fabric:
                 save_fabric(path, self.layout, word)
-        return len(rules) + len(messages) + bool(word)
+        return len(rules) + bool(word)
 
 
 def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]) -> Tuned:
@@ -462,6 +386,5 @@ def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], t
             fabric,
             speeds,
             measure_collectives(one, collectives, sizes, tell),
-            measure_pairs(one, sizes, tell),
             measure_wires(one, sizes[-1], tell),
         )

@@ -16,7 +16,6 @@ from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.topology import Topology, numbered
-from ucc_hetero.types import Transport
 
 _Choice = TypeVar("_Choice")
 
@@ -55,26 +54,6 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
         if rule.score > 0 and rule.fits(topology, collective, nbytes) and (best is None or rule.score >= best.score):
             best = rule
     return best
-
-
-@dataclass(frozen=True, slots=True)
-class PairRule:
-    """From ``low`` up to (not including) ``high`` bytes, messages between ranks of two vendors take ``path``.
-
-    ``vendors`` in alphabetical order, ``host`` for a rank without a device; ``near``: on one host, or on two.
-    """
-
-    vendors: tuple[str, str]
-    near: bool
-    low: float
-    high: float
-    path: Transport
-
-
-def pair_path(rules: tuple[PairRule, ...], vendors: tuple[str, str], near: bool, nbytes: int) -> Transport | None:
-    """``DIRECT`` or ``STAGED``, as measured for such a message; None where no rule says so."""
-    fits = (r.path for r in rules if (r.vendors, r.near) == (vendors, near) and r.low <= nbytes < r.high)
-    return next(fits, None)
 
 
 # --- the TUNE grammar -------------------------------------------------------------------------------------------------
@@ -197,7 +176,6 @@ class Measured:
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
-    messages: tuple[PairRule, ...] = ()
     wires: Wires = NO_WIRES
 
 
@@ -207,15 +185,16 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
     ``ValueError`` if the file is there and not such a table.
     """
     rows = [
-        {"collective": rule.collective} | _range_row(rule) | {"algorithm": rule.algorithm, "fragments": rule.fragments}
+        {
+            "collective": rule.collective,
+            "from": rule.low,
+            "to": None if rule.high == math.inf else rule.high,
+            "algorithm": rule.algorithm,
+            "fragments": rule.fragments,
+        }
         for rule in found.rules
     ]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
-    if found.messages:
-        entry["messages"] = [
-            {"between": list(rule.vendors), "near": rule.near} | _range_row(rule) | {"path": rule.path}
-            for rule in found.messages
-        ]
     entry |= {"wires": found.wires._asdict()} if found.wires.number else {}
     _put(Path(path), "topologies", topology.fingerprint(), entry)
 
@@ -249,9 +228,8 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
         wires = _wires(entry["wires"]) if "wires" in entry else Wires()
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, messages, wires)
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights, wires)
 
 
 def _wires(data: dict[str, Any]) -> Wires:
@@ -310,24 +288,10 @@ def _parse(text: str) -> dict[str, Any]:
         return dict(table)
 
 
-def _range_row(rule: Rule | PairRule) -> dict[str, Any]:
-    return {"from": rule.low, "to": None if rule.high == math.inf else rule.high}
-
-
-def _range_of(row: dict[str, Any]) -> tuple[float, float]:
-    return float(row["from"]), math.inf if row["to"] is None else float(row["to"])
-
-
-def _pair_row(row: dict[str, Any]) -> PairRule:
-    if row["path"] not in (Transport.DIRECT, Transport.STAGED):
-        raise ValueError(f"path {row['path']!r} of messages is neither direct nor staged")
-    one, other = sorted(map(str, row["between"]))
-    return PairRule((one, other), bool(row["near"]), *_range_of(row), Transport(row["path"]))
-
-
 def _row(row: dict[str, Any]) -> Rule:
     algorithms.find(row["collective"], row["algorithm"])
-    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]))
+    high = math.inf if row["to"] is None else float(row["to"])
+    return Rule(row["collective"], float(row["from"]), high, row["algorithm"], int(row["fragments"]))
 
 
 # --- islands by fabric ------------------------------------------------------------------------------------------------

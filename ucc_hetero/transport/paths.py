@@ -11,7 +11,6 @@ from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
 from ..machine.vendors import of_memory
-from ..planner.rules import pair_path
 from ..planner.select import Tuning
 from ..planner.topology import Topology
 from ..types import Transport
@@ -67,27 +66,23 @@ def _unreachable_peers(everyone: Sequence[Facts]) -> list[int]:
 
 
 class MessagePaths:
-    """Paths of one rank's messages on device memory: by way of the host where they must, or where that was faster.
+    """Paths of one rank's messages on device memory: by way of the host where they must.
 
     Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
-    ``forced`` is a path for all messages that could take either.
     """
 
     def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
-        self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
-        #: How messages go that could go either way, where nothing was measured.
-        self.usual = tuning.path
+        self._rank, self._everyone = rank, everyone
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        self._always = self.usual is Transport.STAGED or not _knows(everyone[rank])
+        self._always = tuning.path is Transport.STAGED or not _knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
-        self.forced: Transport | None = None
         #: True if this rank loads kernels at their first launch: the answer of :meth:`wanted` may then change.
         self.lazy_loading = everyone[rank].lazy_loading
 
-    def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
-        """True if a message of so many bytes with ``peer`` (negative: any rank) goes by way of the host.
+    def wanted(self, peer: int, *, in_stream: bool = False) -> bool:
+        """True if a message with ``peer`` (negative: any rank) goes by way of the host.
 
         ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
         do them in a thread which must not wait for a thread that launches kernels. So would it on one host, where that
@@ -98,37 +93,11 @@ class MessagePaths:
         here = self._host(self._rank)
         if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
             return True
-        if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
-            path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
-            if path:
-                return path is Transport.STAGED
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
-    def undecided(self, peer: int, nbytes: int) -> bool:
-        """True if neither a setting nor a measurement says how a message with a rank of another host goes."""
-        if not self._free or self.forced or self._host(peer) == self._host(self._rank):
-            return False
-        measured = self._rules and self.either(self._rank, peer)
-        return not (measured and pair_path(self._rules, *self.kind(self._rank, peer), nbytes))
-
-    def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
-        """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
-        a, b = sorted(self._vendor(rank) for rank in (one, other))
-        return (a, b), self._host(one) == self._host(other)
-
-    def either(self, one: int, other: int) -> bool:
-        """True if messages between two ranks could go either way; some of them lie on a device."""
-        a, b = self._everyone[one], self._everyone[other]
-        near = self._host(one) == self._host(other)
-        if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
-            return False
-        if near:  # libucp opens the other's memory
-            return _knows(a, b) and _knows(b, a)
-        return _knows(a) and _knows(b)
-
-    def _vendor(self, rank: int) -> str:
-        facts = self._everyone[rank]
-        return facts.vendor if facts.device_memory else "host"
+    def undecided(self, peer: int) -> bool:
+        """True if no setting says how a message with a rank of another host goes."""
+        return self._free and self._host(peer) != self._host(self._rank)
 
     def _host(self, rank: int) -> object:
         return self._everyone[rank].host.memory
