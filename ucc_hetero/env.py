@@ -285,7 +285,7 @@ _VARIABLES = (
         "WIRE_SLOT",
         _slot,
         "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M, or a little "
+        "Most bytes of a slot in the rings between devices of several hosts (auto: 2M, or a little "
         "more that all wires carry as much of); twice as many on one host and for the longest messages.",
         "auto|bytes",
     ),

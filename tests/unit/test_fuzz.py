@@ -38,7 +38,6 @@ TABLE: dict[str, Any] = {
     "topologies": {
         TOPOLOGY.fingerprint(): {
             "weights": [1, 1, 2],
-            "wires": {"number": 4, "slot": 65536},
             "rules": [{"collective": "allreduce", "from": 0, "to": 4096, "algorithm": "flat", "fragments": 1}],
         }
     },

@@ -130,9 +130,7 @@ class Membership:
             native_in_stream = self.island.size == 1 or (
                 memory is not None and not self.device.by_host and self.job.vendors_library(memory)
             )
-            self.channels, self.lacks = join(
-                self.mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
-            )
+            self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
             self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
 
@@ -213,7 +211,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
             try:
-                found = join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
+                found = join(self.mpi, apart, self.facts, self.runtime, False)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]

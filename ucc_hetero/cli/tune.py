@@ -1,13 +1,12 @@
 """``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
 
-Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, network threads between
-hosts, and what each host's links carry. What is clearly faster than the usual
+Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, and what each host's links
+carry. What is clearly faster than the usual
 choice becomes a rule (UCCH_TUNE_FILE).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,13 +22,10 @@ from .. import env
 from ..api.comm import Communicator, runner_of
 from ..bootstrap.fabrics import layout_of
 from ..device import Vector
-from ..machine.discover import host_cores
 from ..planner.collectives import ROWS, elements, recv_length, send_length
-from ..planner.rules import Layout, Measured, Rule, Wires, save_fabric, save_table
+from ..planner.rules import Layout, Measured, Rule, save_fabric, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
-from ..transport.channels import SLOT, usual_slot
-from ..transport.wires import wanted
 from .finding import Finding, improvements
 from .plan import short_name
 
@@ -43,7 +39,6 @@ _ROUNDS, _SECONDS, _MOST = 5, 1e-3, 4096
 _TRIES = 4
 #: Seconds of a sample between hosts: short ones are as long as what carries them lasts.
 _WIRES_SECONDS = 2e-3
-_NUMBERS, _SLOTS = (1, 2, 4, 8, 16), (512 << 10, 1 << 20, 2 << 20, 4 << 20)
 #: Bytes by which links are measured.
 _LONG = 8 << 20
 
@@ -259,46 +254,6 @@ def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
     return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in improvements(found))
 
 
-# --- network threads --------------------------------------------------------------------------------------------------
-
-
-def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) -> Finding | None:
-    """How many network threads and how long slots are fastest; the same on every rank. None where no call needs them.
-
-    First the number, with usual slots, then the slots: each in a communicator of its own, with the settings in the
-    environment, where no other choice depends on them.
-    """
-    hosts = comm.topology.hosts
-    if runner_of(comm).members.channels is None or len(set(hosts)) < 2:
-        return None
-    here = Counter(hosts)[hosts[comm.rank]]
-    with env.meanwhile({"UCCH_WIRES": "auto"}):
-        told = comm.mpi.allgather((wanted(), len(host_cores()) // here // 2))
-    usual, most = (min(each) for each in zip(*told, strict=True))
-    default = Wires(usual, usual_slot(usual))
-    numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})
-    each = [Wires(number, usual_slot(number)) for number in numbers]
-    times = {wires: _measure_wire(comm, wires, nbytes) for wires in each}
-    best = Finding.of("wires", nbytes, default, times).best
-    more = [Wires(best.number, slot) for slot in _SLOTS if slot != SLOT]
-    found = Finding.of("wires", nbytes, default, times | {wires: _measure_wire(comm, wires, nbytes) for wires in more})
-    tell(found.line("wires", lambda wires: f"{wires.number} of {wires.slot >> 10}K"))
-    return found
-
-
-def _measure_wire(comm: Communicator, wires: Wires, nbytes: int) -> list[float]:
-    with (
-        env.meanwhile({"UCCH_WIRES": str(wires.number), "UCCH_WIRE_SLOT": str(wires.slot)}),
-        Communicator(comm.mpi) as one,
-    ):
-        example = _Example(one, "allreduce", nbytes)
-        trial = Trial(one, example.call, _WIRES_SECONDS)
-        trial.warm()
-        took = [trial.sample() for _ in range(_ROUNDS)]
-        example.close()
-    return took
-
-
 # --- links of hosts ---------------------------------------------------------------------------------------------------
 
 
@@ -347,23 +302,20 @@ class Tuned:
     fabric: Finding | None
     speeds: list[int]
     collectives: list[Finding]
-    wires: Finding | None
 
     @property
     def doubtful(self) -> int:
         """Sizes that have no rule although something was faster: by no more than noise."""
-        single = (one for one in (self.fabric, self.wires) if one)
-        return sum(one.doubtful for one in (*self.collectives, *single))
+        return sum(one.doubtful for one in (self.fabric, *self.collectives) if one)
 
     def save(self, path: str | Path, rank: int) -> int:
         """Write the table on rank 0; returns the number of rules."""
         rules, word = rules_of(self.collectives), clearly(self.fabric)
-        wires = self.wires.best if self.wires and self.wires.best != self.wires.default else Wires()
         if rank == 0:
             weights = link_weights(self.bare.hosts, self.speeds)
             # Measuring them makes some difference of its own.
             clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
-            save_table(path, self.bare, Measured(rules, clear, wires))
+            save_table(path, self.bare, Measured(rules, clear))
             if self.fabric:
                 save_fabric(path, self.layout, word)
         return len(rules) + bool(word)
@@ -386,5 +338,4 @@ def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], t
             fabric,
             speeds,
             measure_collectives(one, collectives, sizes, tell),
-            measure_wires(one, sizes[-1], tell),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ucc_hetero.env import TABLE, parse_size
+from ucc_hetero.env import parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
@@ -159,24 +159,12 @@ def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tup
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
-class Wires(NamedTuple):
-    """Number of network threads' pairs in a process and bytes of their slots; 0: not measured."""
-
-    number: int = 0
-    slot: int = 0
-
-
-#: Of a topology for which none were measured.
-NO_WIRES = Wires()
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike)."""
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
-    wires: Wires = NO_WIRES
 
 
 def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
@@ -195,7 +183,6 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
         for rule in found.rules
     ]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
-    entry |= {"wires": found.wires._asdict()} if found.wires.number else {}
     _put(Path(path), "topologies", topology.fingerprint(), entry)
 
 
@@ -228,15 +215,7 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        wires = _wires(entry["wires"]) if "wires" in entry else Wires()
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, wires)
-
-
-def _wires(data: dict[str, Any]) -> Wires:
-    found = Wires(int(data["number"]), int(data["slot"]))
-    for name, value in zip(("WIRES", "WIRE_SLOT"), found, strict=True):
-        TABLE[name].parse(str(value))
-    return found
+        return Measured(tuple(_row(row) for row in entry["rules"]), weights)
 
 
 class Table(NamedTuple):

@@ -13,7 +13,7 @@ from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
-from ucc_hetero.planner.rules import NO_WIRES, Measured, Rule, Wires, load_table, match, parse_tune
+from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
 from ucc_hetero.types import Transport
 
@@ -44,8 +44,6 @@ class Tuning:
     plain: bool = False
     #: Calls on device memory are queued in streams whole.
     queued: bool = False
-    #: Measured number and slots of the wires between hosts.
-    wires: Wires = NO_WIRES
     _choices: dict[tuple[Topology, str, int], tuple[Choice, str]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -77,8 +75,7 @@ def agreed(
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    tuning = Tuning.parse(rules, measured.rules, path, plain=plain)
-    return topology, replace(tuning, wires=measured.wires)
+    return topology, Tuning.parse(rules, measured.rules, path, plain=plain)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:

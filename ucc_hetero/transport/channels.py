@@ -20,12 +20,11 @@ from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib, owned
-from ..planner.rules import Wires
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
 
-#: Most bytes of a slot between hosts, where nothing else was measured.
+#: Most bytes of a slot between hosts, where nothing else is wanted.
 SLOT = 2 << 20
 
 
@@ -105,11 +104,10 @@ def join(
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
-    measured: Wires,
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``native_in_stream`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else.
+    ``native_in_stream`` as in :class:`Channels`, of this rank.
     Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
     would be slow without a word.
     """
@@ -118,7 +116,7 @@ def join(
     if why is not None:
         return None, why
     rank = int(mpi.Get_rank())
-    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream, measured))
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream))
     why = _obstacle(rank, offers)
     if why:
         return None, why
@@ -234,9 +232,9 @@ class _Reach(NamedTuple):
     wires: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
-    def of(cls, hosts: bool, measured: int) -> _Reach:
+    def of(cls, hosts: bool) -> _Reach:
         """That of this rank, without wires where all ranks are on one host."""
-        count = wires.wanted(measured) if hosts else 0
+        count = wires.wanted() if hosts else 0
         return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
 
 
@@ -262,7 +260,6 @@ def _offer(
     places: Sequence[int],
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
-    measured: Wires,
 ) -> _Offer:
     """That of this rank."""
     hosts = max(places) > 0
@@ -275,10 +272,10 @@ def _offer(
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
     copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
     compiles = ready and kernels.all_ready([sums, *((kind, 0, 0, 0) for kind in copies)])
-    reach = _Reach.of(hosts, measured.number) if ready else _Reach()
+    reach = _Reach.of(hosts) if ready else _Reach()
     if ready and hosts and not reach.wires:
         lack = "no network threads"
-    slot = measured.slot if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
+    slot = 0 if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
     return _Offer(unwanted, lack, native_in_stream, compiles, board, reach, slot)
 
 
