@@ -217,8 +217,8 @@ _VARIABLES = (
         "FABRIC",
         _choice(*fabric.WORDS),
         "auto",
-        "Where the vendor's library joins a vendor's ranks into one island; auto: as measured (UCCH_TUNE_FILE), else "
-        "on all hosts with RDMA that it will use; host: on each host; all: on all hosts.",
+        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with "
+        "RDMA that it will use; host: on each host; all: on all hosts.",
         "auto|host|all",
     ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),

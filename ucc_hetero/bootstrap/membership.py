@@ -96,7 +96,7 @@ class Membership:
 
     def _group(self, known: Known) -> None:
         """The ranks' job, islands, and what they choose algorithms by."""
-        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime, known.table)
+        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime)
         #: For communicators made from this one.
         self.known = known._replace(job=self.job, claims=[])
         islands = tuple([self.job.topology.island_of[self.job.index[f.process]] for f in self.facts])

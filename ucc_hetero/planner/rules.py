@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ucc_hetero.env import parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.topology import Topology, numbered
-
-_Choice = TypeVar("_Choice")
+from ucc_hetero.planner.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,33 +127,6 @@ def _range(text: str) -> tuple[float, float]:
     return bounds
 
 
-# --- what measurements say --------------------------------------------------------------------------------------------
-
-#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
-_GAIN = 0.95
-
-
-def best_of(seconds: Mapping[_Choice, float], default: _Choice) -> _Choice:
-    """The fastest of what was measured, or the default where nothing is clearly faster."""
-    fastest = min(seconds, key=seconds.__getitem__)
-    return fastest if seconds[fastest] < _GAIN * seconds[default] else default
-
-
-def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tuple[_Choice, float, float]]:
-    """Findings at ascending sizes as (what, from, up to bytes), without ranges where it is None.
-
-    Ranges end halfway (geometrically) between neighbours that differ, and at twice the last size.
-    """
-    low = 0.0
-    for i, (size, what) in enumerate(zip(sizes, found, strict=True)):
-        last = i + 1 == len(sizes)
-        if last or found[i + 1] != what:
-            high = float(2 * size if last else round(math.sqrt(max(size, 1) * sizes[i + 1])))
-            if what is not None:
-                yield what, low, high
-            low = high
-
-
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
@@ -183,19 +154,10 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
         for rule in found.rules
     ]
     entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
-    _put(Path(path), "topologies", topology.fingerprint(), entry)
-
-
-def _put(file: Path, section: str, key: str, entry: dict[str, Any] | None) -> None:
-    """Put an entry into a section of a table, which is made where there is none; None takes it out."""
-    table: dict[str, Any] = {"format": 1, "topologies": {}}
-    if file.exists():
-        table = _parse(file.read_text())
-    entries = table.setdefault(section, {})
-    if entry is None:
-        entries.pop(key, None)
-    else:
-        entries[key] = entry
+    file = Path(path)
+    empty: dict[str, Any] = {"format": 1, "topologies": {}}
+    table = _parse(file.read_text()) if file.exists() else empty
+    table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
     temporary.replace(file)  # a reader sees the old table or the new one
@@ -271,101 +233,3 @@ def _row(row: dict[str, Any]) -> Rule:
     algorithms.find(row["collective"], row["algorithm"])
     high = math.inf if row["to"] is None else float(row["to"])
     return Rule(row["collective"], float(row["from"]), high, row["algorithm"], int(row["fragments"]))
-
-
-# --- islands by fabric ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Ranks of a job by vendor and host, and RDMA between the hosts: what a measured choice of islands goes by."""
-
-    #: Ranks of a vendor on one host are an island.
-    topology: Topology
-    #: Vendor on several hosts -> kinds of RDMA there that its library uses; an empty one for hosts without.
-    rdma: Mapping[str, list[str]]
-
-    @classmethod
-    def of(cls, vendors: Sequence[str], nodes: Sequence[Hashable], kinds: Sequence[str]) -> Layout:
-        """Make a layout.
-
-        Args:
-            vendors: of each rank's memory.
-            nodes: of each rank, equal for those of one host.
-            kinds: RDMA of each rank's host that its vendor's library uses; empty where there is none.
-        """
-        hosts = numbered(nodes)
-        wide = [name for name in dict.fromkeys(vendors) if name != "host" and len(_of(name, vendors, hosts)) > 1]
-        rdma = {name: sorted(_of(name, vendors, kinds)) for name in wide}
-        return cls(Topology.group(vendors, hosts, fabrics=hosts), rdma)
-
-    def entry(self, word: str) -> dict[str, Any]:
-        """Entry of a table."""
-        return {"ranks": self.topology.describe(), "rdma": dict(self.rdma), "fabric": word}
-
-
-def _of(vendor: str, vendors: Sequence[str], values: Sequence[_Choice]) -> set[_Choice]:
-    """Values of a vendor's ranks."""
-    return {value for name, value in zip(vendors, values, strict=True) if name == vendor}
-
-
-def save_fabric(path: str | Path, layout: Layout, word: str) -> None:
-    """Put the measured value of UCCH_FABRIC for the ranks of a job into a JSON table, beside what is there already.
-
-    Args:
-        path: file of the table, made where there is none.
-        layout: the ranks.
-        word: ``host`` or ``all``; empty takes an older entry out, where neither was clearly faster.
-
-    Raises:
-        ValueError: the file is there and no such table.
-    """
-    _put(Path(path), "fabrics", layout.topology.fingerprint(), layout.entry(word) if word else None)
-
-
-def measured_fabric(table: Table, layout: Layout) -> tuple[str, str]:
-    """Find the value of UCCH_FABRIC that was measured for the ranks of a job.
-
-    Args:
-        table: as rank 0 has read it.
-        layout: the ranks.
-
-    Returns:
-        ``host`` or ``all``, and where it is from. Without a value: two empty texts, or why an entry for such ranks is
-        not followed, as their hosts had other RDMA.
-
-    Raises:
-        ValueError: the entry is none.
-    """
-    if not table.text or not layout.rdma:
-        return "", ""
-    where = f"the tuned table {table.path}"
-    try:
-        entries, key = _fabrics(table.text), layout.topology.fingerprint()
-        if key not in entries:
-            return "", ""
-        entry = entries[key]
-        word, rdma = entry["fabric"], {str(name): sorted(map(str, kinds)) for name, kinds in entry["rdma"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} has no proper fabric for {layout.topology.describe()}: {error!r}") from None
-    if word not in ("host", "all"):
-        raise ValueError(f"{where} has the fabric {word!r} for {layout.topology.describe()}; it must be host or all")
-    if rdma != layout.rdma:
-        return "", f"not by {where}, of hosts with {_rdma_text(rdma)}"
-    return word, f"by {where}"
-
-
-def _rdma_text(rdma: Mapping[str, list[str]]) -> str:
-    return ", ".join(f"{' and '.join(kind or 'no RDMA' for kind in kinds)} for {name}" for name, kinds in rdma.items())
-
-
-def fabrics_of(table: Table) -> dict[str, str]:
-    """Measured values of UCCH_FABRIC in a table, by the ranks that they are for. ``ValueError`` for a bad table."""
-    try:
-        return {str(entry["ranks"]): str(entry["fabric"]) for entry in _fabrics(table.text).values()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the tuned table {table.path} has no proper fabrics: {error!r}") from None
-
-
-def _fabrics(text: str) -> dict[str, Any]:
-    return dict(_parse(text).get("fabrics", {})) if text else {}
