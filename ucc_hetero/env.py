@@ -200,13 +200,6 @@ _VARIABLES = (
         "Mbit/s",
     ),
     Variable(
-        "PORTS",
-        _choice("all", "turns"),
-        "all",
-        "Where hosts have several network ports a rank uses all of them, or one in turn (docs/topology.md says when).",
-        "all|turns",
-    ),
-    Variable(
         "GROUP",
         str,
         "",

@@ -12,7 +12,7 @@ import pytest
 
 from ucc_hetero.machine import discover, nics, nvlink
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic, link_speed, machine, record, replay
-from ucc_hetero.machine.nics import Port, assign, flow_limit, joining, near, ports, rails, shared, use
+from ucc_hetero.machine.nics import Port, flow_limit, joining, near, ports, rails, shared, use
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -146,28 +146,27 @@ OTHERS = A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10)
 BOTH = "eth0", "eth1"
 
 
-@pytest.mark.parametrize("ranks, offers, turns, spread, joined, wires", [
-    ("xxyy", [(A, B)] * 2, "eth0 eth1 eth0 eth1", 2, (), BOTH),
-    ("xyxyxy", [(A, B)] * 2, "eth0 eth0 eth1 eth1 eth0 eth0", 2, (), BOTH),
-    ("xxyy", [(A, B), OTHERS], "eth0 eth1 ens1 ens2", 2, (), BOTH),  # other names, and another speed of the whole host
-    ("xxxx", [(A, B)], "", 1, (), ()),  # nothing leaves the host
-    ("xyy", [(A, B)] * 2, "", 2, (), BOTH),  # a rank needs both
-    ("xyy", [(B, A), (A, B)], "", 2, (), BOTH),  # in the order of the networks
-    ("xxyy", [(A, B), ()], "", 1, (), ()),  # RDMA there
-    ("xxyy", [(A, B), (A,)], "", 1, ("eth0",), ()),
-    ("xxyy", [(A, B), (A, ELSEWHERE)], "", 1, ("eth0",), ()),  # each has a network of its own
-    ("xxyy", [(A, B), (A, SLOW)], "", 1, ("eth0",), ()),
-    ("xxyy", [(A, SLOW)] * 2, "", 1, ("eth0",), ()),
-    ("xxyy", [(A, BESIDE)] * 2, "", 2, (), ()),  # both in one network
-    ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], "", 1, (), ()),  # routed, or none of them
-    ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], "", 2, (), BOTH),
+@pytest.mark.parametrize("ranks, offers, spread, joined, wires", [
+    ("xxyy", [(A, B)] * 2, 2, (), BOTH),
+    ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
+    ("xxyy", [(A, B), OTHERS], 2, (), BOTH),  # other names, and another speed of the whole host
+    ("xxxx", [(A, B)], 1, (), ()),  # nothing leaves the host
+    ("xyy", [(A, B)] * 2, 2, (), BOTH),  # a rank needs both
+    ("xyy", [(B, A), (A, B)], 2, (), BOTH),  # in the order of the networks
+    ("xxyy", [(A, B), ()], 1, (), ()),  # RDMA there
+    ("xxyy", [(A, B), (A,)], 1, ("eth0",), ()),
+    ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
+    ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()),
+    ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
+    ("xxyy", [(A, BESIDE)] * 2, 2, (), ()),  # both in one network
+    ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], 1, (), ()),  # routed, or none of them
+    ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], 2, (), BOTH),
 ])  # fmt: skip
 def test_who_uses_which_port(
-    ranks: str, offers: list[tuple[Port, ...]], turns: str, spread: int, joined: tuple[str], wires: tuple[str]
+    ranks: str, offers: list[tuple[Port, ...]], spread: int, joined: tuple[str], wires: tuple[str]
 ) -> None:
-    """Ports that ranks take in turn, over how many a transfer is spread, to which libucp is kept, and wires of each."""
+    """Over how many ports a transfer is spread, to which libucp is kept, and wires of each."""
     found = [offers["xyz".index(host)] for host in ranks]
-    assert assign(ranks, found) == (turns.split() or [""] * len(ranks))
     assert (rails(ranks, found), joining(ranks, found, 0), shared(ranks, found, 0)) == (spread, joined, wires)
 
 
