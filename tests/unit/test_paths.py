@@ -8,12 +8,10 @@ from test_bootstrap import FACTS, HERE, THERE
 from ucc_hetero.errors import AgreementError
 from ucc_hetero.machine.discover import HostIdentity
 from ucc_hetero.machine.facts import Facts
-from ucc_hetero.planner.select import Tuning
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.transport.paths import Device, MessagePaths, crowded_hosts, path_of
-from ucc_hetero.types import Transport
+from ucc_hetero.transport.paths import Device, MessagePaths, crowded_hosts, staged
 
-DIRECT, STAGED = Transport
+DIRECT, STAGED = "direct", "staged"
 
 
 def rank(memory: str, host: HostIdentity = HERE, moves: tuple[str, ...] = ("host", "cuda")) -> Facts:
@@ -27,7 +25,7 @@ FAR = rank("rocm", THERE, ("host", "rocm"))
 BOTH = ("host", "cuda", "rocm")
 
 
-@pytest.mark.parametrize("ranks, wanted, path", [
+@pytest.mark.parametrize("ranks, wanted, how", [
     ([CUDA, CUDA], "auto", DIRECT),
     ([CUDA, FAR], "auto", DIRECT),  # each host has devices of one kind: the network reads both
     ([CUDA, ROCM], "auto", STAGED),
@@ -39,8 +37,8 @@ BOTH = ("host", "cuda", "rocm")
     ([CUDA, ROCM], DIRECT, DIRECT),
     ([CUDA, CUDA], STAGED, STAGED),
 ])  # fmt: skip
-def test_path(ranks: list[Facts], wanted: str, path: str) -> None:
-    assert path_of(ranks, wanted) == path
+def test_path(ranks: list[Facts], wanted: str, how: str) -> None:
+    assert staged(ranks, wanted) is (how == STAGED)
 
 
 @pytest.mark.parametrize("ranks, reason", [
@@ -57,7 +55,7 @@ def test_an_island_whose_devices_no_library_serves(ranks: list[Facts], reason: s
 
 def test_places_that_cannot_be_or_are_crowded() -> None:
     with pytest.raises(AgreementError, match=r"rank\(s\) \[1\] cannot move"):
-        path_of([CUDA, rank("cuda", moves=("host",))], DIRECT)
+        staged([CUDA, rank("cuda", moves=("host",))], DIRECT)
     two = Topology.group(["nvidia", "amd"], [0, 0])
     assert crowded_hosts(two, [CUDA, ROCM]) == {HERE.memory}
     assert not crowded_hosts(two, [CUDA, FAR])
@@ -68,13 +66,13 @@ ROCM = rank("rocm", moves=BOTH)
 NONE = rank("", moves=("host", "cuda"))
 
 
-def message_paths(everyone: list[Facts], path: Transport = DIRECT) -> MessagePaths:
+def message_paths(everyone: list[Facts], how: str = DIRECT) -> MessagePaths:
     hosts = [0 if f.host == CUDA.host else 1 for f in everyone]
     topology = Topology.group([f.vendor for f in everyone], hosts)
-    return MessagePaths(0, everyone, topology, Tuning(path=path))
+    return MessagePaths(0, everyone, topology, how == STAGED)
 
 
-@pytest.mark.parametrize("everyone, path, detour", [
+@pytest.mark.parametrize("everyone, how, detour", [
     ([CUDA, CUDA], DIRECT, False),
     ([CUDA, FAR], DIRECT, False),
     ([CUDA, FAR], STAGED, True),
@@ -84,8 +82,8 @@ def message_paths(everyone: list[Facts], path: Transport = DIRECT) -> MessagePat
     ([CUDA, rank("cuda", THERE, moves=("host",))], DIRECT, False),  # the other's cannot
     ([CUDA, NONE], DIRECT, False),
 ])  # fmt: skip
-def test_messages(everyone: list[Facts], path: Transport, detour: bool) -> None:
-    assert message_paths(everyone, path).wanted(1) is detour
+def test_messages(everyone: list[Facts], how: str, detour: bool) -> None:
+    assert message_paths(everyone, how).wanted(1) is detour
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_defaults(data: str, place: str, calls: str) -> None:
 
 def test_user_before_measured_before_default() -> None:
     measured = (Rule("allreduce", 0, math.inf, "split_rail", 2),)
-    tune = Tuning.parse("allreduce:0-1k:@flat", measured)
+    tune = Tuning(parse_tune("allreduce:0-1k:@flat"), measured)
     assert choose(TWO, "allreduce", 512, tune=tune) == Choice("flat")
     assert choose(TWO, "allreduce", 1024, tune=tune) == Choice("split_rail", 2)
     assert choose(TWO, "bcast", 8, tune=tune) == Choice("tree")

@@ -22,8 +22,7 @@ from ..trace import flight
 from ..trace.record import communicator
 from ..transport.carriers import warn_idle
 from ..transport.channels import Channels, join
-from ..transport.paths import Device, path_of
-from ..types import Transport
+from ..transport.paths import Device, staged
 from . import faults, numbers, process
 from .board import Board, ended, meet
 from .links import Links
@@ -103,10 +102,10 @@ class Membership:
         said = dict(self.facts[self.rank].settings)  # alike on all ranks, whatever has been changed since
         wanted = env.get("STAGING", said)
         #: ``bare`` has the islands alone: what tables of measured choices go by.
-        self.bare, self.topology, self.tuning = _chosen_by(
+        self.bare, self.topology, self.tuning, self.staged = _chosen_by(
             tuple(self.facts), islands, wanted, env.get("TUNE", said), known.table.text
         )
-        if wanted == Transport.DIRECT and not (self.tuning.plain or self.bare.flat or self.rank):
+        if wanted == "direct" and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
@@ -257,9 +256,9 @@ class Membership:
 @lru_cache(maxsize=64)
 def _chosen_by(
     facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
-) -> tuple[Topology, Topology, Tuning]:
-    """The islands alone, the topology, and the rules by which ranks choose algorithms; kept for their next
-    communicator."""
+) -> tuple[Topology, Topology, Tuning, bool]:
+    """The islands alone, the topology, the rules by which ranks choose algorithms, and True if messages are staged;
+    kept for their next communicator."""
     hosts = numbered(f.host.node for f in facts)
     plain = not any(f.device_memory for f in facts)
     levels = levels_of([f.group for f in facts])
@@ -267,7 +266,7 @@ def _chosen_by(
         levels.append(hosts)
     bare = Topology.group([f.vendor for f in facts], hosts, (), levels, islands)
     weighted = replace(bare, weights=link_weights(hosts, [f.link_speed for f in facts]))
-    return bare, *agreed(bare, weighted, rules, table, path_of(facts, staging), plain=plain)
+    return bare, *agreed(bare, weighted, rules, table, plain=plain), staged(facts, staging)
 
 
 @cache

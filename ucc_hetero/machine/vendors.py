@@ -15,41 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "DLPACK",
-    "INTERFACES",
-    "KFD_NODES",
-    "ROOT",
-    "STREAMS",
-    "TORCH",
-    "VENDORS",
-    "Compiler",
-    "Device",
-    "Known",
-    "Library",
-    "Network",
-    "Setting",
-    "Trap",
-    "Vendor",
-    "apply",
-    "cpus_of",
-    "devices",
-    "gfx",
-    "kfd_address",
-    "kfd_nodes",
-    "kfd_properties",
-    "leave_alone",
-    "memory_name",
-    "native_vendor",
-    "numa_nodes",
-    "number",
-    "of_memory",
-    "register",
-    "seen",
-    "settings",
-    "text",
-]
-
 ROOT = Path("/")
 
 

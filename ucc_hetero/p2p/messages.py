@@ -73,7 +73,7 @@ class Arrays:
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
-        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning)
+        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
         self._bounce: Bounce | None = None
         #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()

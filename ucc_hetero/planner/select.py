@@ -15,7 +15,6 @@ from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
 from ucc_hetero.planner.plan import Fragment, Plan, no_collector
 from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Transport
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30
@@ -38,44 +37,29 @@ class Tuning:
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
-    #: Usual way of messages on device memory.
-    path: Transport = Transport.DIRECT
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
     plain: bool = False
     #: Calls on device memory are queued in streams whole.
     queued: bool = False
     _choices: dict[tuple[Topology, str, int], tuple[Choice, str]] = field(default_factory=dict, init=False, repr=False)
 
-    @classmethod
-    def parse(
-        cls, text: str, measured: tuple[Rule, ...] = (), path: Transport = Transport.DIRECT, *, plain: bool = False
-    ) -> Tuning:
-        """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, plain)
-
 
 _DEFAULT = Tuning()
 
 
 def agreed(
-    bare: Topology,
-    declared: Topology,
-    rules: str,
-    table: str,
-    path: Transport = Transport.DIRECT,
-    *,
-    plain: bool = False,
+    bare: Topology, declared: Topology, rules: str, table: str, *, plain: bool = False
 ) -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``path`` and ``plain`` as in
-    ``Tuning``. All of them are equal on every rank.
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` as in ``Tuning``. All of
+    them are equal on every rank.
     ``ValueError`` for texts that are neither.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    return topology, Tuning.parse(rules, measured.rules, path, plain=plain)
+    return topology, Tuning(parse_tune(rules), measured.rules, plain)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:

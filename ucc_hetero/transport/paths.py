@@ -11,21 +11,19 @@ from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
 from ..machine.vendors import of_memory
-from ..planner.select import Tuning
 from ..planner.topology import Topology
-from ..types import Transport
 from .channels import streams_wait
 
 
-def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
-    """``DIRECT`` or ``STAGED``: the usual way of messages on device memory, equal on every rank.
+def staged(everyone: Sequence[Facts], wanted: str) -> bool:
+    """True if messages on device memory usually go by way of the host; equal on every rank.
 
     ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
     that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
     processor, piece by piece.
     """
     without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # whose libucp cannot move its device's memory
-    if wanted == Transport.DIRECT and without:
+    if wanted == "direct" and without:
         raise AgreementError(
             f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
             "use a build that can, or UCCH_STAGING=auto"
@@ -35,8 +33,7 @@ def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
         if facts.device_memory:
             kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
     unlike = any(len(found) > 1 for found in kinds.values())
-    direct = not (without or unlike or _unreachable_peers(everyone))
-    return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
+    return wanted == "staged" or (wanted == "auto" and bool(without or unlike or _unreachable_peers(everyone)))
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
@@ -71,10 +68,10 @@ class MessagePaths:
     Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
     """
 
-    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
+    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, staged: bool) -> None:
         self._rank, self._everyone = rank, everyone
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        self._always = tuning.path is Transport.STAGED or not _knows(everyone[rank])
+        self._always = staged or not _knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
