@@ -13,20 +13,6 @@ from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
 
 
-def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piece) -> Stages:
-    """The root's ``src`` to the leaders' ``dst`` and its own island, then from the leaders to their islands."""
-    first: list[Step] = []
-    later: list[list[Step]] = []
-    for of in reversed(teams(topology, piece, root)):
-        later.append([])
-        for team in of:
-            n, i = len(team), team.first
-            mine = team.ranks[i] == root
-            at = only(i, n, src if mine else dst)
-            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, at, without(i, n, dst), i))
-    return stages(first, *later)
-
-
 @algorithm("bcast", "tree", suits=ranking.tree)
 def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     """To a leader of each island, while the root's island has it from the root; then inside the other islands.
@@ -34,7 +20,18 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
     """
     at = piece.vector(call)
-    return fan_out(topology, call.root, region("send", at), region("recv", at), piece) if at.count else ()
+    if not at.count:
+        return ()
+    first: list[Step] = []
+    later: list[list[Step]] = []
+    for of in reversed(teams(topology, piece, call.root)):
+        later.append([])
+        for team in of:
+            n, i = len(team), team.first
+            mine = team.ranks[i] == call.root
+            src, dst = only(i, n, region("send" if mine else "recv", at)), without(i, n, region("recv", at))
+            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, src, dst, i))
+    return stages(first, *later)
 
 
 @algorithm("bcast", "split_rail", suits=ranking.rails, most=ranking.overlapped)
