@@ -27,19 +27,14 @@ MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(H
 TOPOLOGY = Topology.group(["nvidia", "nvidia", "amd"], [0, 0, 1])
 WORDS = [
     *"0123456789:,#@-=[]. ", "allreduce", "bcast", "@flat", "@ring", "@split_rail", "inf", "64k", "4G", "host",
-    "nvidia", "amd", "fragments=", "path=", "direct", "staged", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
+    "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
     "data",
 ]  # fmt: skip
 TEXT = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
 #: A table as it is written, and what may stand in it instead.
 TABLE: dict[str, Any] = {
-    "format": 1,
-    "topologies": {
-        TOPOLOGY.fingerprint(): {
-            "weights": [1, 1, 2],
-            "rules": [{"collective": "allreduce", "from": 0, "to": 4096, "algorithm": "flat", "fragments": 1}],
-        }
-    },
+    "format": 2,
+    "topologies": {TOPOLOGY.fingerprint(): {"weights": [1, 1, 2], "rules": ["allreduce:0-4096:@flat:fragments=1"]}},
 }  # fmt: skip
 CLUSTER: dict[str, Any] = {
     "hosts": [{"name": "node[0-3]", "slots": 4, "vendor": "nvidia"}, {"name": "other", "slots": 2, "vendor": "amd"}],

@@ -143,10 +143,10 @@ def entry(**fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("change", [
-    {"format": 2}, {"topologies": 3}, {"format": None}, entry(rules=[{}]), entry(weights=[1]),
+    {"format": 1}, {"topologies": 3}, {"format": None}, entry(rules=[{}]), entry(rules=["bcast"]), entry(weights=[1]),
 ])  # fmt: skip
 def test_bad_tables_are_refused(change: dict[str, object]) -> None:
-    text = json.dumps({"format": 1, "topologies": {}} | change)
+    text = json.dumps({"format": 2, "topologies": {}} | change)
     with pytest.raises(ValueError, match="not a table of measured choices"):
         load_table(text, TWO)
     with pytest.raises(ValueError, match="not a table"):

@@ -35,6 +35,12 @@ class Rule:
     ranks: tuple[float, float] = (0, math.inf)
     score: float = math.inf
 
+    def __str__(self) -> str:
+        """The rule in the TUNE grammar, as far as rules are measured."""
+        high = "inf" if self.high == math.inf else f"{self.high:.0f}"
+        cut = f":fragments={self.fragments}" if self.fragments else ""
+        return f"{self.collective}:{self.low:.0f}-{high}:@{self.algorithm}{cut}"
+
     def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
         """True if the rule is for this call."""
         return (
@@ -57,42 +63,40 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
 # --- the TUNE grammar -------------------------------------------------------------------------------------------------
 
 
-def parse_tune(text: str) -> tuple[Rule, ...]:
+def parse_tune(text: str, where: str = "UCCH_TUNE") -> tuple[Rule, ...]:
     """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
 
     Tokens: collectives (``allreduce,bcast``), a byte range (``0-64k``, ``64k-inf``), vendors (``host,nvidia``), a range
     of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and of our own
-    ``fragments=8``. ``ValueError`` names the section and the token at fault.
+    ``fragments=8``. ``ValueError`` names the section and the token at fault, and ``where`` they are.
     """
     rules: list[Rule] = []
     for section in text.split("#"):
         if section.strip():
-            rules += _section(section.strip())
+            rules += _section(section.strip(), f"{where}: section {section.strip()!r}")
     return tuple(rules)
 
 
-def _section(section: str) -> list[Rule]:
+def _section(section: str, where: str) -> list[Rule]:
     found: dict[str, Any] = {}
     for token in section.split(":"):
         try:
             key, value = _token(token.strip())
         except ValueError as error:
-            raise ValueError(f"UCCH_TUNE: section {section!r}: {error}") from None
+            raise ValueError(f"{where}: {error}") from None
         if key in found:
-            raise ValueError(f"UCCH_TUNE: section {section!r}: {token.strip()!r} gives the {key} a second time")
+            raise ValueError(f"{where}: {token.strip()!r} gives the {key} a second time")
         found[key] = value
     collectives = found.pop("collectives", ())
     if not collectives:
-        raise ValueError(f"UCCH_TUNE: section {section!r}: no collective; one of {', '.join(ROWS)} must be named")
+        raise ValueError(f"{where}: no collective; one of {', '.join(ROWS)} must be named")
     if "algorithm" not in found:
-        raise ValueError(f"UCCH_TUNE: section {section!r}: no algorithm, such as @flat")
+        raise ValueError(f"{where}: no algorithm, such as @flat")
     low, high = found.pop("range", (0, math.inf))
     for collective in collectives:
         if found["algorithm"] not in algorithms.names(collective):
             known = ", ".join("@" + name for name in algorithms.names(collective))
-            raise ValueError(
-                f"UCCH_TUNE: section {section!r}: {collective} has no @{found['algorithm']}; it has {known}"
-            )
+            raise ValueError(f"{where}: {collective} has no @{found['algorithm']}; it has {known}")
     return [Rule(collective, low, high, **found) for collective in collectives]
 
 
@@ -130,6 +134,10 @@ def _range(text: str) -> tuple[float, float]:
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
+#: Of tables whose rules are texts in the TUNE grammar.
+_FORMAT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Entry of a table for one topology: rules, relative bandwidth of each rank's link (empty: all alike)."""
@@ -143,19 +151,10 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
 
     ``ValueError`` if the file is there and not such a table.
     """
-    rows = [
-        {
-            "collective": rule.collective,
-            "from": rule.low,
-            "to": None if rule.high == math.inf else rule.high,
-            "algorithm": rule.algorithm,
-            "fragments": rule.fragments,
-        }
-        for rule in found.rules
-    ]
-    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
+    rules = [str(rule) for rule in found.rules]
+    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rules}
     file = Path(path)
-    empty: dict[str, Any] = {"format": 1, "topologies": {}}
+    empty: dict[str, Any] = {"format": _FORMAT, "topologies": {}}
     table = _parse(file.read_text()) if file.exists() else empty
     table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -177,7 +176,7 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights)
+        return Measured(parse_tune("#".join(entry["rules"]), "rules"), weights)
 
 
 class Table(NamedTuple):
@@ -224,12 +223,6 @@ def _reading() -> Iterator[None]:
 def _parse(text: str) -> dict[str, Any]:
     with _reading():
         table = json.loads(text)
-        if table["format"] != 1:
-            raise ValueError(f"format {table['format']!r}; this version reads format 1")
+        if table["format"] != _FORMAT:
+            raise ValueError(f"format {table['format']!r}; this version reads format {_FORMAT}")
         return dict(table)
-
-
-def _row(row: dict[str, Any]) -> Rule:
-    algorithms.find(row["collective"], row["algorithm"])
-    high = math.inf if row["to"] is None else float(row["to"])
-    return Rule(row["collective"], float(row["from"]), high, row["algorithm"], int(row["fragments"]))
