@@ -18,9 +18,10 @@ from .channels import streams_wait
 def staged(everyone: Sequence[Facts], wanted: str) -> bool:
     """True if messages on device memory usually go by way of the host; equal on every rank.
 
-    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
-    that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
-    processor, piece by piece.
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp knows the device memory of all ranks on
+    its host, and no host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
+    A libucp that does not know a peer's memory cannot receive long messages from there (seen with UCX 1.22 and a rank
+    that sees no GPU: "cannot find remote protocol for rndv_recv", and a hang).
     """
     without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # whose libucp cannot move its device's memory
     if wanted == "direct" and without:
@@ -28,12 +29,11 @@ def staged(everyone: Sequence[Facts], wanted: str) -> bool:
             f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
             "use a build that can, or UCCH_STAGING=auto"
         )
-    kinds: dict[tuple[object, ...], set[str]] = {}
+    there: dict[tuple[object, ...], set[str]] = {}
     for facts in everyone:
-        if facts.device_memory:
-            kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
-    unlike = any(len(found) > 1 for found in kinds.values())
-    return wanted == "staged" or (wanted == "auto" and bool(without or unlike or _unreachable_peers(everyone)))
+        there.setdefault(facts.host.memory, set()).update(filter(None, [facts.device_memory]))
+    apart = any(len(there[f.host.memory]) > 1 or not there[f.host.memory] <= {*f.memory_types} for f in everyone)
+    return wanted == "staged" or (wanted == "auto" and apart)
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
@@ -45,21 +45,9 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
     return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
-def _knows(one: Facts, *others: Facts) -> bool:
-    """True if a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
-    return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
-
-
-def _unreachable_peers(everyone: Sequence[Facts]) -> list[int]:
-    """The ranks whose libucp does not know the device memory of another rank on their host.
-
-    It cannot receive long messages from there (seen with UCX 1.22 and a rank that sees no GPU: "cannot find remote
-    protocol for rndv_recv", and a hang).
-    """
-    there: dict[tuple[object, ...], set[str]] = {}
-    for facts in everyone:
-        there.setdefault(facts.host.memory, {""}).add(facts.device_memory)
-    return [rank for rank, f in enumerate(everyone) if not there[f.host.memory] <= {"", *f.memory_types}]
+def _knows(facts: Facts) -> bool:
+    """True if a rank's libucp can move the memory of its own device."""
+    return facts.device_memory in ("", *facts.memory_types)
 
 
 class MessagePaths:
