@@ -63,6 +63,7 @@ SANITIZERS = os.environ.get("UCCH_SANITIZE", "")
 FLAGS = [
     "-std=gnu11",
     "-O3",
+    "-ffp-contract=off",  # as the kernels (ucc_hetero/machine/vendors.py)
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",

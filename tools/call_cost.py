@@ -97,12 +97,13 @@ def captured(torch: Any, data: Data, call: Callable[[], Any]) -> Any:
 
 
 def of_graphs(torch: Any, size: int, groups: Mapping[str, Any], wanted: Callable[[str], bool]) -> Iterator[Row]:
-    """Collectives through torch that are captured in graphs; NCCL has these end before its groups."""
+    """Calls through torch that are captured in graphs; NCCL has these end before its groups."""
+    names = {**{kind: kind for kind in KINDS}, "exchange": "batch_isend_irecv"}
     has = {name: group for name, group in groups.items() if name != "gloo"}
-    for kind in [kind for kind in KINDS if wanted(f"{kind} in a graph")]:
+    for kind, name in [each for each in names.items() if wanted(f"{each[1]} in a graph")]:
         data = Data(torch, kind, size, "cuda")
-        each = {name: captured(torch, data, call) for name, call in by_torch(torch, data, has).items()}
-        yield f"{kind} in a graph", each, data
+        each = {side: captured(torch, data, call) for side, call in by_torch(torch, data, has).items()}
+        yield f"{name} in a graph", each, data
 
 
 def of_devices(comm: Any, torch: Any, size: int, peers: Mapping[str, Any]) -> Iterator[Row]:

@@ -63,6 +63,7 @@ int ucch_program_start_on(ucch_program *program, void *send, void *recv, double 
 ucch_op *ucch_program_launch(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_program_leave(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
 int ucch_launch_status(void);
-int ucch_program_capture(ucch_program *program, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream);
+int ucch_program_capture(ucch_program *program, int is_call, uintptr_t send, uintptr_t recv, double timeout,
+                         uintptr_t stream);
 ucch_op *ucch_launch_failed(void);
 void ucch_launch_release(ucch_op *op);

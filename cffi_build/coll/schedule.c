@@ -16,6 +16,9 @@
 #define ALONE_BYTES ((uint64_t)256 << 10)
 /* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
 #define LONG_MOVE ((size_t)1 << 20)
+/* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
+ * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
+#define AHEAD 3
 
 typedef struct queue {
     ucch_program *p;
@@ -218,7 +221,8 @@ static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
 }
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
-static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data, size_t bytes) {
+static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
+    int comes = s->is.kind == STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
     int waits = !comes || !channel->by_flags;
     ucch_move m = {.src = comes ? channel->seen : data,
@@ -233,7 +237,8 @@ static int piece_in_graph(queue *q, ucch_channel *channel, int comes, char *data
                    .n = (uint32_t)bytes,
                    .steps = channel->steps,
                    .slot = comes ? SLOT_SRC : SLOT_DST,
-                   .stride = (uint32_t)channel->stride};
+                   .stride = (uint32_t)channel->stride,
+                   .tag = (uint32_t)s->is.tag};
     return status ? status : ucch_fused_add(q->fused, m);
 }
 
@@ -310,7 +315,7 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
     if (!status && q->p->in_graph)
-        status = piece_in_graph(q, channel, s->is.kind == STEP_RECV, some.data, length);
+        status = piece_in_graph(q, channel, s, some.data, length);
     else if (!status)
         status = s->is.kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
                                          : receive_chunk(q, channel, &some, !s->left, stream);
@@ -378,13 +383,18 @@ static int messages(queue *q, int first, int end) {
         s->left = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? pieces_of(q, s) : 0;
     }
     int status = by_kernel(q, first, end);
-    for (int early = 1; early >= 0 && !status; early--)
+    for (int early = 1; early >= 0 && !status; early--) {
+        for (int ahead = q->p->in_graph ? AHEAD : 0; ahead && !status; ahead--) {
+            int sent = round_of(q, first, end, STEP_SEND, early);
+            status = sent < 0 ? sent : 0;
+        }
         for (int moved = 1; moved > 0 && !status;) {
             int sent = round_of(q, first, end, STEP_SEND, early);
             int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV, early);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
+    }
     return status;
 }
 

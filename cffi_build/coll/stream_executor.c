@@ -266,23 +266,27 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
     return launch(&a, &status) ? 0 : status;
 }
 
-/* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. */
-static int begin_capture(ucch_program *p, double timeout) {
+/* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. Messages are
+ * no call: their two ranks alone know of them. */
+static int begin_capture(ucch_program *p, int is_call, double timeout) {
     int status = ucch_enqueue_scratch(p), peer = -1;
     UCCH_LOCKED;
     if (!status && (ucch_board_broken(p->board) || p->channels->failed)) status = UCCH_FAIL_BROKEN;
-    if (!status) {
-        uint64_t number = ucch_board_publish(p->board, p->about.signature, p->about.label);
+    if (status) return status;
+    uint64_t number = ucch_board_next(p->board) - 1;
+    if (is_call) {
+        number = ucch_board_publish(p->board, p->about.signature, p->about.label);
         ucch_record_end(ucch_board_record(p->board, UCCH_RECORD_GRAPH, number, p->about.signature, p->about.label), 0);
         status = ucch_board_verdict(p->board, number, &peer);
-        ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     }
+    ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
     return status;
 }
 
-/* Put a program into the graph that `stream` is captured for. What it needs is pinned or allocated now, if no earlier
- * call has seen to that, beside the capture. 0, or a failure. */
-int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double timeout, uintptr_t stream) {
+/* Put a program into the graph that `stream` is captured for: a collective's (`is_call`), or messages. What it needs is
+ * pinned or allocated now, if no earlier one has seen to that, beside the capture. 0, or a failure. */
+int ucch_program_capture(ucch_program *p, int is_call, uintptr_t send, uintptr_t recv, double timeout,
+                         uintptr_t stream) {
     if (!p->fused) return UCCH_FAIL_COLD;
     if (send && send == recv) return UCCH_ALIASED;
     UCCH_ON_DEVICE;
@@ -290,7 +294,7 @@ int ucch_program_capture(ucch_program *p, uintptr_t send, uintptr_t recv, double
     ucch_take(&queueing, UCCH_AT_QUEUE);
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
-    int status = begin_capture(p, timeout);
+    int status = begin_capture(p, is_call, timeout);
     if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
     if (!status) status = ucch_event_record(&p->channels->graphs.last, (void *)stream);

@@ -318,7 +318,10 @@ static int turn_of_sender(ucch_flow *f, int which) {
     }
     if (f->ring.by_device && which == f->first) __atomic_store_n(&f->expected, s->count, __ATOMIC_RELEASE);
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
-    if (which != f->first) return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
+    if (which != f->first) {
+        found |= f->ring.by_device ? UCCH_RUNG_LATE : 0;
+        return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
+    }
     found |= hear_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }

@@ -25,6 +25,9 @@
  * long. */
 #define WATCH_POLL_S 1.0
 #define WATCH_S 1e-3
+/* Lingering of the other wires of such a flow, which the first one rings once it has seen a piece: to wake them one by
+ * one takes longer than to send it. */
+#define RUNG_LATE_POLL_S 5e-3
 /* With something under way: the quiet after which it naps between turns, and how long, NAP_SHARE of the quiet at most,
  * so that a wait is prolonged by no more. Where other threads want the core, as a yield that took longer than CROWDED_S
  * or a nap that ended LATE_S late tells, it does so earlier and for longer: a thread that looks every 50 us takes a
@@ -170,7 +173,9 @@ static void *serve(void *at) {
         int found = turn(w);
         for (int i = 0; i < LET_OTHERS && __atomic_load_n(&w->wanted, __ATOMIC_SEQ_CST); i++)
             sched_yield();
-        double now = ucch_now(), linger = found & UCCH_WATCHED ? WATCH_POLL_S : BUSY_POLL_S;
+        double now = ucch_now(), linger = found & UCCH_WATCHED     ? WATCH_POLL_S
+                                          : found & UCCH_RUNG_LATE ? RUNG_LATE_POLL_S
+                                                                   : BUSY_POLL_S;
         if (found & UCCH_MOVED)
             moved = now;
         else if (found & UCCH_AWAITED || now - moved < linger)

@@ -6,9 +6,9 @@
 
 typedef struct ucch_wire ucch_wire;
 
-/* Results of a user's turn: data moved, data is awaited, or data may come without a doorbell.
- */
-enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4 };
+/* Results of a user's turn: data moved, data is awaited, data may come without a doorbell, or comes with one that is
+ * rung late. */
+enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4, UCCH_RUNG_LATE = 8 };
 
 /* Work of one wire's thread: `turn` is called again and again, with the wire's lock. */
 typedef struct ucch_poller {

@@ -37,6 +37,7 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
     ("calls in graphs", PAIR, {"LENGTHS": "1000,400000", "UCCH_WIRES": "3", **OWN_QUEUES}),
     ("calls in graphs", MIXED, {"LENGTHS": "3,5000,70000", "UCCH_WIRES": "3", **OWN_QUEUES}),
     ("several graphs", PAIR, OWN_QUEUES),
+    ("messages in graphs", MIXED, {"UCCH_WIRE_SLOT": "64K", **OWN_QUEUES}),
     ("a rank that does not replay", PAIR, {}),
     ("ranks that replay different things", PAIR, {}),
 ]

@@ -1,6 +1,7 @@
 """Jobs of the channel scripts, on one host and on several: what each needs, and what it must and must not say."""
 
 import re
+import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -51,6 +52,10 @@ JOBS = {
         failures.DIFFERENT, _LONG, {"MismatchError before .* after CollectiveError": 4},
     ),
     "calls in graphs": Job(graphs.REPLAYS), "counts that change elsewhere": Job(graphs.COUNTS),
+    "messages in graphs": Job(graphs.MESSAGES, {"DICE": str(secrets.randbelow(1 << 30))}),
+    "messages in graphs that differ": Job(
+        graphs.UNLIKE_MESSAGES, _BROKEN, {"not waited for: CollectiveError": 2, "next: CollectiveError": 2},
+    ),
     "a graph outlives": Job(graphs.FREED, OWN_QUEUES),
     "several graphs": Job(graphs.SEVERAL, {"DICE": "3", **FEW_QUEUES}),
     "refused in graphs": Job(graphs.REFUSED, {"UCCH_TUNE": ""}, never="instead"),

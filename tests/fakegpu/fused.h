@@ -32,7 +32,8 @@ static ucch_move placed(const ucch_move *m) {
 static uint64_t *flagged(const void *slot, int64_t at) { return (uint64_t *)slot + at; }
 
 static uint32_t head_of(const moves *all, const ucch_move *m, int64_t at) {
-    uint32_t head[] = {(uint32_t)all->of.hash, (uint32_t)(all->of.hash >> 32), m->n, 0};
+    uint64_t hash = all->of.hash + m->tag;
+    uint32_t head[] = {(uint32_t)hash, (uint32_t)(hash >> 32), m->n, 0};
     return head[UCCH_LL_HEAD + at];
 }
 
@@ -105,7 +106,7 @@ static int may_go(const moves *all, const ucch_move *of, unsigned block) {
 /* All blocks have done their part of a move. */
 static void tell(const moves *all, const ucch_move *m) {
     if (m->slot == SLOT_DST && m->kind == MOVE_COPY) {
-        ((ucch_slot_header *)m->dst - 1)->hash = all->of.hash;
+        ((ucch_slot_header *)m->dst - 1)->hash = all->of.hash + m->tag;
         ((ucch_slot_header *)m->dst - 1)->bytes = m->n;
     }
     write_word(m->tell, m->steps ? step_of(m) + 1 : m->value);
@@ -117,7 +118,7 @@ static void run_move(queue *s, const moves *all, uint64_t k, unsigned block) {
     size_t from = edge(bytes, block, all->blocks), to = edge(bytes, block + 1, all->blocks);
     work w = {.dst = (char *)m.dst + from, .src = (const char *)m.src + from, .bytes = to - from};
     const ucch_slot_header *h = (const ucch_slot_header *)m.src - 1;
-    if (m.kind == MOVE_COPY && m.slot == SLOT_SRC && !block && (h->hash != all->of.hash || h->bytes != m.n))
+    if (m.kind == MOVE_COPY && m.slot == SLOT_SRC && !block && (h->hash != all->of.hash + m.tag || h->bytes != m.n))
         write_word(&all->of.replays->wrong.word, REPLAY_DIFFERS);
     if (m.kind == MOVE_COPY) run_copy(s, &w);
     if (m.kind == MOVE_COMBINE) run_add(s, &w);

@@ -111,10 +111,8 @@ def captured(stream: gpu.Stream, into: gpu.Tensor) -> None:
     """A call in a graph, which is replayed."""
     dist.all_reduce(into)
     stream.synchronize()
-    gpu.state.capturing = True
     with Graph(stream._native) as graph:
         dist.all_reduce(into, async_op=True).wait()
-    gpu.state.capturing = False
     for turn in range(3):
         into.fill(turn + R)
         graph.replay(stream._native)

@@ -19,6 +19,7 @@ import torch
 
 from ucc_hetero.device import Event as NativeEvent
 from ucc_hetero.machine.vendors import VENDORS
+from ucc_hetero.native.libraries import lib
 
 RUNTIME = arrays.runtime()
 HERE = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
@@ -75,14 +76,17 @@ _first = Stream()
 
 
 class _State(threading.local):
-    """Stream that a thread uses now; ``capturing`` is for tests to set."""
+    """Stream that a thread uses now."""
 
     def __init__(self) -> None:
         self.current = _first
-        self.capturing = False
 
 
 state = _State()
+
+
+def _capturing() -> bool:
+    return bool(lib.ucch_stream_captures(state.current.cuda_stream))
 
 
 @contextmanager
@@ -101,12 +105,12 @@ def _device(device: Any) -> Iterator[None]:
 
 for _name, _value in {
     "Stream": Stream, "Event": Event, "stream": _stream, "device": _device, "is_initialized": lambda: True,
-    "current_stream": lambda device=None: state.current, "is_current_stream_capturing": lambda: state.capturing,
+    "current_stream": lambda device=None: state.current, "is_current_stream_capturing": _capturing,
     "get_device_capability": lambda device=None: (8, 0),
 }.items():  # fmt: skip
     setattr(torch.cuda, _name, _value)
 torch._C._cuda_getCurrentRawStream = lambda index: state.current.cuda_stream  # type: ignore[attr-defined]
-torch._C._cuda_isCurrentStreamCapturing = lambda: state.capturing  # type: ignore[attr-defined]
+torch._C._cuda_isCurrentStreamCapturing = _capturing  # type: ignore[attr-defined]
 
 
 class Tensor(torch.Tensor):

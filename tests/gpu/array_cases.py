@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from array_kinds import KINDS, RawArray
 
-from ucc_hetero import AVG, MAX, Communicator, device
+from ucc_hetero import AVG, MAX, PROD, Communicator, device
 from ucc_hetero.errors import DeviceError, MismatchError
 from ucc_hetero.native.libraries import load
 
@@ -97,6 +97,19 @@ def averages(comm: Communicator, kind: Any) -> None:
     x, y = kind.put(each[comm.rank]), kind.into(blank(5000))
     comm.Allreduce(x, y, AVG)
     same(kind.get(y), each.mean(0))
+
+
+@case
+def products(comm: Communicator, kind: Any) -> None:
+    """Bits of a product of complex numbers are the same on all ranks."""
+    numbers = np.random.default_rng([comm.rank, 7])
+    for n in SIZES:
+        mine = numbers.normal(size=2 * n).astype("float32").view("complex64")
+        x, y = kind.put(mine), kind.into(blank(n, "complex64"))
+        comm.Allreduce(x, y, PROD)
+        got = kind.get(y)
+        np.testing.assert_allclose(got, np.prod(comm.allgather(mine), axis=0), rtol=1e-5, atol=1e-5)
+        same(got, comm.bcast(got))
 
 
 @case

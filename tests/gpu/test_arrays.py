@@ -12,8 +12,8 @@ from array_kinds import gpus
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "array_cases.py"
 CASES = [
-    "collectives", "averages", "messages", "requests", "forms", "streams", "messages_in_streams", "another_device",
-    "mistakes",
+    "collectives", "averages", "products", "messages", "requests", "forms", "streams", "messages_in_streams",
+    "another_device", "mistakes",
 ]  # fmt: skip
 
 pytestmark = [

@@ -324,7 +324,7 @@ int hiprtcCompileProgram(void *program, int n, const char **options) {
         return 1;
     snprintf(arch, sizeof(arch), "-arch=sm_%d%d", major, minor);
     for (int i = 0; i < n; i++)
-        all[i] = options[i];
+        all[i] = strcmp(options[i], "-ffp-contract=off") ? options[i] : "-fmad=false";
     all[n] = arch;
     return f(program, n + 1, all);
 }

@@ -200,6 +200,11 @@ class Membership:
             return (self.channels.describe(),)
         return (f"none ({self.lacks})",) if self.lacks else ()
 
+    @property
+    def graph_channels(self) -> Channels | None:
+        """Those that :meth:`for_graphs` gives, as far as they are there."""
+        return self.channels or (self._graphs and self._graphs[0]) or None
+
     def for_graphs(self) -> tuple[Channels | None, Topology, str]:
         """Channels for calls that are captured in graphs, among which islands, and why there are none.
 

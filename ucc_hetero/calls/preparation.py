@@ -419,7 +419,7 @@ class Preparation:
         """
         members = self.members
         if members.topology.flat:
-            return not members.device.by_host
+            return not (members.device.by_host or _order_shows(what))
         if members.channels is None or local:
             return False
         found = self._ways.get((what, op))
@@ -436,7 +436,7 @@ class Preparation:
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"
             if members.topology.flat:
-                why = members.device.by_host
+                why = members.device.by_host or "libucc's product of complex numbers differs in bits between ranks"
             elif members.channels is not None and local:
                 why = "no rank knows all of its counts; blocking calls exchange them"
             elif members.channels is not None:
@@ -615,6 +615,12 @@ class Preparation:
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
+
+
+def _order_shows(what: ProgramSpec) -> bool:
+    """True if libucc's kernels give ranks other bits: they fuse the products of complex numbers, whose order each rank
+    begins with its own (ec_cuda of UCC 1.4). No vendor's library has these."""
+    return what.compute.kind == "complex" and what.op == OPS["PROD"].code
 
 
 def _of_host(tuning: Tuning) -> Tuning:

@@ -368,7 +368,7 @@ class Runner(State):
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
             addresses = _number(prepared.send), _number(prepared.recv)
-            status = lib.ucch_program_capture(prepared.program.handle, *addresses, self.timeout, stream)
+            status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
             if status == lib.UCCH_FAIL_BROKEN:
                 self.earlier_failed(prepared.label)
             if status < 0:

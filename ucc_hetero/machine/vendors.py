@@ -68,6 +68,9 @@ class Compiler:
     code: str
     #: Its option for the target, up to the target's name.
     option: str
+    #: Its option against fused multiply-add, by which a product of complex numbers depends on the order of its factors,
+    #: and so on the rank.
+    unfused: str
     #: Variables that begin so make the runtime take a device for another one.
     override: str = "\0"
 
@@ -385,7 +388,9 @@ register(
         adapter="cuda",
         library=Library("libcuda.so", (1,)),
         setting="CUDA_LIB",
-        compiler=Compiler(Library("libnvrtc.so", (13, 12), ("nvidia:*/lib",)), "nvrtc", "CUBIN", "-arch="),
+        compiler=Compiler(
+            Library("libnvrtc.so", (13, 12), ("nvidia:*/lib",)), "nvrtc", "CUBIN", "-arch=", "-fmad=false"
+        ),
         settings=(
             Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "always", "device numbers mean the same to every library"),
             # CUDA can be asked what it has read: where it runs already, no harm is done.
@@ -442,7 +447,12 @@ register(
         library=Library("libamdhip64.so", (7, 6, 5), _ROCM),
         setting="HIP_LIB",
         compiler=Compiler(
-            Library("libhiprtc.so", (7, 6, 5), _ROCM), "hiprtc", "Code", "--offload-arch=", "HSA_OVERRIDE_GFX_VERSION"
+            Library("libhiprtc.so", (7, 6, 5), _ROCM),
+            "hiprtc",
+            "Code",
+            "--offload-arch=",
+            "-ffp-contract=off",
+            "HSA_OVERRIDE_GFX_VERSION",
         ),
         settings=(
             Setting(

@@ -8,11 +8,12 @@ from typing import Any
 
 from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, fill_empty, finished, native_of
+from .captured import CapturedMessage
 from .messages import Messages
 from .transfer import Moved
 
 
-def start_all(messages: Messages, transfers: Sequence[Moved]) -> list[Request]:
+def start_all(messages: Messages, transfers: Sequence[Moved | CapturedMessage]) -> list[Request]:
     """Start transfers, in order: all of them or none."""
     started: list[Request] = []
     try:

@@ -24,7 +24,7 @@ from ..calls.preparation import Kinds
 from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
 from ..calls.state import LOST, recorded
-from ..device import no_runtime, pointer_vendor, uncaptured
+from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
     CollectiveTimeout,
@@ -41,6 +41,7 @@ from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
+from .captured import CapturedMessage, CapturedMessages
 from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, object_waits
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
@@ -158,6 +159,7 @@ class Messages:
             self._lanes = ffi.NULL if own else self.lanes
         self._far = self.lanes != ffi.NULL and max(board.hosts) > 0 and wires.carrier() != "rdma"
         self._reached: set[int] = set()
+        self.captured = CapturedMessages(state, lambda: self.timeout)
         #: Communicator rank -> slot on the arrival board, by which a message learns that its peer is gone.
         self._slots = {rank: slot for slot, rank in enumerate(board.ranks)} if board.shared else {}
         if self._slots and len(self._slots) == self.size:
@@ -171,6 +173,8 @@ class Messages:
     def usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
         self.state.usable(calls=False)
+        if self.captured.waiting:
+            self.captured.check()
         if _held:
             sweep(_held, lambda transfer: transfer.held())
 
@@ -236,17 +240,21 @@ class Messages:
     def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ...) -> Transfer: ...
 
     @overload
-    def outgoing(self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any) -> Moved: ...
+    def outgoing(
+        self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any
+    ) -> Moved | CapturedMessage: ...
 
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> Moved:
+    ) -> Moved | CapturedMessage:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
         what the buffer holds when ``stream`` gets there."""
         self.usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         what, at = "synchronous send" if sync else "send", self._stream(stream)
+        if at is not None and lib.ucch_stream_captures(at):
+            return self._in_graph(what, source, dest, tag, at)
         if at is not None and self.by_lane(dest):
             return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounced(source, dest, in_stream=stream is not None, copied=copy)
@@ -271,7 +279,7 @@ class Messages:
         """The handle of a stream that a message is to start in."""
         if stream is None:
             return None
-        handle = uncaptured(stream, f"a message of rank {self.rank}")
+        handle = stream_handle(stream)
         if self.state.members.runtime is None:
             raise DeviceError(no_runtime(self.rank, self.state.members.place.vendor))
         return handle
@@ -298,6 +306,22 @@ class Messages:
 
     def _letter(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
         """A message in a stream, between streams, that has not begun."""
+        self.check_memory(what, buffer)
+        self.captured.load()
+        return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
+
+    def _in_graph(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
+        """A message in a stream that is being captured in a graph."""
+        self.check_memory(what, buffer)
+        if peer in (self.any_source, self.rank) or tag == self.any_tag or what == "synchronous send":
+            raise NotSupported(
+                f"rank {self.rank}: a {what} that is captured in a graph names another rank and the tag, and is not "
+                "synchronous"
+            )
+        return self.captured.post(what, buffer, peer, self.any_tag if peer == self.null else tag, stream)
+
+    def check_memory(self, what: str, buffer: Buffer) -> None:
+        """Refuse memory that streams cannot hand on."""
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
                 f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
@@ -305,20 +329,21 @@ class Messages:
             )
         if buffer.layout is not None:
             raise NotSupported(f"rank {self.rank}: a {what} with stream= takes contiguous memory only")
-        return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
 
     @overload
     def incoming(self, buf: Any, source: int, tag: int) -> Transfer: ...
 
     @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> Moved: ...
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> Moved | CapturedMessage: ...
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Moved:
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Moved | CapturedMessage:
         """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
         self.usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
+        if at is not None and lib.ucch_stream_captures(at):
+            return self._in_graph("receive", target, source, tag, at)
         if at is not None and self.by_lane(source):
             return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
         bounce = self.arrays.bounced(target, source, in_stream=stream is not None)
@@ -442,8 +467,11 @@ class Messages:
             self._by_lanes(transfer)
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, found, memory, timeout)
 
-    def run(self, transfer: Moved, status: Any = None) -> None:
+    def run(self, transfer: Moved | CapturedMessage, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
+        if isinstance(transfer, CapturedMessage):
+            transfer.Wait(status)
+            return
         try:
             self.begin(transfer, self.timeout)
         except BaseException:  # Ctrl-C may come right here
@@ -461,22 +489,28 @@ class Messages:
         if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
 
-    def run_all(self, transfers: Sequence[Moved], status: Any = None) -> None:
+    def run_all(self, transfers: Sequence[Moved | CapturedMessage], status: Any = None) -> None:
         """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
-        ended = 0
+        ended, some = 0, list[Any](transfers)
+        if some and isinstance(some[0], CapturedMessage):  # they are of one stream
+            for transfer in some:
+                transfer.Wait(status if transfer is some[0] else None)
+            return
         try:
-            for transfer in transfers:
+            for transfer in some:
                 self.begin(transfer, self.timeout)
-            for transfer in transfers:
+            for transfer in some:
                 ended += 1
                 self.wait(transfer, status if ended == 1 else None)
         except BaseException:
-            for transfer in transfers[max(ended - 1, 0) :]:
+            for transfer in some[max(ended - 1, 0) :]:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Moved) -> Request:
+    def start(self, transfer: Moved | CapturedMessage) -> Request:
         """Start a transfer that goes on in the background."""
+        if isinstance(transfer, CapturedMessage):
+            return transfer
         if isinstance(transfer, Letter) and transfer.what != "receive":
             transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)

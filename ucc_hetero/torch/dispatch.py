@@ -20,6 +20,7 @@ from ..calls.runner import Short
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
+from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import TAG_MASK, Letter
 from ..types import OPS
 from . import futures
@@ -37,11 +38,10 @@ from .streams import (
     current_handle,
     device_of,
     mean_of,
-    refuse_capture,
     stream_query,
 )
 from .uncompiled import uncompiled
-from .work import InLane, Source, Work, Works, limit_of, torch_error
+from .work import InGraph, InLane, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -78,6 +78,8 @@ class Dispatch:
     streams_wait = False
     _failures = 0
     _unfit: Exception | None = None
+    #: True once messages were captured in graphs: from then on it is looked at whether all of them were waited for.
+    _in_graphs = False
     #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
     _fabric: Fabric | None = None
 
@@ -315,8 +317,9 @@ class Dispatch:
             if not tensor.is_cpu:
                 device = tensor.device
                 self._known(device)
-                refuse_capture(device)
                 stream = current_handle(device)
+                if module(device).is_current_stream_capturing():
+                    return self._noted(self._captured(tensor, peer, tag, outgoing, outputs, finish, stream))
                 fabric = self._fabric
                 if fabric is not None and fabric.carries(peer, tag):
                     return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
@@ -336,6 +339,20 @@ class Dispatch:
         if tensor.is_cpu:
             work.poll(_MOMENT)
         return self._noted(work)
+
+    def _captured(
+        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, stream: int
+    ) -> Work:
+        """A message of the graph for which the current stream is captured."""
+        self.streams_wait = self._in_graphs = True
+        messages = self._comms[0].messages
+        messages.timeout = self.seconds
+        if outgoing:
+            message = messages.outgoing(tensor, peer, tag, stream=stream)
+        else:
+            message = messages.incoming(tensor, messages.any_source if peer < 0 else peer, tag, stream=stream)
+        assert isinstance(message, CapturedMessage), "the stream is being captured"
+        return InGraph(self, outputs, message, finish, stream_query(tensor.device))
 
     def _message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
         """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
@@ -423,6 +440,13 @@ class Dispatch:
                 f"and what was computed from it is wrong; make a new group: {self._unfit}"
             ) from self._unfit
 
+    def _check_captured(self) -> None:
+        """Raise where captured messages were not waited for."""
+        try:
+            self._comms[0].messages.captured.check()
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+
     def check_aborted(self) -> None:
         """Raise when the group has been aborted."""
         if self._aborted:
@@ -435,6 +459,8 @@ class Dispatch:
             raise dist.DistBackendError(f"process group {self._name!r} has been destroyed")
         if self.streams_wait and (lib.ucch_failures() != self._failures or self._unfit is not None):
             self.check_data()
+        if self._in_graphs:
+            self._check_captured()
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
         # then. Work after them is no part of a graph that is being captured.
         for oldest in _oldest(self.in_flight):

@@ -98,8 +98,9 @@ class GroupComm:
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
         """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`by_lane` is true for."""
         self.check_message(outgoing, peer, tag)
-        arrays = self.messages.arrays
+        messages, arrays = self.messages, self.messages.arrays
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
+        messages.captured.load()
 
     def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
         """Refuse a peer or a tag that cannot be."""

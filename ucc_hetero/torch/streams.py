@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from ..calls.request import Request
 from ..device import stream_handle
@@ -162,15 +161,6 @@ Entered: TypeAlias = tuple[Any, int]
 def captures() -> bool:
     """True if the calling thread's current stream of any device is being captured in a graph."""
     return any(module.is_current_stream_capturing() for _, module in started())
-
-
-def refuse_capture(device: Any) -> None:
-    """Raise while the current stream of a device is being captured in a graph."""
-    if module(device).is_current_stream_capturing():
-        raise dist.DistBackendError(
-            "messages of the backend ucch cannot be captured in a graph, as a thread of the host takes part in them: "
-            "capture the work between them"
-        )
 
 
 class Side:

@@ -16,6 +16,7 @@ from ..bootstrap import settings
 from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
+from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import Letter
 from .futures import Future, InOrder, complete_later, here
 from .layout import Finish
@@ -458,6 +459,49 @@ class InLane(Work):
                 lib.ucch_op_deadline(each.op, self._seconds)
             self._until(lambda seconds, it=each: lib.ucch_wait(it.op, seconds), 0.0)  # type: ignore[misc]
         self.is_over()
+
+
+@uncompiled
+class InGraph(Work):
+    """A message that becomes a part of a graph when it is waited for."""
+
+    def __init__(
+        self,
+        group: Group,
+        outputs: Sequence[Any],
+        message: CapturedMessage,
+        finish: Finish,
+        stream: Callable[[], int],
+    ) -> None:
+        """``stream`` tells the calling thread's."""
+        super().__init__(group, outputs)
+        self._message, self._finish, self._stream = message, finish, stream
+
+    def source_rank(self) -> int:
+        """As :meth:`Work.source_rank`."""
+        return self._message.peer
+
+    _source_rank = source_rank
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for the message in every replay."""
+        try:
+            self._message.follow(self._stream())
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        return True
+
+    def is_completed(self) -> bool:
+        """True once it has been waited for."""
+        return self._message.given is not None
+
+    def get_future(self) -> Future:
+        """As :meth:`Work.get_future`; waits for the message."""
+        self.wait()
+        return super().get_future()
 
 
 @uncompiled

@@ -144,7 +144,7 @@ class _Compiler:
         # Told no target, hipRTC loads "libamdhip64.so" to find out: a name that may be missing, or another HIP's.
         runtime = runtime_of(self._vendor)
         target = runtime.target(device) if runtime is not None else ""
-        words = ["-std=c++14", *([self._row.option + target] if target else [])]
+        words = ["-std=c++14", self._row.unfused, *([self._row.option + target] if target else [])]
         options = [self._ffi.new("char[]", word.encode()) for word in words]
         program = self._ffi.new("void **")
         none = self._ffi.NULL

@@ -17,7 +17,7 @@ __device__ unsigned edge(unsigned bytes, unsigned block) {
 __device__ ucch_slot_header *header(const void *data) { return (ucch_slot_header *)data - 1; }
 __device__ void check(const ucch_moves &all, const ucch_move &m, const void *data) {
     const volatile ucch_slot_header *h = header(data);
-    if (h->hash != all.hash || h->bytes != m.n) PUT(&all.replays->wrong.word, REPLAY_DIFFERS);
+    if (h->hash != all.hash + m.tag || h->bytes != m.n) PUT(&all.replays->wrong.word, REPLAY_DIFFERS);
 }
 /* What devices have counted of the channels of a graph's kernel, for each move, read at once: its piece's number, and
  * how many of the channel's are known to have been taken out. */
@@ -62,7 +62,7 @@ __device__ void tell(const ucch_moves &all, const ucch_move &m, unsigned k, unsi
     if (gridDim.x > 1 && atomicInc(all.arrived + k, gridDim.x - 1) != gridDim.x - 1) return;
     if (m.slot == SLOT_DST && !flags) {
         volatile ucch_slot_header *h = header(dst);
-        h->hash = all.hash;
+        h->hash = all.hash + m.tag;
         h->bytes = m.n;
     }
     if (!flags) __threadfence_system();
@@ -95,7 +95,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
             combine((TO *)(dst + from), (const FROM *)(src + from), (to - from) / sizeof(TO));
         else if (m.kind >= MOVE_LL_SEND)
             ll_move({m.kind == MOVE_LL_SEND ? (char *)src : dst, m.kind == MOVE_LL_SEND ? dst : (char *)src,
-                     (const char *)m.own, m.kind, from, to, m.n, step + 1, all.hash},
+                     (const char *)m.own, m.kind, from, to, m.n, step + 1, all.hash + m.tag},
                     all.replays);
         DONE();
         __syncthreads();

@@ -89,7 +89,8 @@ typedef struct ucch_steps {
 
 /* Entry of a fused kernel: wait for a word, move data, write a word. In a graph `steps`, on the device, counts the
  * pieces that have gone by a channel when the kernel begins, and this is one more of them, number `value` of its own:
- * what it waits for is `least` from there, and its slot is one of those at src or dst (`slot`), `stride` apart. */
+ * what it waits for is `least` from there, and its slot is one of those at src or dst (`slot`), `stride` apart. `tag`:
+ * of the message, equal at both ends. */
 typedef struct ucch_move {
     const void *src;
     void *dst;
@@ -98,6 +99,7 @@ typedef struct ucch_move {
     ucch_steps *steps;
     unsigned slot, stride;
     const void *own; /* what is combined with data that comes, to dst */
+    unsigned tag, more;
 } ucch_move;
 
 /* Arguments of a fused kernel. */
@@ -147,8 +149,8 @@ static_assert(sizeof(ucch_lane_line) == 64, "lines of messages lie in lines");
 static_assert(sizeof(ucch_lane_copy) == 136, "one layout for C and kernels");
 static_assert(sizeof(ucch_slot_header) == 64, "headers lie in lines");
 static_assert(sizeof(ucch_replays) == 256, "words of replays lie in lines");
-static_assert(sizeof(ucch_move) == 72, "one layout for C and kernels");
-static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 72, "one layout for C and kernels");
+static_assert(sizeof(ucch_move) == 80, "one layout for C and kernels");
+static_assert(sizeof(ucch_moves) == 40 + UCCH_MOST_MOVES * 80, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copy) == 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_ring_copies) == 24 + UCCH_MOST_COPIES * 64, "one layout for C and kernels");
 static_assert(sizeof(ucch_piece) == 32, "one layout for C and kernels");
