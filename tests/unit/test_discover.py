@@ -12,7 +12,7 @@ import pytest
 
 from ucc_hetero.machine import discover, nics, nvlink
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic, link_speed, machine, record, replay
-from ucc_hetero.machine.nics import Port, flow_limit, joining, near, ports, rails, shared, use
+from ucc_hetero.machine.nics import Port, flow_limit, near, ports, use
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -167,7 +167,7 @@ def test_who_uses_which_port(
 ) -> None:
     """Over how many ports a transfer is spread, to which libucp is kept, and wires of each."""
     found = [offers["xyz".index(host)] for host in ranks]
-    assert (rails(ranks, found), joining(ranks, found, 0), shared(ranks, found, 0)) == (spread, joined, wires)
+    assert nics.spread(ranks, found, 0) == (spread, joined, wires)
 
 
 def test_addresses_inside_each_host() -> None:

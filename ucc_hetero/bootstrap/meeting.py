@@ -149,10 +149,11 @@ class _Meeting:
         nodes, offers, found = zip(*everyone, strict=True)
         repeated = nics.repeated(nodes, found)
         offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
+        spread = nics.spread(nodes, offers, self._rank)
         if not begun:
-            joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
-            nics.use(",".join(joining) or nics.without(repeated, allowed), nics.rails(nodes, offers))
-        wires.spread(nics.shared(nodes, offers, self._rank))
+            joining = spread.joining if allowed in ("", "all") else ()
+            nics.use(",".join(joining) or nics.without(repeated, allowed), spread.rails)
+        wires.spread(spread.shared)
 
 
 def _claim(size: int) -> Claim:

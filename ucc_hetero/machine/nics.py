@@ -161,39 +161,34 @@ def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _common(offers: Sequence[tuple[Port, ...]]) -> set[int]:
-    """Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
-    slowest, and others may lead to no other host."""
-    return set.intersection(*({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers))
+class Spread(NamedTuple):
+    """What a rank does with its host's ports, where there are several hosts."""
+
+    #: Ports that every transfer between hosts can be spread over; equal on every rank.
+    rails: int = 1
+    #: Ports in networks that join all hosts, where the host has others, too; nothing where libucp may choose: libucp
+    #: 1.18 takes any two ports for connected.
+    joining: tuple[str, ...] = ()
+    #: Ports in networks that join all hosts, in an order that is the same on all ranks; nothing where they are not
+    #: several.
+    shared: tuple[str, ...] = ()
 
 
-def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
-    """Ports that every transfer between hosts can be spread over; equal on every rank that knows the same.
-
-    ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there.
-    """
+def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> Spread:
+    """Spread data over the ports: ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there."""
     if len(set(hosts)) < 2:
-        return 1
-    common = _common(offers)
-    return max(1, min(sum(port.network in common for port in offer) for offer in offers))
-
-
-def joining(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that join all hosts, where it has others, too; nothing where libucp may choose.
-    Arguments as for ``rails``. libucp 1.18 takes any two ports for connected."""
-    common = _common(offers) if len(set(hosts)) > 1 else set()
-    found = tuple(port.name for port in offers[rank] if port.network in common)
-    return found if len(found) < len(offers[rank]) else ()
-
-
-def shared(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that join all hosts, in an order that is the same on all ranks; nothing where there
-    are not several. Arguments as for ``rails``."""
-    common = _common(offers)
-    if len(set(hosts)) < 2 or len(common) < 2:
-        return ()
-    by_network = {port.network: port.name for port in offers[rank]}
-    return tuple(by_network[network] for network in sorted(common))
+        return Spread()
+    # Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
+    # slowest, and others may lead to no other host.
+    fast = ({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers)
+    common = set.intersection(*fast)
+    mine = [port for port in offers[rank] if port.network in common]
+    by_network = {port.network: port.name for port in mine}
+    return Spread(
+        max(1, min(sum(port.network in common for port in offer) for offer in offers)),
+        tuple(port.name for port in mine) if len(mine) < len(offers[rank]) else (),
+        tuple(by_network[network] for network in sorted(common)) if len(common) > 1 else (),
+    )
 
 
 def use(names: str, rails: int = 1) -> None:

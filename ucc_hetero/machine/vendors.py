@@ -97,8 +97,6 @@ class Device:
     cpus: str
     #: Target of its compiler, such as ``gfx942``; empty where the driver does not say.
     arch: str = ""
-    #: The devices with the same number are linked by xGMI; 0 for none.
-    hive: int = 0
 
     @property
     def small_bar(self) -> bool:
@@ -291,11 +289,11 @@ def numa_nodes(root: Path) -> list[set[int]]:
     return [cpus for cpus in found if cpus]
 
 
-def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:
+def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "") -> Device:
     folder = root / "sys/bus/pci/devices" / pci
     memory, window = (number(text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
     numa = number(text(folder / "numa_node"), -1)
-    return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch, hive)
+    return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch)
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
@@ -322,8 +320,8 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
             continue  # a processor
         pci, node = kfd_address(root, words), f"dev/dri/renderD{minor}"
         if (root / node).exists():
-            target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
-            found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
+            target = number(words.get("gfx_target_version", ""))
+            found.append(_device(root, "amd", pci, f"/{node}", gfx(target)))
     return found
 
 
