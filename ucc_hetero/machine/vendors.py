@@ -143,7 +143,7 @@ class Vendor:
     pci: str = ""
     #: Finds its devices below a root, in the order of their runtime.
     find: Callable[[Path], list[Device]] = field(default=lambda root: [], repr=False)
-    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``, ``answers``.
+    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``.
     details: str = ""
     #: Variable that chooses the devices a process sees.
     visible: str = ""
@@ -412,7 +412,7 @@ register(
         peer_modules=("nvidia_peermem", "nv_peer_mem", "open"),
         pci="0x10de",
         find=_with_minor_numbers,
-        details="nvlink",
+        details="nvidia_driver",
         visible="CUDA_VISIBLE_DEVICES",
         memory="cuda",
         memory_type=1,
