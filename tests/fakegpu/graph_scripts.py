@@ -116,20 +116,25 @@ def drawn(p):
         n = int(rng.choice([0, 1, 3, 1000, 8192, 8193, 40_000, 200_001, 1_200_000 if rng.random() < 0.3 else 17]))
         yield source, dest, n, int(rng.integers(0, 1 << 31))
 
+def copy(into, outof, stream):
+    if into.size:
+        runtime().copy(into.block.handle, outof.block.handle, 4 * into.size, stream.handle)
+
 def post(comm, mine, streams):
-    "Requests of these messages in any order, but for that of each pair of ranks, which the messages have."
+    "Requests of these messages, with their streams, in any order, but for that of each pair of ranks, which they have."
     left, requests = list(range(len(mine))), []
     while left:
         pick = own.choice(left)
         pair = mine[pick][1][:2]
         pick = next(k for k in left if mine[k][1][:2] == pair)
         left.remove(pick)
-        _, (source, dest, n, tag), array = mine[pick]
+        _, (source, dest, n, tag), array, beside = mine[pick]
         stream = streams[own.integers(2)]
         if source == comm.rank:
-            requests.append(comm.Isend(array, dest, tag, stream=stream))
+            copy(array, beside, stream)
+            requests.append((comm.Isend(array, dest, tag, stream=stream), stream, None))
         else:
-            requests.append(comm.Irecv(array, source, tag, stream=stream))
+            requests.append((comm.Irecv(array, source, tag, stream=stream), stream, (beside, array)))
     return requests
 
 with Communicator() as comm:
@@ -140,7 +145,7 @@ with Communicator() as comm:
     comm.Sendrecv(x, near[0], 0, y, near[1], 0, stream=streams[0])  # its kernels are loaded
     comm.Allreduce(x, y)
     for turn in range(5):
-        mine = [(k, each, Array(each[2])) for k, each in enumerate(drawn(p)) if r in each[:2]]
+        mine = [(k, each, Array(each[2]), Array(each[2])) for k, each in enumerate(drawn(p)) if r in each[:2]]
         fork, join = runtime().event(), runtime().event()
         around = Array(999), Array(999)
         with Graph(streams[0]) as graph:
@@ -148,9 +153,12 @@ with Communicator() as comm:
             runtime().wait_event(streams[1].handle, fork)
             requests = post(comm, mine, streams)
             if turn % 2:
-                Request.Waitall(requests)
+                Request.Waitall([request for request, *_ in requests])
             for k in own.permutation(len(requests)):
-                requests[k].Wait()
+                request, stream, copied = requests[k]
+                request.Wait()
+                if copied is not None:
+                    copy(*copied, stream)
             comm.Sendrecv(around[0], near[0], 5, around[1], near[1], 5, status, stream=streams[0])
             assert (status.source, status.tag, status.Get_count(MPI.BYTE)) == (near[1], 5, 999 * 4)
             comm.Iallreduce(x, y, stream=streams[0])
@@ -158,17 +166,19 @@ with Communicator() as comm:
             join.record(streams[1].handle)
             runtime().wait_event(streams[0].handle, join)
         for replay in range(3):
-            for k, (source, dest, n, tag), array in mine:
-                array.set(numbers(replay * 100 + k, source, n) if source == r else -9)
+            for k, (source, dest, n, tag), array, beside in mine:
+                array.set(-9)
+                beside.set(numbers(replay * 100 + k, source, n) if source == r else -9)
             around[0].set(numbers(replay, r, 999))
             around[1].set(-9)
             graph.replay(streams[0])
             if replay:
                 comm.Sendrecv(x, near[0], 7, y, near[1], 7, stream=streams[1])
             reached(streams[0])
-            for k, about, array in mine:
+            for k, about, array, beside in mine:
                 want = numbers(replay * 100 + k, about[0], about[2])
                 assert (array.peek == want).all(), (turn, replay, about, array.peek[:5], want[:5])
+                assert (beside.peek == want).all(), (turn, replay, about, beside.peek[:5], want[:5])
             assert (around[1].peek == numbers(replay, near[1], 999)).all(), (turn, replay)
         graph.close()
 print("right")

@@ -4,8 +4,11 @@ What a call reads is computed in the current stream just before, what it writes 
 overwritten once it was waited for: a stream that waits for too little gives wrong numbers.
 """
 
+import ctypes
+import gc
 import os
 import random
+import weakref
 from datetime import timedelta
 
 import torch_device as gpu
@@ -123,6 +126,33 @@ def captured(stream: gpu.Stream, into: gpu.Tensor) -> None:
 if "UCCH_CHANNELS" not in os.environ:  # streams do all of it
     with torch.cuda.stream(other):
         captured(other, gpu.empty(500))
+
+
+def released(*, together: bool) -> None:
+    """Tensors of a call that was waited for are the group's no more, though the call has not ended."""
+    word = ctypes.c_uint32.from_address(gpu.RUNTIME.flag())
+    word.value = 0
+    gpu.RUNTIME.wait_value(gpu.state.current.cuda_stream, ctypes.addressof(word), 1)
+    tensor = gpu.empty(9)
+    gone = weakref.ref(tensor)
+    if together:
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(tensor)
+        manager.wait()
+        manager.works.clear()
+    else:
+        dist.all_reduce(tensor, async_op=True).wait()
+    block = tensor.block
+    del tensor
+    assert gone() is None, gc.get_referrers(gone())
+    word.value = 1
+    gpu.state.current.synchronize()
+    block.close()
+
+
+if "QUEUED" in os.environ:
+    for turn in range(4):
+        released(together=turn % 2 == 1)
 
 if "QUEUED" in os.environ:  # elsewhere hosts wait for messages, and no stream goes on without their data
     brief = dist.new_group(timeout=timedelta(seconds=2))

@@ -157,6 +157,29 @@ def a_graph_replays_a_call() -> None:
 
 
 @case
+def a_compiled_step_is_replayed() -> None:
+    """torch.compile makes a graph of it, calls included."""
+    import torch.distributed._functional_collectives as fc
+    from torch._dynamo.utils import counters
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = fc.all_reduce(x @ w, "sum", dist.group.WORLD)
+        return torch.relu(fc.all_gather_tensor(y - R, 0, dist.group.WORLD)) + 1
+
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph))[1])
+        compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+        w = torch.eye(64)
+        for turn in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            got = compiled(torch.full((64, 64), float(R + turn)), w)
+            total = ALL + N * turn
+            same(got, torch.cat([torch.full((64, 64), float(max(total - r, 0) + 1)) for r in range(N)]))
+    assert replays and not counters["inductor"]["cudagraph_skips"], counters["inductor"]
+
+
+@case
 def a_graph_replays_messages() -> None:
     right, left = (R + 1) % N, (R - 1) % N
     pairs = [(torch.full((n,), float(R)), torch.zeros(n)) for n in (1, 5000, 400_000, 3_000_000)]

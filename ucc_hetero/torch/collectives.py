@@ -175,7 +175,7 @@ class Collectives(Dispatch):
         device = getattr(opts, "device", None)
         for kind, module in started():  # which device is meant is not always said
             module.current_stream(device if device is not None and device.type == kind else None).synchronize()
-        earlier = [work for work in list(self.in_flight) if work.collective]
+        earlier = [work for work in list(self.in_flight) if isinstance(work, Work) and work.collective]
         own = self._post(CallSpec("barrier", None, None), opts, [])
         return self._together([*earlier, own])
 

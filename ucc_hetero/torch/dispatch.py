@@ -41,7 +41,7 @@ from .streams import (
     stream_query,
 )
 from .uncompiled import uncompiled
-from .work import InGraph, InLane, Source, Work, Works, limit_of, torch_error
+from .work import InFlight, InGraph, InLane, Source, Work, Works, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -72,7 +72,7 @@ class Dispatch:
     """
 
     #: Posted and not yet collected, in order; keeps their tensors alive.
-    in_flight: dict[Work, None]
+    in_flight: dict[InFlight, None]
     #: True once a stream was left to wait for a message by itself; how many operations of this process had failed at
     #: the last look; and why such a stream had to go on without its data.
     streams_wait = False
@@ -227,14 +227,14 @@ class Dispatch:
             return None  # a stream that is entered in vain would be left out of the capture
         side = self._sides.get(device) or self._side(device)
         if joined is None:
-            stream, handle = side.enter()
+            entered = side.enter()
         else:
-            stream, handle = joined.get(side) or joined.setdefault(side, side.enter())
-        request = comm.relaunch(short, both, seconds, handle)
+            entered = joined.get(side) or joined.setdefault(side, side.enter())
+        request = comm.relaunch(short, both, seconds, entered.handle)
         if request is None:
             return None
         self._posted += 1
-        return Work(self, memory[1:], (request,), None, memory, ready=side.ready(stream, marked=joined is None))
+        return Work(self, memory[1:], (request,), None, memory, ready=side.ready(entered, marked=joined is None))
 
     def _side(self, device: Any) -> Side:
         return self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
@@ -401,7 +401,7 @@ class Dispatch:
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
             works = list(calls)
-            ready = [Ready(stream) for stream, _ in batch.joined.values()]
+            ready = [Ready(each.stream, behind=each.behind) for each in batch.joined.values()]
         finally:
             batch.joined, batch.works = joined, collected
         return self._noted(works[0] if len(works) == 1 and not ready else Works(self, works, ready))
@@ -481,7 +481,7 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
     return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
-def _oldest(works: dict[Work, None]) -> tuple[Work, ...]:
+def _oldest(works: dict[InFlight, None]) -> tuple[InFlight, ...]:
     """The calls that may have ended: as many as are made meanwhile, and one more, so that none stays for long."""
     try:
         return tuple(islice(works, 2))

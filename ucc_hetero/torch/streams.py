@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -105,14 +105,17 @@ class Ready:
 
     ``marked``: by an event, recorded now. Without one another stream waits for all that is in this one by then; where
     the caller waits at once, in this very stream, that is nothing, and an event would be wasted. ``events``: of the
-    stream's device, free to be recorded again; None where more than the call comes before the event.
+    stream's device, free to be recorded again; None where more than the call comes before the event. ``behind``: the
+    stream that the call was made behind.
     """
 
     _over = False
     _event: Any = None
 
-    def __init__(self, stream: Any, *, marked: bool = True, events: deque[Any] | None = None) -> None:
-        self._stream, self._events = stream, events
+    def __init__(
+        self, stream: Any, *, marked: bool = True, events: deque[Any] | None = None, behind: Any = None
+    ) -> None:
+        self._stream, self._events, self._behind = stream, events, behind
         if marked:
             self.mark()
 
@@ -128,13 +131,14 @@ class Ready:
             event.record(self._stream)
             self._event = event
 
-    def order(self) -> None:
-        """Let the current stream of the calling thread wait; the host does not."""
+    def order(self) -> bool:
+        """Let the current stream of the calling thread wait; the host does not. True if the call was made behind it."""
         here = current(self._stream.device)
         if not self._over and here is not self._stream and here != self._stream:
             event = self._event or self._stream.record_event()
             if not self._over:  # else the event, if there was one, is in use for something else
                 here.wait_event(event)
+        return self._behind is not None and (here is self._behind or here == self._behind)
 
     def query(self) -> bool:
         """True if the results are there."""
@@ -154,8 +158,12 @@ class Ready:
             future.set_result(outputs)
 
 
-#: A stream, and its handle.
-Entered: TypeAlias = tuple[Any, int]
+class Entered(NamedTuple):
+    """A stream that calls go into, its handle, and the stream that it has waited for."""
+
+    stream: Any
+    handle: int
+    behind: Any
 
 
 def captures() -> bool:
@@ -186,11 +194,11 @@ class Side:
             self._streams.rotate()
             self._posted.record(here)
             entered[0].wait_event(self._posted)
-        return entered
+        return Entered(*entered, here)
 
-    def ready(self, stream: Any, *, marked: bool) -> Ready:
-        """Moment when a call without anything to be done after it has passed this stream."""
-        return Ready(stream, marked=marked, events=self._events)
+    def ready(self, entered: Entered, *, marked: bool) -> Ready:
+        """Moment when a call without anything to be done after it has passed a stream."""
+        return Ready(entered.stream, marked=marked, events=self._events, behind=entered.behind)
 
     def run(
         self,
@@ -207,9 +215,9 @@ class Side:
         where the stream does not wait for the call: the host has to, and then does the rest.
         """
         if asynchronous:
-            stream, handle = joined or self.enter()
+            stream, handle, behind = joined or self.enter()
         else:
-            stream = current(self._device)
+            stream = behind = current(self._device)
             handle = stream_handle(stream)
         request = start(handle)
         waits = request.in_stream or request.finished
@@ -221,7 +229,7 @@ class Side:
                     tensor.record_stream(stream)
         events = self._events if finish is None else None
         marked = asynchronous and joined is None
-        return request, Ready(stream, marked=marked, events=events) if waits else None
+        return request, Ready(stream, marked=marked, events=events, behind=behind) if waits else None
 
 
 def mean_of(tensor: Any, size: int, finish: Finish) -> Finish:

@@ -6,8 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import torch.distributed as dist
 
@@ -73,11 +75,28 @@ class Source:
         """As :meth:`mpi4py.MPI.Status.Set_cancelled`; does nothing."""
 
 
+class InFlight(Protocol):
+    """A call that has been posted, as its group keeps it until the host has seen its end."""
+
+    @property
+    def leaves_work(self) -> bool:
+        """True if results must still be copied or converted once it has ended."""
+
+    def is_over(self) -> bool:
+        """True if the call has ended, after taking its results; without making progress."""
+
+    def let_go(self) -> None:
+        """Let streams go on that wait for the call: the group has been aborted."""
+
+    def settle(self) -> None:
+        """Wait for what the call still does with our memory, before the group ends."""
+
+
 class Group(Protocol):
     """The group that a call is of, as its work sees it."""
 
     #: Calls that have been posted and not collected, in order.
-    in_flight: dict[Work, None]
+    in_flight: dict[InFlight, None]
     #: True once a stream was left to wait for a message by itself.
     streams_wait: bool
 
@@ -226,9 +245,18 @@ class Work(dist.Work):
                 self._await(seconds_of(timeout))
             else:
                 self.is_over()  # an error that is known by now
-        if self._ready is not None:
-            self._ready.order()
+        if self._ready is not None and self._ready.order():
+            self.leave()
         return self._told()
+
+    def leave(self) -> None:
+        """Have the group keep what tells of the end, and the tensors no more: the stream that the call was made behind,
+        and in which their memory is given out anew, waits for it."""
+        with self._lock:
+            if self in self._group.in_flight:
+                self._group.in_flight.pop(self, None)
+                self._keep = None
+                self._group.in_flight[Left(self)] = None
 
     def _told(self) -> bool:
         """Raise what is known to have gone wrong with the call, or with data that streams had to go on without."""
@@ -334,6 +362,37 @@ class Work(dist.Work):
             future.set_result(list(self._outputs))
         if self._done:
             future.settled()  # no cycle: it would keep the tensors until Python looks for garbage
+
+
+class Left:
+    """What a group keeps of a call that was waited for: all but its tensors, until the host has seen the end."""
+
+    leaves_work = False
+
+    def __init__(self, work: Work) -> None:
+        self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
+
+    def is_over(self) -> bool:
+        """As :meth:`InFlight.is_over`."""
+        if not all(_peek(native_of(each)) for each in self._requests):
+            return False
+        work = self._work()
+        if work is not None:
+            work.is_over()
+        for request in self._requests:
+            with suppress(UCCHError):  # the next call raises it
+                request.Wait()
+        if self._ready is not None:
+            self._ready.over()
+        self._group.in_flight.pop(self, None)
+        return True
+
+    def let_go(self) -> None:
+        """Nothing to do: no stream waits for a word of the host's."""
+
+    def settle(self) -> None:
+        """As :meth:`InFlight.settle`."""
+        self.is_over()
 
 
 @uncompiled
@@ -555,8 +614,10 @@ class Works(Work):
                     raise part._error
             else:
                 part.wait(timeout)
-        for ready in self._entered:
-            ready.order()
+        behind = [ready.order() for ready in self._entered]
+        for part in self._parts if behind and all(behind) else ():
+            if part._ready is not None:
+                part.leave()
         return self._told()
 
     def publish(self, failure: Exception | None = None) -> None:
