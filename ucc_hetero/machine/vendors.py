@@ -251,7 +251,7 @@ _HIP_TRAPS = (
     Trap(
         "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
         "{given}: processes share device memory by dmabuf, which was never tried with AMD",
-        "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says",
+        "unset it",
     ),
 )  # fmt: skip
 
