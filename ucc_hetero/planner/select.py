@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
-from ucc_hetero.planner.plan import Fragment, Plan, no_collector
+from ucc_hetero.planner.plan import Fragment, Plan, Step, no_collector
 from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
 
@@ -147,17 +147,26 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
     with no_collector(call.ranks):
-        fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
+        made = (function(topology, call, piece) for piece in pieces)
+        fragments = tuple(_fragment(topology, stages) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
     return algorithms.spell(plan, rank) if choice.queued else plan
 
 
-def _fragment(stages: algorithms.Stages) -> Fragment:
+def _fragment(topology: Topology, stages: algorithms.Stages) -> Fragment:
     """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
     depth, kept = -1, []
     for stage in stages:
         depth += not stage.local
         if stage.steps:
-            kept.append((stage.steps, depth))
+            kept.append((tuple([_linked(topology, step) for step in stage.steps]), depth))
     return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))
+
+
+def _linked(topology: Topology, step: Step) -> Step:
+    """A step with the link that its ranks need."""
+    islands = topology.island_of
+    first = islands[step.ranks[0]]
+    link = "native" if topology.flat or all(islands[rank] == first for rank in step.ranks) else "bridge"
+    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link if len(step.ranks) > 1 else "local")

@@ -102,12 +102,6 @@ def _check_form(topology: Topology, step: Step) -> None:
     kind = KINDS[step.kind]
     if n != (kind.ranks or max(n, 2)):
         raise InvalidPlan(f"{n} members, where {step.kind} takes {kind.ranks or 'at least 2'}")
-    islands = {topology.island_of[rank] for rank in step.ranks}
-    allowed = ("local",) if kind.ranks == 1 else ("native", "bridge") if len(islands) == 1 else ("bridge",)
-    if step.link not in allowed:
-        raise InvalidPlan(
-            f"link {step.link!r} for ranks of {len(islands)} islands; it should be {' or '.join(allowed)}"
-        )
     if kind.rooted != (0 <= step.root < n):
         raise InvalidPlan(f"root {step.root} of {n} members")
     for i in range(n):

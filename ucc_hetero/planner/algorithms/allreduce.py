@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
+from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
 from ucc_hetero.planner.collectives import Block, Call
@@ -31,13 +31,13 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     send, recv = region("send", at), region("recv", at)
 
     def steps(team: Team) -> tuple[list[Step], list[Step]]:
-        n, way, first = len(team), team.link, team.first
+        n, first = len(team), team.first
         src = tuple([send if team.sole(i) else recv for i in range(n)])
         if team.group is topology.tree and n == 2 and team.group.children:
-            return [Step("allreduce", team.ranks, way, src, (recv,) * n)], []
+            return [Step("allreduce", team.ranks, src, (recv,) * n)], []
         held = only(first, n, recv)
-        up = Step("reduce", team.ranks, way, src, held, first)
-        return [up], [Step("bcast", team.ranks, way, held, without(first, n, recv), first)]
+        up = Step("reduce", team.ranks, src, held, first)
+        return [up], [Step("bcast", team.ranks, held, without(first, n, recv), first)]
 
     return up_and_down(topology, piece, steps)
 
@@ -76,7 +76,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         for part in hierarchy.segments(root):
             at = Block(part.offset, part.count)
             src = tuple([region("send" if child.size == 1 else "recv", at) for child in root.children])
-            out.append(Step("allreduce", part.owners, link(topology, part.owners), src, (region("recv", at),) * 2))
+            out.append(Step("allreduce", part.owners, src, (region("recv", at),) * 2))
         return [out]
 
     return over_rails(topology, call, piece, across)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, step, without
+from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
@@ -30,7 +30,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
             n, i = len(team), team.first
             mine = team.ranks[i] == call.root
             src, dst = only(i, n, region("send" if mine else "recv", at)), without(i, n, region("recv", at))
-            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, src, dst, i))
+            (first if mine else later[-1]).append(Step("bcast", team.ranks, src, dst, i))
     return stages(first, *later)
 
 
@@ -45,7 +45,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
         n = len(owners)
         src, dst = only(where, n, held), without(where, n, at)
-        return [[step(topology, "bcast", owners, src, dst, where)]]
+        return [[Step("bcast", owners, src, dst, where)]]
 
     return along_rails(topology, call, piece, cross, lambda m: 1)
 
@@ -68,7 +68,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     if home.size > 1 and piece.wants(home.ranks):
         n, i = home.size, home.ranks.index(call.root)
         src, dst = only(i, n, region("send", at)), without(i, n, region("recv", at))
-        first.append(step(topology, "bcast", home.ranks, src, dst, i))
+        first.append(Step("bcast", home.ranks, src, dst, i))
     out = [first]
     known = home
     for group in above:

@@ -93,6 +93,6 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     shape, kind = Shape(call), ROWS[call.collective].step
     if not _carries(shape, piece):
         return ()
-    forms, link = KINDS[kind], "native" if topology.flat else "bridge"
+    forms = KINDS[kind]
     src, dst = _side(shape, piece, "send", forms.src), _side(shape, piece, "recv", forms.dst)
-    return stages([Step(kind, tuple(range(call.ranks)), link, src, dst, call.root)])
+    return stages([Step(kind, tuple(range(call.ranks)), src, dst, call.root)])

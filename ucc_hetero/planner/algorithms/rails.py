@@ -17,7 +17,6 @@ from ucc_hetero.planner.algorithms.allreduce import over_rails
 from ucc_hetero.planner.algorithms.builders import (
     LocalSteps,
     copy,
-    link,
     message,
     only,
     region,
@@ -105,16 +104,16 @@ def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
         weights = _weights(hierarchy, root)
         for part in hierarchy.segments(root):
             shares = _cut(part, [weights[rank] for rank in part.owners])
-            for stage, steps in zip(out[1:], _straight(topology, part, shares, piece), strict=True):
+            for stage, steps in zip(out[1:], _straight(part, shares, piece), strict=True):
                 stage += steps
         return out
 
     return over_rails(topology, call, piece, across)
 
 
-def _straight(topology: Topology, part: Segment, shares: list[Block], piece: Piece) -> list[list[Step]]:
+def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Step]]:
     """One rail of ``direct``: shares come in, m - 1 times one is added, results go out."""
-    m, owners, way = len(shares), part.owners, link(topology, part.owners)
+    m, owners = len(shares), part.owners
 
     def arrived(i: int) -> tuple[Region, ...]:
         if i not in held:
@@ -131,14 +130,14 @@ def _straight(topology: Topology, part: Segment, shares: list[Block], piece: Pie
 
     held: dict[int, tuple[Region, ...]] = {}
     theirs = piece.members(owners, others)
-    out = [[Step("alltoall", owners, way, theirs, piece.members(owners, arrived))]]
+    out = [[Step("alltoall", owners, theirs, piece.members(owners, arrived))]]
     out += [[] for _ in range(m - 1)]
     for i, rank in enumerate(owners):
         if shares[i].count and piece.wants((rank,)):
             into = (region("recv", shares[i]),)
             for stage, place in zip(out[1:], (p for j, p in enumerate(arrived(i)) if j != i), strict=True):
-                stage.append(Step("combine", (rank,), "local", (place,), into))
-    return [*out, [Step("alltoall", owners, way, piece.members(owners, results), theirs)]]
+                stage.append(Step("combine", (rank,), (place,), into))
+    return [*out, [Step("alltoall", owners, piece.members(owners, results), theirs)]]
 
 
 def _doubling_is_best(case: Case) -> int:
@@ -167,13 +166,13 @@ def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
         if n == 1:
             up += copy(ranks[0], region("send", at), recv)
             continue
-        up.append(Step("reduce", ranks, "native", (region("send", at),) * n, only(0, n, recv), 0))
-        down.append(Step("bcast", ranks, "native", only(0, n, recv), without(0, n, recv), 0))
+        up.append(Step("reduce", ranks, (region("send", at),) * n, only(0, n, recv), 0))
+        down.append(Step("bcast", ranks, only(0, n, recv), without(0, n, recv), 0))
     leaders = [island.ranks[0] for island in topology.islands]
-    return stages(up, *_double(topology, leaders, recv, piece), down)
+    return stages(up, *_double(leaders, recv, piece), down)
 
 
-def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Step]]:
+def _double(leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Step]]:
     m = len(leaders)
     power = 1 << (m.bit_length() - 1)
     spare = [piece.tmp(rank, recv.count) for rank in leaders[:power]] if m > 1 else []
@@ -183,9 +182,9 @@ def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Pie
 
     def exchange(pairs: list[tuple[int, int]]) -> list[list[Step]]:
         """Each pair: the first sends to the second, which adds it."""
-        sends = [s for a, b in pairs if near(a, b) for s in message(topology, leaders[a], leaders[b], recv, spare[b])]
+        sends = [s for a, b in pairs if near(a, b) for s in message(leaders[a], leaders[b], recv, spare[b])]
         mine = [b for _, b in pairs if near(b, b)]
-        return [sends, LocalSteps(Step("combine", (leaders[b],), "local", (spare[b],), (recv,)) for b in mine)]
+        return [sends, LocalSteps(Step("combine", (leaders[b],), (spare[b],), (recv,)) for b in mine)]
 
     extra = range(power, m)
     out = exchange([(i, i - power) for i in extra])
@@ -194,7 +193,7 @@ def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Pie
         out += exchange([(i, i ^ distance) for i in range(power)])
         distance *= 2
     back = [i for i in extra if near(i - power, i)]
-    out.append([s for i in back for s in message(topology, leaders[i - power], leaders[i], recv, recv)])
+    out.append([s for i in back for s in message(leaders[i - power], leaders[i], recv, recv)])
     return out
 
 
@@ -236,11 +235,11 @@ def ring(topology: Topology, call: Call, piece: Piece) -> Stages:
                 for t in range(m - 1):
                     share = shares[(i - t) % m]
                     to = Region("tmp", spare[after].offset, share.count)
-                    inward[t][0].extend(message(topology, rank, after, share, to))
+                    inward[t][0].extend(message(rank, after, share, to))
                     if share.count and piece.wants((after,)):
-                        inward[t][1].append(Step("combine", (after,), "local", (to,), (share,)))
+                        inward[t][1].append(Step("combine", (after,), (to,), (share,)))
                     done = shares[(i + 1 - t) % m]
-                    outward[t] += message(topology, rank, after, done, done)
+                    outward[t] += message(rank, after, done, done)
         return [_in_recv(hierarchy, root), *chain.from_iterable(inward), *outward]
 
     return over_rails(topology, call, piece, across)
