@@ -130,37 +130,6 @@ with Communicator() as comm:
     alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1")
 
 
-def test_tune_measures_wires_and_later_jobs_follow(on_crew: Callable[..., Any], tmp_path: Path) -> None:
-    script = """
-import os
-from arrays import runtime
-from mpi4py import MPI
-from ucc_hetero import Communicator
-from ucc_hetero.cli.tune import measure_wires
-from ucc_hetero.planner.rules import Measured, Wires, save_table
-from ucc_hetero.transport import wires
-
-table = os.environ["TABLE"]
-with Communicator() as comm:
-    told = []
-    found = measure_wires(comm, 300_000, told.append)
-    assert found is not None, (comm._run.members.channels, comm.topology.hosts)
-    assert len(told) == 1 and told[0].startswith("wires"), told
-    assert found.default in found.seconds, found
-    assert {each.slot for each in found.seconds} == {512 << 10, 1 << 20, 2 << 20, 4 << 20}
-    assert len(set(comm.mpi.allgather(tuple(found.seconds.items())))) == 1
-    assert "UCCH_WIRES" not in os.environ
-    before = len(wires.addresses(0))  # a pair of threads each
-    if comm.rank == 0:
-        save_table(table, comm._run.members.bare, Measured(wires=Wires(before + 2, 1 << 20)))
-    MPI.COMM_WORLD.Barrier()
-os.environ["UCCH_TUNE_FILE"] = table
-with Communicator() as comm:
-    assert len(wires.addresses(0)) == before + 2
-"""
-    on_crew(script, *PAIR, TABLE=str(tmp_path / "table.json"))
-
-
 def test_wires_are_rows_of_the_timeline(alone: Callable[..., Any], tmp_path: Path) -> None:
     script = """
 from arrays import Array

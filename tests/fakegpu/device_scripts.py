@@ -29,25 +29,6 @@ COLLECTIVES = program("collective_cases.py")
 #: Random mistakes of one rank, or of all.
 MISTAKES = program("refusal_cases.py", "15")
 
-#: Messages of three lengths, and the bytes of those that went by way of pinned memory.
-WAYS = """
-import numpy as np
-from arrays import Array
-from ucc_hetero import Communicator
-from ucc_hetero.transport import bounce
-staged, plain = [], bounce.Bounce.memory_for
-bounce.Bounce.memory_for = lambda self, original, **how: staged.append(original.nbytes) or plain(self, original, **how)
-with Communicator() as comm:
-    for n in (1 << 8, 1 << 12, 1 << 14):
-        x = Array(n).set(np.arange(n) if comm.rank == 0 else -1)
-        if comm.rank == 0:
-            comm.Send(x, dest=1)
-        else:
-            comm.Recv(x, source=0)
-        assert (x.peek == np.arange(n)).all()
-    print("staged:", staged, flush=True)
-"""
-
 STREAMS = """
 import ctypes
 import threading

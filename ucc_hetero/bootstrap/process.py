@@ -25,7 +25,6 @@ from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
-from ..planner.rules import Table
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import record
 from ..transport import carriers, wires
@@ -379,9 +378,7 @@ def spare() -> tuple[int, ...]:
     return tuple(number for job in _jobs for number in tuple(job.spare))
 
 
-def job_of(
-    comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
-) -> Job:
+def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
@@ -396,7 +393,7 @@ def job_of(
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and _collectives(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
+    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
 
