@@ -9,7 +9,7 @@
  */
 #include <ucontext.h>
 
-enum { MOST_FIBERS = 128, FIBER_STACK = 1 << 16, MOST_STORES = 8, LATELY = 64 };
+enum { MOST_FIBERS = 128, FIBER_STACK = 1 << 16, MOST_STORES = 8, LATELY = 64, MOST_LOOKS = 4000 };
 
 typedef struct kernel {
     const char *name, *text;
@@ -283,7 +283,7 @@ static void run_launch(queue *s, launch *l) {
     for (unsigned i = 0; i < all; i++)
         begin_fiber(&g, l, blocks, stacks, i);
     running = &g;
-    for (unsigned us = 0, waits = 0; g.n;) {
+    for (unsigned us = 0, waits = 0, looks = 0; g.n;) {
         fiber *late = &g.fibers[drawn(all)];
         if (late->stores) see_any(late);
         self = g.ready[drawn(g.n)];
@@ -291,7 +291,9 @@ static void run_launch(queue *s, launch *l) {
         swapcontext(&g.context, &self->context);
         waits = self->waits ? waits + 1 : 0;
         if (!waits) us = 0;
-        if (waits > 2 * g.n && waits % (8 * g.n) == 0) look_later(&us);
+        if (waits <= 2 * g.n || waits % (8 * g.n)) continue;
+        look_later(&us);
+        if (any_memory && ++looks == MOST_LOOKS) fault("waits for ever", NULL); /* in a test that nothing interrupts */
     }
     self = NULL;
     running = NULL;

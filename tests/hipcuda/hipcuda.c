@@ -19,30 +19,26 @@ static void *driver(void) {
     return library;
 }
 
-/* The driver's function of this name, looked up once. */
-#define CU(name, params)                                                                                               \
-    static int name params;                                                                                            \
-    typedef int name##_t params;                                                                                       \
-    static name##_t *name##_at(void) {                                                                                 \
-        static name##_t *found;                                                                                        \
-        if (!found && driver()) found = (name##_t *)dlsym(driver(), #name);                                            \
-        return found;                                                                                                  \
-    }                                                                                                                  \
-    static int name params
-
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-#define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : (int)NO_DEVICE)
+/* The driver's function of this name, looked up once, and called if nothing is wrong `before` that. */
+#define FORWARD(name, params, args, before)                                                                            \
+    static int name params {                                                                                           \
+        typedef int theirs params;                                                                                     \
+        static theirs *found;                                                                                          \
+        int status = before;                                                                                           \
+        if (!found && driver()) found = (theirs *)dlsym(driver(), #name);                                              \
+        return status ? status : found ? found args : (int)NO_DEVICE;                                                  \
+    }
+#define CU(name, params, args) FORWARD(name, params, args, 0)
 
-CU(cuInit, (unsigned flags)) { return CALL(cuInit, flags); }
-CU(cuGetErrorName, (int code, const char **name)) { return CALL(cuGetErrorName, code, name); }
-CU(cuDeviceGetCount, (int *n)) { return CALL(cuDeviceGetCount, n); }
-CU(cuDeviceGetPCIBusId, (char *text, int room, int device)) { return CALL(cuDeviceGetPCIBusId, text, room, device); }
-CU(cuDevicePrimaryCtxRetain, (void **context, int device)) { return CALL(cuDevicePrimaryCtxRetain, context, device); }
-CU(cuCtxSetCurrent, (void *context)) { return CALL(cuCtxSetCurrent, context); }
-CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) {
-    return CALL(cuDevicePrimaryCtxGetState, device, flags, active);
-}
-CU(cuCtxGetDevice, (int *device)) { return CALL(cuCtxGetDevice, device); }
+CU(cuInit, (unsigned flags), (flags))
+CU(cuGetErrorName, (int code, const char **name), (code, name))
+CU(cuDeviceGetCount, (int *n), (n))
+CU(cuDeviceGetPCIBusId, (char *text, int room, int device), (text, room, device))
+CU(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))
+CU(cuCtxSetCurrent, (void *context), (context))
+CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active), (device, flags, active))
+CU(cuCtxGetDevice, (int *device), (device))
 
 #define MOST_DEVICES 64
 static void *contexts[MOST_DEVICES];
@@ -59,35 +55,25 @@ static int ready(void) {
     int device;
     return cuCtxGetDevice(&device) ? work_with(chosen) : 0;
 }
-#define THERE(name, ...) (ready() ? ready() : CALL(name, ##__VA_ARGS__))
+#define CU_THERE(name, params, args) FORWARD(name, params, args, ready())
 
-CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
-    return CALL(cuPointerGetAttributes, n, which, into, where);
-}
-CU(cuIpcGetMemHandle, (void *handle, address where)) { return THERE(cuIpcGetMemHandle, handle, where); }
+CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where), (n, which, into, where))
+CU_THERE(cuIpcGetMemHandle, (void *handle, address where), (handle, where))
 /* As HIP's and CUDA's handles are, by value. */
 typedef struct share {
     char bytes[64];
 } share;
-CU(cuIpcOpenMemHandle_v2, (address * where, share handle, unsigned flags)) {
-    return THERE(cuIpcOpenMemHandle_v2, where, handle, flags);
-}
-CU(cuIpcCloseMemHandle, (address where)) { return THERE(cuIpcCloseMemHandle, where); }
-CU(cuMemAlloc_v2, (address * where, size_t bytes)) { return THERE(cuMemAlloc_v2, where, bytes); }
-CU(cuMemFree_v2, (address where)) { return THERE(cuMemFree_v2, where); }
-CU(cuMemGetInfo_v2, (size_t *room, size_t *all)) { return THERE(cuMemGetInfo_v2, room, all); }
-CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) { return THERE(cuMemHostAlloc, where, bytes, flags); }
-CU(cuMemFreeHost, (void *where)) { return THERE(cuMemFreeHost, where); }
-CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
-    return THERE(cuMemHostRegister_v2, where, bytes, flags);
-}
-CU(cuMemHostUnregister, (void *where)) { return THERE(cuMemHostUnregister, where); }
-CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags)) {
-    return THERE(cuMemHostGetDevicePointer_v2, seen, memory, flags);
-}
-CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
-    return THERE(cuMemcpyAsync, dst, src, bytes, s);
-}
+CU_THERE(cuIpcOpenMemHandle_v2, (address * where, share handle, unsigned flags), (where, handle, flags))
+CU_THERE(cuIpcCloseMemHandle, (address where), (where))
+CU_THERE(cuMemAlloc_v2, (address * where, size_t bytes), (where, bytes))
+CU_THERE(cuMemFree_v2, (address where), (where))
+CU_THERE(cuMemGetInfo_v2, (size_t *room, size_t *all), (room, all))
+CU_THERE(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags), (where, bytes, flags))
+CU_THERE(cuMemFreeHost, (void *where), (where))
+CU_THERE(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags), (where, bytes, flags))
+CU_THERE(cuMemHostUnregister, (void *where), (where))
+CU_THERE(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags), (seen, memory, flags))
+CU_THERE(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s), (dst, src, bytes, s))
 typedef struct side_2d {
     size_t x, y;
     int type;
@@ -100,41 +86,30 @@ typedef struct copy_2d {
     side_2d src, dst;
     size_t bytes, rows;
 } copy_2d;
-CU(cuMemcpy2DAsync_v2, (const copy_2d *all, void *s)) { return THERE(cuMemcpy2DAsync_v2, all, s); }
-CU(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority)) {
-    return THERE(cuStreamCreateWithPriority, s, flags, priority);
-}
-CU(cuStreamDestroy_v2, (void *s)) { return THERE(cuStreamDestroy_v2, s); }
-CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) { return THERE(cuStreamWaitEvent, s, e, flags); }
-CU(cuStreamSynchronize, (void *s)) { return THERE(cuStreamSynchronize, s); }
-CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return THERE(cuStreamWaitValue32_v2, s, word, value, flags);
-}
-CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return THERE(cuStreamWriteValue32_v2, s, word, value, flags);
-}
-CU(cuStreamGetCaptureInfo_v2, (void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n)) {
-    return THERE(cuStreamGetCaptureInfo_v2, s, does, which, graph, nodes, n);
-}
-CU(cuThreadExchangeStreamCaptureMode, (int *mode)) { return CALL(cuThreadExchangeStreamCaptureMode, mode); }
-CU(cuEventCreate, (void **e, unsigned flags)) { return THERE(cuEventCreate, e, flags); }
-CU(cuEventDestroy_v2, (void *e)) { return THERE(cuEventDestroy_v2, e); }
-CU(cuEventRecord, (void *e, void *s)) { return THERE(cuEventRecord, e, s); }
-CU(cuEventQuery, (void *e)) { return THERE(cuEventQuery, e); }
+CU_THERE(cuMemcpy2DAsync_v2, (const copy_2d *all, void *s), (all, s))
+CU_THERE(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority), (s, flags, priority))
+CU_THERE(cuStreamDestroy_v2, (void *s), (s))
+CU_THERE(cuStreamWaitEvent, (void *s, void *e, unsigned flags), (s, e, flags))
+CU_THERE(cuStreamSynchronize, (void *s), (s))
+CU_THERE(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags), (s, word, value, flags))
+CU_THERE(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags), (s, word, value, flags))
+CU_THERE(cuStreamGetCaptureInfo_v2, (void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n),
+         (s, does, which, graph, nodes, n))
+CU(cuThreadExchangeStreamCaptureMode, (int *mode), (mode))
+CU_THERE(cuEventCreate, (void **e, unsigned flags), (e, flags))
+CU_THERE(cuEventDestroy_v2, (void *e), (e))
+CU_THERE(cuEventRecord, (void *e, void *s), (e, s))
+CU_THERE(cuEventQuery, (void *e), (e))
 
-CU(cuCtxSynchronize, (void)) { return THERE(cuCtxSynchronize); }
-CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
-    return CALL(cuDeviceGetAttribute, value, which, device);
-}
-CU(cuModuleLoadData, (void **module, const void *image)) { return THERE(cuModuleLoadData, module, image); }
-CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
-    return THERE(cuModuleGetFunction, function, module, name);
-}
-CU(cuFuncLoad, (void *function)) { return THERE(cuFuncLoad, function); }
-CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
-                    void *s, void **arguments, void **more)) {
-    return THERE(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
-}
+CU_THERE(cuCtxSynchronize, (void), ())
+CU(cuDeviceGetAttribute, (int *value, int which, int device), (value, which, device))
+CU_THERE(cuModuleLoadData, (void **module, const void *image), (module, image))
+CU_THERE(cuModuleGetFunction, (void **function, void *module, const char *name), (function, module, name))
+CU_THERE(cuFuncLoad, (void *function), (function))
+CU_THERE(cuLaunchKernel,
+         (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes, void *s,
+          void **arguments, void **more),
+         (f, x, y, z, a, b, c, bytes, s, arguments, more))
 
 /* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
 int ucch_memory_type(void) { return 1; }
