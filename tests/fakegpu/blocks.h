@@ -270,7 +270,8 @@ static void shrink(launch *l, unsigned *seed) {
     if (l->threads > most) l->threads = most;
 }
 
-static void run_launch(queue *s, launch *l) {
+/* How many threads have not come to their ends. */
+static int run_launch(queue *s, launch *l) {
     static _Thread_local char *stacks;
     if (!stacks)
         stacks = mmap(NULL, MOST_FIBERS * FIBER_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -293,13 +294,15 @@ static void run_launch(queue *s, launch *l) {
         if (!waits) us = 0;
         if (waits <= 2 * g.n || waits % (8 * g.n)) continue;
         look_later(&us);
-        if (any_memory && ++looks == MOST_LOOKS) fault("waits for ever", NULL); /* in a test that nothing interrupts */
+        if (any_memory && ++looks == MOST_LOOKS) break; /* nothing comes: whoever runs it is told */
     }
+    int left = (int)g.n;
     self = NULL;
     running = NULL;
     free(g.fibers);
     free(blocks);
     free(l);
+    return left;
 }
 
 /* ---- the run-time compiler, and launches ---- */
@@ -359,7 +362,7 @@ static int find_kernel(void **out, const void *module, const char *name) {
     return INVALID_VALUE;
 }
 
-/* Run a kernel here and now, on memory of any kind. */
+/* Run a kernel here and now, on memory of any kind: 0, or it waits for what does not come. */
 int fakegpu_run(const char *name, unsigned blocks, unsigned threads, void **arguments, unsigned seed) {
     const kernel *k = fakegpu_kernels;
     while (k->name && strcmp(k->name, name) != 0)
@@ -367,9 +370,9 @@ int fakegpu_run(const char *name, unsigned blocks, unsigned threads, void **argu
     launch *l = k->name ? new_launch(k, blocks, threads, arguments) : NULL;
     queue of = {.seed = seed};
     any_memory = 1;
-    if (l) run_launch(&of, l);
+    int status = l ? run_launch(&of, l) : INVALID_VALUE;
     any_memory = 0;
-    return l ? OK : INVALID_VALUE;
+    return status;
 }
 
 int fakegpu_movers(void) { return __atomic_load_n(&movers, __ATOMIC_RELAXED); }
