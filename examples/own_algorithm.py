@@ -15,8 +15,9 @@ import numpy as np
 
 from ucc_hetero import Communicator
 from ucc_hetero.planner.algorithms import Case, Piece, Stages, algorithm, ranking
-from ucc_hetero.planner.algorithms.builders import only, region, stages, step, without
+from ucc_hetero.planner.algorithms.builders import only, region, stages, without
 from ucc_hetero.planner.collectives import Call
+from ucc_hetero.planner.plan import Step
 from ucc_hetero.planner.topology import Topology
 
 LIMIT = 256  # bytes
@@ -33,9 +34,9 @@ def by_rank_0(topology: Topology, call: Call, piece: Piece) -> Stages:
     at, n = piece.vector(call), call.ranks
     if not at.count:
         return ()
-    everybody, send, recv = range(n), region("send", at), region("recv", at)
-    reduce = step(topology, "reduce", everybody, (send,) * n, only(0, n, recv), 0)
-    bcast = step(topology, "bcast", everybody, only(0, n, recv), without(0, n, recv), 0)
+    everybody, send, recv = tuple(range(n)), region("send", at), region("recv", at)
+    reduce = Step("reduce", everybody, (send,) * n, only(0, n, recv), 0)
+    bcast = Step("bcast", everybody, only(0, n, recv), without(0, n, recv), 0)
     return stages([reduce], [bcast])
 
 

@@ -200,13 +200,6 @@ _VARIABLES = (
         "Mbit/s",
     ),
     Variable(
-        "PORTS",
-        _choice("all", "turns"),
-        "all",
-        "Where hosts have several network ports a rank uses all of them, or one in turn (docs/topology.md says when).",
-        "all|turns",
-    ),
-    Variable(
         "GROUP",
         str,
         "",
@@ -217,8 +210,8 @@ _VARIABLES = (
         "FABRIC",
         _choice(*fabric.WORDS),
         "auto",
-        "Where the vendor's library joins a vendor's ranks into one island; auto: as measured (UCCH_TUNE_FILE), else "
-        "on all hosts with RDMA that it will use; host: on each host; all: on all hosts.",
+        "Where the vendor's library joins a vendor's ranks into one island; auto: on all hosts with "
+        "RDMA that it will use; host: on each host; all: on all hosts.",
         "auto|host|all",
     ),
     Variable("EMULATE", str, "", "Pretend vendors, given to the ranks in order.", "nvidia:2,amd:2"),
@@ -260,7 +253,8 @@ _VARIABLES = (
         "STAGING",
         _choice("auto", "direct", "staged"),
         "auto",
-        "How messages on device memory go: as measured, by UCX itself, or through pinned host buffers.",
+        "How messages on device memory go. direct: by UCX itself; staged: through pinned host buffers; auto: direct "
+        "where UCX can, but long ones to other hosts by rings.",
         "auto|direct|staged",
     ),
     Variable(
@@ -284,7 +278,7 @@ _VARIABLES = (
         "WIRE_SLOT",
         _slot,
         "auto",
-        "Most bytes of a slot in the rings between devices of several hosts (auto: as measured, else 2M, or a little "
+        "Most bytes of a slot in the rings between devices of several hosts (auto: 2M, or a little "
         "more that all wires carry as much of); twice as many on one host and for the longest messages.",
         "auto|bytes",
     ),

@@ -1,4 +1,4 @@
-"""Datatypes and operations, with the codes that UCC knows them by, and ways of messages.
+"""Datatypes and operations, with the codes that UCC knows them by.
 
 Codes are those of ``ucc.h`` (API 1.x: ``ucc_predefined_dtype_t``, ``ucc_reduction_op_t``).
 """
@@ -8,25 +8,9 @@ from __future__ import annotations
 import difflib
 import sys
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-__all__ = ["BYTES", "DTYPES", "OPS", "DType", "Op", "Reduction", "Transport", "op_of", "reduction"]
-
-
-class Transport(str, Enum):
-    """Way of a message on device memory, by the name that settings and tables give it."""
-
-    __str__ = str.__str__
-
-    #: UCX moves device memory.
-    DIRECT = "direct"
-    #: By way of pinned host memory.
-    STAGED = "staged"
-
-    @classmethod
-    def _missing_(cls, value: object) -> None:
-        raise ValueError(f"path {value!r} is not one of {', '.join(cls)}")
+__all__ = ["BYTES", "DTYPES", "OPS", "DType", "Op", "Reduction", "op_of", "reduction"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,6 @@ QUESTIONS: tuple[Question, ...] = (
     Question("calls", "calls", "no call but freeing waits for a stream that waits", seconds=60),
     Question("calls-early", "calls", "the same with all kernels loaded early", False,
              {"HIP_ENABLE_DEFERRED_LOADING": "0"}, 60),
-    Question("ipc", "shared_memory", "another process sees at once what is written to fine-grained memory", seconds=60),
-    Question("ipc-alone", "shared_memory", "the same where each process sees its own device alone", True,
-             {"PROBE_ALONE": "1"}, 60),
 )  # fmt: skip
 #: Exit status of timeout(1) where time was up, and of one that had to kill.
 _LATE = (124, -signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One AMD device of one process: the engine's own operations, and entry points of HIP's for memory that RCCL shares.
+"""One AMD device of one process, by the engine's own operations.
 
 Addresses are numbers here: a process asks one question and ends, and nothing is given back.
 """
@@ -17,7 +17,6 @@ from ...device.registry import report, runtime_of
 from ...errors import DeviceError
 from ...native.libraries import ffi
 
-FINE_GRAINED, SHARE_BYTES = 1, 64
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.
 PATIENCE = 2.0
@@ -134,35 +133,6 @@ class Hip:
     def on_word(self, kind: int, stream: int, address: int, value: int) -> None:
         """A kernel that waits for a word, or writes it."""
         self.launch(self.kernel(kind), stream, 0, address, value)
-
-    # --- memory that RCCL shares between processes, which the engine does not -----------------------------------------
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if status := getattr(ctypes.CDLL(self.runtime.path), name)(*arguments):
-            raise DeviceError(f"{name} says {status}")
-
-    def fine(self, nbytes: int) -> int:
-        """Fine-grained memory."""
-        out = ctypes.c_void_p()
-        self._call("hipExtMallocWithFlags", ctypes.byref(out), ctypes.c_size_t(nbytes), FINE_GRAINED)
-        return out.value or 0
-
-    def share(self, address: int) -> bytes:
-        handle = _Share()
-        self._call("hipIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(address))
-        return bytes(handle)
-
-    def open_shared(self, handle: bytes) -> int:
-        out, enable_peers = ctypes.c_void_p(), int(self.runtime.version().partition(".")[0]) >= 6
-        shared = _Share.from_buffer_copy(handle)
-        self._call("hipIpcOpenMemHandle", ctypes.byref(out), shared, ctypes.c_uint(enable_peers))
-        return out.value or 0
-
-
-class _Share(ctypes.Structure):
-    """A handle of device memory, by value."""
-
-    _fields_ = [("bytes", ctypes.c_char * SHARE_BYTES)]
 
 
 def _pointer(address: int) -> Any:

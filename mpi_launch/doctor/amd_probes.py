@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import json
 import mmap
-import multiprocessing
 import os
 import sys
 import threading
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -92,7 +90,6 @@ def memory() -> Answer:
     block.close()
     expected = {
         "device": (hip.alloc(MIB), "device"),
-        "fine-grained": (hip.fine(MIB), "device"),
         "pinned": (hip.pinned(MIB), "pinned"),
         "registered": (registered, "pinned"),
         "plain": (plain.ctypes.data, "unknown"),
@@ -129,7 +126,7 @@ def _carried(hip: Hip, n: int, *ways: int) -> bool:
 def copies() -> Answer:
     """Copies carry what they should between all kinds of memory, and how fast."""
     hip, n = Hip(), int(os.environ.get("PROBE_BYTES", 64 * MIB))
-    host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.fine(n)
+    host, back, one, other = hip.pinned(n), hip.pinned(n), hip.alloc(n), hip.alloc(n)
     right = _carried(hip, n, one, other)
     shared = mmap.mmap(-1, n)
     mapped = _start(shared)
@@ -279,79 +276,6 @@ def calls() -> Answer:
     return answer(not set(waited) - frees, words, seconds=seconds)
 
 
-# --- several processes ------------------------------------------------------------------------------------------------
-
-ROUNDS = 100
-SHARED = 4 * MIB
-
-
-def shared_memory() -> Answer:
-    """Another process opens fine-grained memory, and its kernels and copies see at once what is written there."""
-    alone = os.environ.get("PROBE_ALONE") == "1"
-    device = 0 if alone or Hip().runtime.count() < 2 else 1
-    words = (os.environ.get("HIP_VISIBLE_DEVICES") or ",".join(map(str, range(len(devices()) or 1)))).split(",")
-    if alone:
-        os.environ["HIP_VISIBLE_DEVICES"] = words[-1]
-    spawn = multiprocessing.get_context("spawn")
-    mine, theirs = spawn.Pipe()
-    peer = spawn.Process(target=_peer, args=(theirs, device), daemon=True)
-    peer.start()
-    theirs.close()
-    if alone:
-        os.environ["HIP_VISIBLE_DEVICES"] = words[0]
-    try:
-        return _owner(Hip(), mine, f"{ROUNDS} rounds on {'two devices' if device else 'one device'}")
-    except EOFError:
-        return answer(False, "the other process has ended")
-    finally:
-        peer.kill()
-
-
-def _owner(hip: Hip, peer: Connection, words: str) -> Answer:
-    """Write a pattern and then the word that tells of it, again and again; the peer says what it found."""
-    memory, host = hip.fine(SHARED), hip.pinned(SHARED)
-    word = memory + SHARED - 4096
-    stream, stale = hip.stream(), 0
-    hip.kernel(lib.UCCH_POST)
-    ctypes.memset(host, 0, SHARED)
-    hip.runtime.copy(memory, host, SHARED, stream)
-    hip.finishes(stream)
-    peer.send(hip.share(memory))
-    opened = peer.recv()
-    if opened is not None:
-        return answer(False, f"memory cannot be opened: {opened}")
-    for turn in range(1, ROUNDS + 1):
-        data = _random(MIB)
-        ctypes.memmove(host, data.ctypes.data, MIB)
-        hip.runtime.copy(memory, host, MIB, stream)
-        hip.on_word(lib.UCCH_POST, stream, word, turn)
-        if not hip.finishes(stream, 5):
-            return answer(False, f"round {turn}: the owner's stream stops")
-        found = peer.recv()
-        if found is None:
-            return answer(False, f"round {turn}: the other process's kernel does not see the word", rounds=turn)
-        stale += found != int(data.astype(np.uint64).sum())
-    return answer(not stale, f"{stale} of {words} read old data" if stale else words, stale=stale)
-
-
-def _peer(owner: Connection, device: int) -> None:
-    """The other side: wait for each word by a kernel, copy what it tells of, say the sum of its bytes."""
-    hip = Hip(device)
-    try:
-        memory = hip.open_shared(owner.recv())
-        hip.kernel(lib.UCCH_AWAIT)
-    except (DeviceError, RuntimeError) as error:
-        return owner.send(str(error))
-    owner.send(None)
-    host, stream = hip.pinned(MIB), hip.stream()
-    for turn in range(1, ROUNDS + 1):
-        hip.on_word(lib.UCCH_AWAIT, stream, memory + SHARED - 4096, turn)
-        hip.runtime.copy(host, memory, MIB, stream)
-        if not hip.finishes(stream, 5):
-            return owner.send(None)
-        owner.send(int(_bytes(host, MIB).astype(np.uint64).sum()))
-
-
 # --- this host --------------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +303,7 @@ def found() -> Answer:
 PROBES: dict[str, Callable[[], Answer]] = {
     each.__name__: each
     for each in (
-        host, found, memory, copies, compiler, kernel_waits, stream_waits, queues, engines, calls, shared_memory,
+        host, found, memory, copies, compiler, kernel_waits, stream_waits, queues, engines, calls,
     )
 }  # fmt: skip
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from channel_jobs import JOBS, judge
 from device_scripts import LATE_KERNELS
-
-from ucc_hetero.machine.fabric import RESULTS
-from ucc_hetero.planner.rules import Layout, fabrics_of, measured_fabric, read_table, save_fabric
 
 #: Fakes have no library of collectives for the ranks of a host: with several there, vendors stay whole unless told.
 HOST = {"UCCH_FABRIC": "host"}
@@ -39,19 +35,11 @@ with Communicator() as comm:
         tell("across", across)
 """
 
-#: The user's word counts for more than a table's.
-DECIDED = """
-import os
-os.environ["UCCH_FABRIC"] = "host"
-with Communicator() as comm:
-    tell("decided", comm)
-"""
-
 
 def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
     """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
     name = "every collective in every form"
-    judge(name, 4, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
+    judge(name, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
 
 
 NONE = "no active port of InfiniBand, RoCE or EFA"
@@ -90,65 +78,3 @@ def test_islands_are_said(
     mixed = "amd" in where[0]
     islands = {len(line.partition(" fabric")[0].split()) - 1 for line in out.splitlines() if line.startswith("across ")}
     assert mixed or islands == {across}, out
-
-
-TUNED = """
-import os
-import arrays
-from ucc_hetero import Communicator
-from ucc_hetero.cli.tune import clearly, tune
-
-lines = []
-with Communicator() as comm:
-    found = tune(comm, ["allreduce", "barrier"], [64, 30_000], lines.append)
-    assert found.fabric is not None and set(found.fabric.seconds) == {"host", "all"}, lines
-    assert len(set(comm.mpi.allgather((tuple(found.fabric.seconds.items()), tuple(found.fabric.noise.items()))))) == 1
-    assert [line.split("  ")[0] for line in lines[:4]] == ["fabric, allreduce"] * 2 + ["fabric, barrier", "fabric"]
-    word = clearly(found.fabric)
-    assert len(found.bare.islands) == (1 if word == "all" else 2), (word, found.bare)
-    assert "UCCH_FABRIC" not in os.environ
-    found.save(os.environ["TABLE"], comm.rank)
-    print("right", word or "neither", flush=True)
-"""
-
-
-def test_tune_measures_islands_and_later_jobs_follow(
-    on_crew: Callable[..., Any], alone: Callable[..., Any], tmp_path: Path
-) -> None:
-    """Both kinds of islands on devices of one vendor; the faster one is written down, with the ranks that it is for."""
-    path, where = tmp_path / "tuned.json", ("nvidia:2", 2, 1)
-    pair = Layout.of(["nvidia"] * 2, "ab", [""] * 2)
-    save_fabric(path, Layout.of(["amd"] * 2, "ab", [""] * 2), "all")
-    out = on_crew(TUNED, *where, TABLE=str(path)).output
-    (word,) = {line.split()[1] for line in out.splitlines() if line.startswith("right ")}
-    assert out.count("right ") == 2, out
-    assert measured_fabric(read_table(str(path)), pair)[0] == word.replace("neither", ""), word
-    assert len(fabrics_of(read_table(str(path)))) == 1 + (word != "neither")
-    for word, islands, queued in (("all", "nvidia[0-1]@0-1", "else"), ("host", "nvidia[0]@0 nvidia[1]@1", "queued")):
-        save_fabric(path, pair, word)
-        told = f"all {islands} fabric: nvidia: {RESULTS[word]} (by the tuned table {path}) {queued}"
-        out = alone(STRUCTURE + DECIDED, *where, UCCH_TUNE_FILE=str(path)).output
-        assert len([line for line in out.splitlines() if line.startswith(told)]) == 2, out
-        assert out.count("fabric: nvidia: each host by itself (UCCH_FABRIC=host) queued") == 2, out
-
-
-@pytest.mark.parametrize(("layout", "env", "told"), [
-    ("nvidia:2", {"UCCH_FABRIC": "host"}, "# fabric: not measured, as UCCH_FABRIC decides"),
-    ("nvidia:2", {"UCCH_WIRES": "0"}, "# fabric: not measured, as streams cannot do calls between hosts"),
-    ("nvidia:1,amd:1", {}, ""),
-], ids=["decided", "no wires", "a vendor a host"])  # fmt: skip
-def test_islands_that_cannot_be_measured(
-    on_crew: Callable[..., Any], layout: str, env: dict[str, str], told: str
-) -> None:
-    script = """
-import arrays
-from ucc_hetero import Communicator
-from ucc_hetero.cli.tune import measure_fabric
-
-with Communicator() as comm:
-    assert measure_fabric(comm, ["allreduce"], [64], print) is None
-    assert all(facts.device_memory for facts in comm._run.members.facts)
-print("right")
-"""
-    out = on_crew(script, layout, 2, 1, **env).output
-    assert out.count("right") == 2 and out.count("fabric: ") == (2 if told else 0) and told in out, out

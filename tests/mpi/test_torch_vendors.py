@@ -129,29 +129,6 @@ def test_who_shares_a_fabric(ranks: str, shared: bool) -> None:
     assert share_fabric([Standing(*each.split("|")) for each in ranks.split(", ")]) == shared
 
 
-@pytest.mark.parametrize(
-    ("kind", "wanted", "word", "shared"),
-    [
-        ("", "auto", "", False),
-        ("", "auto", "all", True),
-        ("RoCE", "auto", "", True),
-        ("RoCE", "auto", "host", False),
-        ("RoCE", "all", "host", True),  # the user has decided
-    ],
-)
-def test_groups_follow_measured_islands(tmp_path: Path, kind: str, wanted: str, word: str, shared: bool) -> None:
-    from ucc_hetero.planner.rules import Layout, read_table, save_fabric
-    from ucc_hetero.torch.creation import Standing, by_table, share_fabric
-
-    table = tmp_path / "tuned.json"
-    save_fabric(table, Layout.of(["nvidia"] * 2, "ab", [kind] * 2), word)
-    everyone = [
-        Standing("nccl", f"nvidia {kind or host}", f"{host} 1", "nvidia", host, kind, wanted, *more)
-        for host, more in (("a", [read_table(str(table))]), ("b", []))
-    ]
-    assert share_fabric(by_table(everyone)) == shared
-
-
 def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alike at both of two ranks, whatever the group."""
     from ucc_hetero.torch import creation

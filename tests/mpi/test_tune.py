@@ -56,17 +56,7 @@ def test_tune_writes_what_later_jobs_follow(crew: Callable[..., Any], tmp_path: 
     (entry,) = json.loads(table.read_text())["topologies"].values()
     assert entry["islands"] == "nvidia[0-1]@0 amd[2-3]@0" and entry["weights"] == []
     # Whatever was fastest on this machine: from here on a rule of our own.
-    entry["rules"] = [
-        {"collective": "allreduce", "from": 0, "to": 1024, "algorithm": "ring", "fragments": 1},
-        {
-            "collective": "bcast",
-            "from": 0,
-            "to": None,
-            "algorithm": "flat",
-            "fragments": 1,
-            "path": "direct",
-        },  # of an older table
-    ]
+    entry["rules"] = ["allreduce:0-1024:@ring:fragments=1", "bcast:0-inf:@flat:fragments=1"]
     data = json.loads(table.read_text())
     data["topologies"] = {next(iter(data["topologies"])): entry}
     table.write_text(json.dumps(data))

@@ -32,7 +32,7 @@ def answers(fakegpu: Mapping[str, Path], names: str, **more: str) -> dict[str, d
     return {each.name: amd.ask(each, environ) for each in amd.QUESTIONS if each.name in names.split()}
 
 
-HEALTHY = "devices copies compiler kernel-waits stream-waits queues ipc ipc-alone"
+HEALTHY = "devices copies compiler kernel-waits stream-waits queues"
 
 
 def test_healthy(fakegpu: dict[str, Path]) -> None:
@@ -49,7 +49,6 @@ def test_healthy(fakegpu: dict[str, Path]) -> None:
 #: Fault of a device -> the questions that show it, and a word of the answer.
 UNHEALTHY: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"FAKEGPU_NO_FLAGS": "1"}, {"stream-waits": "801"}),
-    ({"FAKEGPU_NO_PEERS": "1"}, {"ipc": "cannot be opened"}),
     ({"UCCH_RTC_LIB": "none"}, {"compiler": "no run-time compiler", "kernel-waits": "no run-time compiler"}),
     ({"FAKEGPU_CONNECTIONS": "4", "PROBE_ROOM": "1"}, {"queues": "3 streams"}),
     ({"FAKEGPU_DEVICES": "0"}, {"devices": "(100)"}),

@@ -21,13 +21,12 @@ def device(pci: str, vendor: str, kind: str, numa: int, way: str = "", **more: s
     return link | {f"{at}/{name}": text for name, text in facts.items()}
 
 
-def nvidia(pci: str, numa: int, way: str = "", peers: Sequence[str] = (), minor: int = 0, **more: str) -> Files:
-    """An H200, and who it reaches over NVLink."""
+def nvidia(pci: str, numa: int, way: str = "", minor: int = 0, **more: str) -> Files:
+    """An H200."""
     about = f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}"
     files = device(pci, "0x10de", "0x030200", numa, way, **more)
     files[f"proc/driver/nvidia/gpus/{pci}/information"] = about
-    others = [peer for peer in peers if peer != pci]
-    return files | ({f"nvml/nvlink/{pci}": "\n".join(others)} if others else {})
+    return files
 
 
 def amd(node: int, pci: str, numa: int, way: str = "", peers: Sequence[int] = (), **more: str) -> Files:
@@ -80,7 +79,7 @@ def dgx_h200() -> Files:
     files = processors("0-55,112-167", "56-111,168-223")
     for i, nic in enumerate(buses.values()):
         way = f"pci0000:{nic[0]}0/0000:{nic[0]}0:01.{i}/0000:{nic[0]}{1 + (i < 4)}:00.{i}"
-        files |= nvidia(gpus[i], i // 4, way, gpus)
+        files |= nvidia(gpus[i], i // 4, way)
         files |= infiniband(f"mlx5_{i}", f"0000:{nic}:00.0", i // 4, way)
     return files
 

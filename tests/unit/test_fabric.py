@@ -1,6 +1,5 @@
 """Fabrics of hosts for vendors' libraries, from their files and settings, and which ranks they join."""
 
-import json
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,10 @@ from hosts import rdma
 from test_bootstrap import FACTS, HERE
 from test_bootstrap import THERE as ELSEWHERE
 
-from ucc_hetero.bootstrap.fabrics import few_files, layout_of, split
-from ucc_hetero.cli.info import fabrics
-from ucc_hetero.cli.tune import clearly, without_default
+from ucc_hetero.bootstrap.fabrics import few_files, split
 from ucc_hetero.machine.discover import replay
 from ucc_hetero.machine.fabric import Fabric, fabric_of
 from ucc_hetero.machine.facts import Facts, unpacked
-from ucc_hetero.planner import rules
-from ucc_hetero.planner.rules import NO_TABLE, Layout, Measured, Table, measured_fabric
 
 MINE, THERE = (replace(FACTS, host=host, vendor="nvidia", device_memory="cuda") for host in (HERE, ELSEWHERE))
 IB, EFA = Fabric("InfiniBand", "mlx5_0:1"), Fabric("EFA", "rdmap0:1")
@@ -113,95 +108,15 @@ def test_one_fabric_joins_ranks_of_one_vendor() -> None:
     assert unpacked(replace(MINE, fabric=IB).packed()).fabric == IB
 
 
-PAIR = (("nvidia", "nvidia"), ("a", "b"), ("RoCE", "RoCE"))
+def test_islands_of_a_job() -> None:
+    """By RDMA, unless UCCH_FABRIC says so."""
 
+    def found(*everyone: Facts) -> tuple[object, str]:
+        return split(None, [replace(each, device_memory="") for each in everyone], None, bool)
 
-def table_of(path: Path, *entries: tuple[Layout, str]) -> Table:
-    for layout, word in entries:
-        rules.save_fabric(path, layout, word)
-    return rules.read_table(str(path))
-
-
-def test_measured_islands_go_by_ranks_and_rdma(tmp_path: Path) -> None:
-    path, pair = tmp_path / "tuned.json", Layout.of(*PAIR)
-    rules.save_table(path, pair.topology, Measured(weights=(2, 1)))
-    mixed = Layout.of(("amd", "nvidia", "amd", "host"), "abba", ("", "EFA", "RoCE", ""))
-    assert mixed.rdma == {"amd": ["", "RoCE"]}, "nvidia is on one host"
-    table = table_of(path, (pair, "host"), (mixed, "all"))
-    by = f"by the tuned table {path}"
-    assert measured_fabric(table, pair) == ("host", by) and measured_fabric(table, mixed) == ("all", by)
-    assert measured_fabric(table, Layout.of(PAIR[0], ("c", "d"), PAIR[2])) == ("host", by), (
-        "names of hosts are no matter"
-    )
-    for others in ((("amd", "amd"), *PAIR[1:]), (PAIR[0] * 2, "abab", PAIR[2] * 2), (PAIR[0], "aa", PAIR[2])):
-        assert measured_fabric(table, Layout.of(*others)) == ("", "")
-    for kinds, text in ((("", ""), "RoCE for nvidia"), (("EFA", "RoCE"), "RoCE for nvidia")):
-        assert measured_fabric(table, Layout.of(*PAIR[:2], kinds)) == ("", f"not {by}, of hosts with {text}")
-    assert measured_fabric(NO_TABLE, pair) == ("", "")
-    assert rules.fabrics_of(table) == {"nvidia[0]@0 nvidia[1]@1": "host", mixed.topology.describe(): "all"}
-    assert rules.load_table(table.text, pair.topology) == Measured(weights=(2, 1))
-    assert measured_fabric(table_of(path, (pair, "")), pair) == ("", ""), "no longer clearly faster"
-    assert measured_fabric(table_of(path, (pair, "all")), pair) == ("all", by)
-
-
-def test_info_names_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the ranks that it is for, as a host alone does not know those of a job."""
-    path = tmp_path / "tuned.json"
-    table_of(path, (Layout.of(*PAIR), "host"))
-    monkeypatch.setenv("UCCH_TUNE_FILE", str(path))
-    ranks = "nvidia[0]@0 nvidia[1]@1"
-    assert fabrics()[ranks] == f"each host by itself (by the tuned table {path})"
-    monkeypatch.setenv("UCCH_FABRIC", "all")
-    assert ranks not in fabrics() and set(fabrics().values()) == {"all hosts (UCCH_FABRIC=all)"}
-    monkeypatch.delenv("UCCH_FABRIC")
-    path.write_text("{")
-    assert "not a table" in fabrics()["table"]
-
-
-@pytest.mark.parametrize("change", [
-    {"fabric": "auto"}, {"fabric": None}, {"rdma": 3}, {"rdma": {"nvidia": 3}}, None, 7, "fabrics",
-])  # fmt: skip
-def test_bad_islands_in_tables_are_refused(tmp_path: Path, change: object) -> None:
-    pair = Layout.of(*PAIR)
-    whole = json.loads(table_of(tmp_path / "tuned.json", (pair, "host")).text)
-    key = pair.topology.fingerprint()
-    whole["fabrics"][key] = whole["fabrics"][key] | change if isinstance(change, dict) else change
-    if change == "fabrics":
-        whole["fabrics"] = 3
-    with pytest.raises(ValueError, match="the tuned table here has"):
-        measured_fabric(Table("here", json.dumps(whole)), pair)
-
-
-def test_jobs_follow_the_table_before_their_own_rule(tmp_path: Path) -> None:
-    """After UCCH_FABRIC."""
     one = [replace(each, fabric=IB) for each in (MINE, THERE)]
-    table = table_of(tmp_path / "tuned.json", (layout_of(one), "host"))
-    by = f"by the tuned table {table.path}"
-
-    def found(everyone: list[Facts], of: Table = table) -> tuple[object, str]:
-        return split(None, [replace(each, device_memory="") for each in everyone], None, bool, of)
-
-    assert found(one, NO_TABLE) == ((0, 0), "nvidia: all hosts (InfiniBand)")
-    assert found(one) == ((0, 1), f"nvidia: each host by itself ({by})")
-    other = table_of(tmp_path / "other.json", (layout_of([MINE, THERE]), "all"))
-    assert found([MINE, THERE], other) == ((0, 0), f"nvidia: all hosts (by the tuned table {other.path})")
+    assert found(*one) == ((0, 0), "nvidia: all hosts (InfiniBand)")
+    numbers, why = found(one[0], replace(THERE, fabric=Fabric("", "no ports")))
+    assert numbers == (0, 1) and why == "nvidia: hosts apart (rank 0: InfiniBand; rank 1: no ports)"
     asked = Fabric("all", "UCCH_FABRIC=all", "all")
-    assert found([replace(each, fabric=asked) for each in one]) == ((0, 0), "nvidia: all hosts (UCCH_FABRIC=all)")
-    numbers, why = found([replace(each, fabric=EFA) for each in one])
-    assert numbers == (0, 0) and why.startswith("nvidia: all hosts (EFA); not by the tuned table"), why
-
-
-def test_islands_of_a_table_are_measured_ones() -> None:
-    """The faster one, whichever ``auto`` would take; none where noise is as large as the difference."""
-    fast, slow, noisy = (1.0, 1.01, 0.99), (1.5, 1.51, 1.49), (1.5, 0.5, 2.5)
-    for samples, word in (
-        ({"host": fast, "all": slow}, "host"),
-        ({"host": slow, "all": fast}, "all"),
-        ({"host": fast, "all": noisy}, ""),
-        ({"host": fast, "all": fast}, ""),
-        ({"host": slow, "all": slow, "auto": fast}, ""),  # auto does that by itself
-        ({"host": fast, "all": slow, "auto": (2.0, 1.0, 3.0)}, "host"),
-        ({"host": slow, "all": fast, "auto": fast}, ""),
-    ):
-        assert clearly(without_default(samples, 8)) == word, samples
-    assert not clearly(None)
+    assert found(*(replace(each, fabric=asked) for each in one)) == ((0, 0), "nvidia: all hosts (UCCH_FABRIC=all)")

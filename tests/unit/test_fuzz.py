@@ -18,7 +18,7 @@ from ucc_hetero import env
 from ucc_hetero.bootstrap import links
 from ucc_hetero.launch.cluster import ClusterError, parse
 from ucc_hetero.launch.emulated_net import parse_rate
-from ucc_hetero.planner.rules import Layout, Table, fabrics_of, load_table, measured_fabric, parse_tune
+from ucc_hetero.planner.rules import load_table, parse_tune
 from ucc_hetero.planner.topology import Topology, emulated_vendors
 
 INPUTS = int(os.environ.get("UCCH_FUZZ", "60"))
@@ -27,27 +27,14 @@ MANY = settings(max_examples=INPUTS, deadline=None, suppress_health_check=list(H
 TOPOLOGY = Topology.group(["nvidia", "nvidia", "amd"], [0, 0, 1])
 WORDS = [
     *"0123456789:,#@-=[]. ", "allreduce", "bcast", "@flat", "@ring", "@split_rail", "inf", "64k", "4G", "host",
-    "nvidia", "amd", "fragments=", "path=", "direct", "staged", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
+    "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
     "data",
 ]  # fmt: skip
 TEXT = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
 #: A table as it is written, and what may stand in it instead.
-LAYOUT = Layout.of(["nvidia"] * 2, "ab", ["EFA"] * 2)
 TABLE: dict[str, Any] = {
-    "format": 1,
-    "topologies": {
-        TOPOLOGY.fingerprint(): {
-            "weights": [1, 1, 2],
-            "messages": [{"between": ["amd", "nvidia"], "near": True, "from": 0, "to": None, "path": "direct"}],
-            "wires": {"number": 4, "slot": 65536},
-            "rules": [{"collective": "allreduce", "from": 0, "to": 4096, "algorithm": "flat", "fragments": 1}],
-        }
-    },
-    "fabrics": {
-        LAYOUT.topology.fingerprint(): {
-            "ranks": LAYOUT.topology.describe(), "rdma": {"nvidia": ["EFA"]}, "fabric": "host",
-        }
-    },
+    "format": 2,
+    "topologies": {TOPOLOGY.fingerprint(): {"weights": [1, 1, 2], "rules": ["allreduce:0-4096:@flat:fragments=1"]}},
 }  # fmt: skip
 CLUSTER: dict[str, Any] = {
     "hosts": [{"name": "node[0-3]", "slots": 4, "vendor": "nvidia"}, {"name": "other", "slots": 2, "vendor": "amd"}],
@@ -108,8 +95,6 @@ def test_tune(text: str) -> None:
 @given(st.one_of(mutated(TABLE).map(lambda tree: json.dumps(tree)), TEXT))
 def test_table(text: str) -> None:
     judge("tuned table", lambda: load_table(text, TOPOLOGY), ValueError)
-    judge("its fabrics", lambda: measured_fabric(Table("here", text), LAYOUT), ValueError)
-    judge("its list of fabrics", lambda: fabrics_of(Table("here", text)), ValueError)
 
 
 def test_too_much() -> None:

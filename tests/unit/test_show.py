@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from ucc_hetero.__main__ import main
-from ucc_hetero.cli.finding import Finding
+from ucc_hetero.cli.finding import Finding, rules_of
 from ucc_hetero.cli.plan import facts, render
 from ucc_hetero.cli.topo import DrawnHost, draw, tree
-from ucc_hetero.cli.tune import rules_of
 from ucc_hetero.machine import launchers
 from ucc_hetero.machine.discover import Accelerator, Machine, Nic
 from ucc_hetero.planner.rules import Rule
@@ -104,7 +103,7 @@ def test_noise_makes_no_rules() -> None:
         found = Finding.of("allreduce", 64, default, {default: one, other: two})
         assert found.best == default and rules_of([found]) == ()
     noisy = Finding.of("allreduce", 64, default, {default: (10, 14, 9, 15, 11), other: (8, 12, 7, 14, 10)})
-    assert noisy.doubtful and " ? " in noisy.line("allreduce", str)
+    assert noisy.doubtful and " ? " in noisy.line()
     quick = Choice("ring")
     times = {default: (10, 11, 10, 11, 10), other: (4, 9, 1, 12, 3), quick: (5, 6, 5, 5, 60)}
     found = Finding.of("allreduce", 64, default, times)

@@ -73,12 +73,10 @@ class MPIExchange:
 
 
 class _Oob:
-    """One context's exchange with the requests that are under way, and the first thing that went wrong."""
+    """One context's exchange, and the first thing that went wrong."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self.pending: dict[int, Pending] = {}
-        self.next = 1
         self.failure: BaseException | None = None
 
 

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 from ..device import DeviceRuntime
 from ..errors import ranks_text
-from ..machine.fabric import RESULTS
 from ..machine.facts import Facts
-from ..planner.rules import Layout, Table, measured_fabric
 from ..planner.topology import Topology, numbered
 from ..transport import channels
 
@@ -25,12 +23,10 @@ class Split(NamedTuple):
     why: str
 
 
-def split(
-    mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, library: Callable[[], bool], table: Table
-) -> Split:
+def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, library: Callable[[], bool]) -> Split:
     """Split ranks into islands by fabric; collective over ``mpi``, and the same on all ranks.
 
-    UCCH_FABRIC decides, else what was measured for these ranks, else the hosts' RDMA. Calls between devices of several
+    UCCH_FABRIC decides, else the hosts' RDMA. Calls between devices of several
     islands must be queued in streams, or they are slower than over the sockets of the vendor's library. So where
     UCCH_FABRIC is not set and some rank cannot, vendors stay whole.
 
@@ -39,23 +35,12 @@ def split(
         everyone: facts of all ranks.
         runtime: of this rank's device; None without one.
         library: tells whether the vendor's library of collectives is there, for the stages inside an island.
-        table: measured choices.
-
-    Raises:
-        ValueError: the table's entry for these ranks is none.
     """
     whole = numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
     spread = _spread(everyone)
     decided = any(f.fabric.wanted != "auto" for f in everyone)
-    tuned, note = ("", "") if decided else measured_fabric(table, layout_of(everyone))
-    if tuned:
-        by_fabric = whole if tuned == "all" else numbered([(f.vendor, f.host.node) for f in everyone])
-        why = "; ".join(f"{vendor}: {RESULTS[tuned]} ({note})" for vendor in spread)
-    else:
-        by_fabric = numbered([facts.joined for facts in everyone])
-        why = "; ".join(
-            [*(_describe(vendor, ranks, everyone) for vendor, ranks in spread.items()), *filter(None, [note])]
-        )
+    by_fabric = numbered([facts.joined for facts in everyone])
+    why = "; ".join(_describe(vendor, ranks, everyone) for vendor, ranks in spread.items())
     devices = any(f.device_memory for f in everyone)
     if by_fabric == whole or not devices or decided:
         return Split(by_fabric, why)
@@ -63,11 +48,6 @@ def split(
     if not obstacle:
         return Split(by_fabric, why)
     return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
-
-
-def layout_of(everyone: Sequence[Facts]) -> Layout:
-    """Ranks as tables of measured choices know them."""
-    return Layout.of(*zip(*((f.vendor, f.host.node, f.fabric.kind) for f in everyone), strict=True))
 
 
 def _obstacle(

@@ -72,7 +72,7 @@ class _Meeting:
         self._mpi = mpi
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
-        self._mistake = settings.read(process.world_of(mpi).Get_rank())
+        self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
         self.known: Known | None = None
 
     def come(self, ready: bool) -> bool:
@@ -145,16 +145,15 @@ class _Meeting:
         begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
         offer = () if begun else nics.ports(allowed)
         mine = frozenset(nics.interfaces().values())
-        everyone = self._mpi.allgather((host_identity().node, offer, mine, env.get("PORTS") == "turns"))
-        nodes, offers, found, turns = zip(*everyone, strict=True)
+        everyone = self._mpi.allgather((host_identity().node, offer, mine))
+        nodes, offers, found = zip(*everyone, strict=True)
         repeated = nics.repeated(nodes, found)
         offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
-        name = nics.assign(nodes, offers)[self._rank] if all(turns) else ""
+        spread = nics.spread(nodes, offers, self._rank)
         if not begun:
-            joining = nics.joining(nodes, offers, self._rank) if allowed in ("", "all") else ()
-            names = name or ",".join(joining) or nics.without(repeated, allowed)
-            nics.use(names, 1 if name else nics.rails(nodes, offers))
-        wires.spread(nics.shared(nodes, offers, self._rank) if not name else ())
+            joining = spread.joining if allowed in ("", "all") else ()
+            nics.use(",".join(joining) or nics.without(repeated, allowed), spread.rails)
+        wires.spread(spread.shared)
 
 
 def _claim(size: int) -> Claim:

@@ -22,8 +22,7 @@ from ..trace import flight
 from ..trace.record import communicator
 from ..transport.carriers import warn_idle
 from ..transport.channels import Channels, join
-from ..transport.paths import Device, path_of
-from ..types import Transport
+from ..transport.paths import Device, staged
 from . import faults, numbers, process
 from .board import Board, ended, meet
 from .links import Links
@@ -96,17 +95,17 @@ class Membership:
 
     def _group(self, known: Known) -> None:
         """The ranks' job, islands, and what they choose algorithms by."""
-        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime, known.table)
+        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime)
         #: For communicators made from this one.
         self.known = known._replace(job=self.job, claims=[])
         islands = tuple([self.job.topology.island_of[self.job.index[f.process]] for f in self.facts])
         said = dict(self.facts[self.rank].settings)  # alike on all ranks, whatever has been changed since
         wanted = env.get("STAGING", said)
         #: ``bare`` has the islands alone: what tables of measured choices go by.
-        self.bare, self.topology, self.tuning = _chosen_by(
+        self.bare, self.topology, self.tuning, self.staged = _chosen_by(
             tuple(self.facts), islands, wanted, env.get("TUNE", said), known.table.text
         )
-        if wanted == Transport.DIRECT and not (self.tuning.plain or self.bare.flat or self.rank):
+        if wanted == "direct" and not (self.tuning.plain or self.bare.flat or self.rank):
             _say_of_messages()
         self.island = self.topology.islands[self.topology.island_of[self.rank]]
         self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
@@ -130,9 +129,7 @@ class Membership:
             native_in_stream = self.island.size == 1 or (
                 memory is not None and not self.device.by_host and self.job.vendors_library(memory)
             )
-            self.channels, self.lacks = join(
-                self.mpi, self.bare, self.facts, self.runtime, native_in_stream, self.tuning.wires
-            )
+            self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
             self.tuning = replace(self.tuning, queued=self.channels is not None)
         warn_idle(self.rank, self.facts)
 
@@ -218,7 +215,7 @@ class Membership:
         if self._graphs is None:
             apart, mode = self.bare.apart(), lib.ucch_capture_mode(lib.UCCH_RELAXED)  # of no concern to the capture
             try:
-                found = join(self.mpi, apart, self.facts, self.runtime, False, self.tuning.wires)
+                found = join(self.mpi, apart, self.facts, self.runtime, False)
             finally:
                 lib.ucch_capture_mode(mode)
             self._graphs = found[0], apart, found[1]
@@ -264,9 +261,9 @@ class Membership:
 @lru_cache(maxsize=64)
 def _chosen_by(
     facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
-) -> tuple[Topology, Topology, Tuning]:
-    """The islands alone, the topology, and the rules by which ranks choose algorithms; kept for their next
-    communicator."""
+) -> tuple[Topology, Topology, Tuning, bool]:
+    """The islands alone, the topology, the rules by which ranks choose algorithms, and True if messages are staged;
+    kept for their next communicator."""
     hosts = numbered(f.host.node for f in facts)
     plain = not any(f.device_memory for f in facts)
     levels = levels_of([f.group for f in facts])
@@ -274,7 +271,7 @@ def _chosen_by(
         levels.append(hosts)
     bare = Topology.group([f.vendor for f in facts], hosts, (), levels, islands)
     weighted = replace(bare, weights=link_weights(hosts, [f.link_speed for f in facts]))
-    return bare, *agreed(bare, weighted, rules, table, path_of(facts, staging), plain=plain)
+    return bare, *agreed(bare, weighted, rules, table, plain=plain), staged(facts, staging)
 
 
 @cache

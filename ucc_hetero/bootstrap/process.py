@@ -7,6 +7,7 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +25,6 @@ from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
-from ..planner.rules import Table
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import record
 from ..transport import carriers, wires
@@ -41,11 +41,17 @@ SPIN_ROUNDS = 400
 TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
+#: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
+_OPENED = 48
+
+
 class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
         self.libraries = load()
+        if mpi_runs():
+            launchers.keep_from_children(os.environ)
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
@@ -308,6 +314,23 @@ def begun() -> bool:
     return _process is not None
 
 
+def lacks_files() -> str:
+    """How the limit on open files leaves too few to the libraries, which have not begun; empty where it does not."""
+    if begun():
+        return ""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        left = most - len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even this one
+        left = 0
+    if left >= _OPENED:
+        return ""
+    return (
+        f"only {max(left, 0)} more files may be opened (ulimit -n is {most}), and UCX and UCC open up to {_OPENED}: "
+        "raise the limit where the job is started, or close files"
+    )
+
+
 def process() -> Process:
     """This process's libraries and worker, made at first use."""
     global _process
@@ -355,9 +378,7 @@ def spare() -> tuple[int, ...]:
     return tuple(number for job in _jobs for number in tuple(job.spare))
 
 
-def job_of(
-    comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None, table: Table
-) -> Job:
+def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:
     """The job that these processes share: the first one of all their offers, or a new one (collective).
 
     Ranks that share several jobs joined them in the same order, so that all find the same one.
@@ -372,7 +393,7 @@ def job_of(
         process().library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         return runtime is not None and _collectives(runtime.memory_type)
 
-    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library, table), offers[0][0])
+    job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
 
@@ -454,12 +475,23 @@ def refuse_without_mpi() -> None:
         raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
 
 
+def mpi_runs() -> bool:
+    """True between the beginning and the end of MPI in this process."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
 def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own."""
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+
+    Processes that a rank has started are alone by intent.
+    """
     from mpi4py import MPI
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
     (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
+    if launchers.CHILD in os.environ:
+        return
     if alone and int(size) > 1:
         raise NotSupported(
             f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "

@@ -12,10 +12,9 @@ from .. import env
 from .._version import __version__
 from ..bindings import ucc
 from ..machine.discover import cores, host_identity
-from ..machine.fabric import RESULTS, fabric_of
+from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS
 from ..native.libraries import load
-from ..planner.rules import fabrics_of, read_table
 from ..transport.carriers import describe, survey
 
 
@@ -43,18 +42,8 @@ def _mpi() -> dict[str, Any]:
 
 
 def fabrics() -> dict[str, str]:
-    """Fabric of this host for each vendor, and for which ranks the table of measured choices decides."""
-    wanted = env.get("FABRIC")
-    found = {name: fabric_of(name, wanted).describe() for name, row in VENDORS.items() if row.network}
-    if wanted == "auto":
-        try:
-            table = read_table(env.get("TUNE_FILE"))
-            words = fabrics_of(table)
-        except ValueError as error:
-            return found | {"table": str(error)}
-        by = f"by the tuned table {table.path}"
-        found |= {ranks: f"{RESULTS.get(word, word)} ({by})" for ranks, word in words.items()}
-    return found
+    """Fabric of this host for each vendor."""
+    return {name: fabric_of(name, env.get("FABRIC")).describe() for name, row in VENDORS.items() if row.network}
 
 
 def collect() -> dict[str, Any]:

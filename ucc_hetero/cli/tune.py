@@ -1,40 +1,27 @@
 """``python -m ucc_hetero tune``: a job's own ranks measure what runs fastest, and rank 0 writes it for later jobs.
 
-Measured are the islands of a vendor's ranks on several hosts, the algorithms of collectives, the ways of messages
-between devices, network threads between hosts, and what each host's links carry. What is clearly faster than the usual
+Measured are the algorithms of collectives, and what each host's links carry. What is clearly faster than the usual
 choice becomes a rule (UCCH_TUNE_FILE).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
 from math import inf
 from pathlib import Path
-from statistics import geometric_mean, median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from .. import env
-from ..api.comm import Communicator, messages_of, runner_of
-from ..bootstrap.fabrics import layout_of
+from ..api.comm import Communicator, runner_of
 from ..device import Vector
-from ..machine.discover import host_cores
 from ..planner.collectives import ROWS, elements, recv_length, send_length
-from ..planner.rules import Layout, Measured, PairRule, Rule, Wires, save_fabric, save_table
+from ..planner.rules import Measured, Rule, save_table
 from ..planner.select import Choice, Tuning, candidates, choose, example_call
 from ..planner.topology import Topology, link_weights
-from ..transport.channels import SLOT, usual_slot
-from ..transport.paths import MessagePaths
-from ..transport.wires import wanted
-from ..types import Transport
-from .finding import Finding, improvements
-from .plan import short_name
+from .finding import Finding, rules_of
 
 #: Collectives with counts that a size alone gives.
 MEASURABLE = tuple(name for name, row in ROWS.items() if row.layout in ("none", "vector", "equal"))
@@ -44,9 +31,6 @@ _HOPELESS = 1.5
 _ROUNDS, _SECONDS, _MOST = 5, 1e-3, 4096
 #: Samples, each as long as the one before asks for, until they are as long as they should be.
 _TRIES = 4
-#: Seconds of a sample between hosts, and of one of messages: short ones are as long as what carries them lasts.
-_WIRES_SECONDS, _PAIR_SECONDS = 2e-3, 5e-4
-_NUMBERS, _SLOTS = (1, 2, 4, 8, 16), (512 << 10, 1 << 20, 2 << 20, 4 << 20)
 #: Bytes by which links are measured.
 _LONG = 8 << 20
 
@@ -57,13 +41,11 @@ class Trial:
     Args:
         comm: the communicator.
         call: one call.
-        seconds: what a sample should take; as links can carry more than their rate for a moment (buckets, buffers), it
-            must be longer.
     """
 
-    def __init__(self, comm: Communicator, call: Callable[[], None], seconds: float = _SECONDS) -> None:
+    def __init__(self, comm: Communicator, call: Callable[[], None]) -> None:
         self.mpi: Any = comm.mpi
-        self.call, self.seconds = call, seconds
+        self.call = call
         #: Calls in a sample, which ``warm`` chooses.
         self.calls = 1
 
@@ -73,7 +55,7 @@ class Trial:
         self.calls = 1
         for _ in range(_TRIES):
             took = self.sample()
-            before, self.calls = self.calls, int(min(max(self.seconds / max(took, 1e-9), 1), _MOST))
+            before, self.calls = self.calls, int(min(max(_SECONDS / max(took, 1e-9), 1), _MOST))
             if self.calls <= 2 * before:  # a single call after a barrier looks longer than it is
                 break
 
@@ -132,77 +114,6 @@ def sampled(comm: Communicator, collective: str, nbytes: int, wanted: Choice | N
     return took
 
 
-# --- islands by fabric ------------------------------------------------------------------------------------------------
-
-
-def measure_fabric(
-    comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]
-) -> Finding | None:
-    """Measure which islands of a vendor's ranks are faster, each host or all hosts; the same on every rank.
-
-    Each kind has a communicator of its own (UCCH_FABRIC), which take turns at every call. A sample of the whole is the
-    geometric mean of a round's calls, so that long ones do not outweigh short ones.
-
-    Returns:
-        Seconds of ``host`` and ``all``, and of ``auto`` where that is neither. None where the user has decided, no
-        vendor has devices on several hosts, or streams cannot do calls between hosts.
-    """
-    facts = runner_of(comm).members.facts
-    if not layout_of(facts).rdma or not all(each.device_memory for each in facts):
-        return None
-    if any(each.fabric.wanted != "auto" for each in facts):
-        tell("# fabric: not measured, as UCCH_FABRIC decides")
-        return None
-    with _with_fabric(comm, "host") as apart, _with_fabric(comm, "all") as joined:
-        if runner_of(apart).members.channels is None:
-            tell(f"# fabric: not measured, as streams cannot do calls between hosts ({runner_of(apart).members.lacks})")
-            return None
-        sides = {"host": apart, "all": joined}
-        if comm.topology.islands not in (apart.topology.islands, joined.topology.islands):
-            sides["auto"] = comm  # some hosts have RDMA, others not
-        found = []
-        for name in collectives:
-            for nbytes in sizes if name != "barrier" else [0]:
-                found.append(_measure_sides(sides, name, nbytes))
-                tell(without_default(found[-1], nbytes).line(f"fabric, {name}", str))
-    rounds = {side: [geometric_mean(call[side][turn] for call in found) for turn in range(_ROUNDS)] for side in sides}
-    whole = without_default(rounds, 0)
-    tell(whole.line("fabric", str))
-    return whole
-
-
-def without_default(samples: Mapping[str, Sequence[float]], nbytes: int) -> Finding:
-    """Finding whose default is the runner-up: its best is another one if that is clearly faster than all others."""
-    return Finding.of("fabric", nbytes, sorted(samples, key=lambda side: median(samples[side]))[1], samples)
-
-
-def clearly(fabric: Finding | None) -> str:
-    """Value of UCCH_FABRIC for a table; empty where none is clearly faster, or what ``auto`` does by itself."""
-    return "" if fabric is None or fabric.best in (fabric.default, "auto") else str(fabric.best)
-
-
-@contextmanager
-def _with_fabric(comm: Communicator, word: str) -> Iterator[Communicator]:
-    """Communicator of the same ranks with other islands; so are those that are made meanwhile."""
-    with env.meanwhile({"UCCH_FABRIC": word}), Communicator(comm.mpi) as one:
-        yield one
-
-
-def _measure_sides(sides: Mapping[str, Communicator], collective: str, nbytes: int) -> dict[str, list[float]]:
-    """Samples of one call in each communicator, in turns."""
-    examples = {side: _Example(one, collective, nbytes) for side, one in sides.items()}
-    trials = {side: Trial(sides[side], example.call, _WIRES_SECONDS) for side, example in examples.items()}
-    for trial in trials.values():
-        trial.warm()
-    samples: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(_ROUNDS):
-        for side in sorted(sides, reverse=bool(turn % 2)):
-            samples[side].append(trials[side].sample())
-    for example in examples.values():
-        example.close()
-    return samples
-
-
 # --- collectives ------------------------------------------------------------------------------------------------------
 
 
@@ -216,12 +127,12 @@ def measure_collectives(
 ) -> list[Finding]:
     """Measure every candidate of every collective and size; ``tell`` is given a line about each size."""
     before, found = runner_of(comm).members.tuning, []
-    bare = replace(before, user=(), measured=(), messages=())
+    bare = replace(before, user=(), measured=())
     try:
         for collective in collectives:
             for nbytes in sizes if collective != "barrier" else [0]:
                 found.append(measure(comm, collective, nbytes, bare))
-                tell(found[-1].line(collective, short_name))
+                tell(found[-1].line())
     finally:
         runner_of(comm).retune(before)
     return found
@@ -251,127 +162,6 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
             times[choice].append(trials[choice].sample())
     example.close()
     return Finding.of(collective, total, default, times)
-
-
-def rules_of(found: Sequence[Finding]) -> tuple[Rule, ...]:
-    """Rules for ranges of sizes, which end halfway (geometrically) between sizes with different bests.
-
-    There are none for sizes where the default was best, so that they follow what later versions know better, and none
-    from twice the longest size on.
-    """
-    return tuple(Rule(name, low, high, best.algorithm, best.fragments) for name, best, low, high in improvements(found))
-
-
-# --- messages between devices -----------------------------------------------------------------------------------------
-
-
-def measure_pairs(comm: Communicator, sizes: Sequence[int], tell: Callable[[str], None]) -> list[Finding]:
-    """Which way messages between devices are faster, direct or by way of the host; the same on every rank.
-
-    Ranks are alike whose devices are of one vendor; a pair of each two kinds is measured on one host and on two,
-    wherever its messages can go either way. The other ranks wait.
-    """
-    found = []
-    for one, other in pairs_of(messages_of(comm).paths, comm.topology.hosts):
-        (first, second), near = messages_of(comm).paths.kind(one, other)
-        for nbytes in sizes:
-            found.append(_measure_pair(comm, one, other, nbytes))
-            tell(found[-1].line(f"{first}-{second}, {'one host' if near else 'two hosts'}", str))
-    return found
-
-
-def pairs_of(paths: MessagePaths, hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A pair of ranks for every two kinds that can reach each other either way, on one host and on two."""
-    by_host: dict[int, dict[str, list[int]]] = {}  # host -> vendor -> its first two ranks there
-    firsts: dict[str, list[int]] = {}  # vendor -> its first ranks on two hosts
-    for rank, host in enumerate(hosts):
-        (vendor, _), _ = paths.kind(rank, rank)
-        alike = by_host.setdefault(host, {}).setdefault(vendor, [])
-        if not alike and len(firsts.setdefault(vendor, [])) < 2:
-            firsts[vendor].append(rank)
-        alike += [rank][: 2 - len(alike)]
-    near = (pair for there in by_host.values() for pair in combinations(sorted(chain(*there.values())), 2))
-    far = combinations(sorted(chain(*firsts.values())), 2)
-    seen = set()
-    for one, other in chain(near, far):
-        kind = paths.kind(one, other)
-        if kind not in seen and paths.either(one, other):
-            seen.add(kind)
-            yield one, other
-
-
-def _measure_pair(comm: Communicator, one: int, other: int, nbytes: int) -> Finding:
-    paths = messages_of(comm).paths
-    vector = Vector(np.zeros(max(nbytes, 1), np.uint8), runner_of(comm).members.runtime)
-
-    def ping_pong() -> None:
-        if comm.rank == one:
-            comm.Send(vector.buffer, dest=other)
-            comm.Recv(vector.buffer, source=other)
-        elif comm.rank == other:
-            comm.Recv(vector.buffer, source=one)
-            comm.Send(vector.buffer, dest=one)
-
-    times: dict[Transport, list[float]] = {}
-    trials = {path: Trial(comm, ping_pong, _PAIR_SECONDS) for path in (Transport.DIRECT, Transport.STAGED)}
-    try:
-        for turn in range(_ROUNDS + 1):
-            for path, trial in trials.items():
-                paths.forced = path
-                if turn == 0:
-                    trial.warm()
-                else:
-                    times.setdefault(path, []).append(trial.sample() / 2)
-    finally:
-        paths.forced = None
-        vector.close()
-    return Finding.of(paths.kind(one, other), nbytes, paths.usual, times)
-
-
-def pair_rules(found: Sequence[Finding]) -> tuple[PairRule, ...]:
-    """Rules for messages, as :func:`rules_of` makes them for collectives."""
-    better = improvements(found)
-    return tuple(PairRule(vendors, near, low, high, path) for (vendors, near), path, low, high in better)
-
-
-# --- network threads --------------------------------------------------------------------------------------------------
-
-
-def measure_wires(comm: Communicator, nbytes: int, tell: Callable[[str], None]) -> Finding | None:
-    """How many network threads and how long slots are fastest; the same on every rank. None where no call needs them.
-
-    First the number, with usual slots, then the slots: each in a communicator of its own, with the settings in the
-    environment, where no other choice depends on them.
-    """
-    hosts = comm.topology.hosts
-    if runner_of(comm).members.channels is None or len(set(hosts)) < 2:
-        return None
-    here = Counter(hosts)[hosts[comm.rank]]
-    with env.meanwhile({"UCCH_WIRES": "auto"}):
-        told = comm.mpi.allgather((wanted(), len(host_cores()) // here // 2))
-    usual, most = (min(each) for each in zip(*told, strict=True))
-    default = Wires(usual, usual_slot(usual))
-    numbers = sorted({usual, *(number for number in _NUMBERS if number <= most)})
-    each = [Wires(number, usual_slot(number)) for number in numbers]
-    times = {wires: _measure_wire(comm, wires, nbytes) for wires in each}
-    best = Finding.of("wires", nbytes, default, times).best
-    more = [Wires(best.number, slot) for slot in _SLOTS if slot != SLOT]
-    found = Finding.of("wires", nbytes, default, times | {wires: _measure_wire(comm, wires, nbytes) for wires in more})
-    tell(found.line("wires", lambda wires: f"{wires.number} of {wires.slot >> 10}K"))
-    return found
-
-
-def _measure_wire(comm: Communicator, wires: Wires, nbytes: int) -> list[float]:
-    with (
-        env.meanwhile({"UCCH_WIRES": str(wires.number), "UCCH_WIRE_SLOT": str(wires.slot)}),
-        Communicator(comm.mpi) as one,
-    ):
-        example = _Example(one, "allreduce", nbytes)
-        trial = Trial(one, example.call, _WIRES_SECONDS)
-        trial.warm()
-        took = [trial.sample() for _ in range(_ROUNDS)]
-        example.close()
-    return took
 
 
 # --- links of hosts ---------------------------------------------------------------------------------------------------
@@ -415,53 +205,30 @@ def _pair_speed(comm: Communicator, one: int, other: int) -> int:
 class Tuned:
     """Everything that was measured on a communicator."""
 
-    #: Ranks of the job, and the islands with which all but ``fabric`` was measured.
-    layout: Layout
+    #: The islands with which it was.
     bare: Topology
-    #: Which islands are faster; None: not measured.
-    fabric: Finding | None
     speeds: list[int]
     collectives: list[Finding]
-    pairs: list[Finding]
-    wires: Finding | None
 
     @property
     def doubtful(self) -> int:
         """Sizes that have no rule although something was faster: by no more than noise."""
-        single = (one for one in (self.fabric, self.wires) if one)
-        return sum(one.doubtful for one in (*self.collectives, *self.pairs, *single))
+        return sum(one.doubtful for one in self.collectives)
 
     def save(self, path: str | Path, rank: int) -> int:
         """Write the table on rank 0; returns the number of rules."""
-        rules, messages, word = rules_of(self.collectives), pair_rules(self.pairs), clearly(self.fabric)
-        wires = self.wires.best if self.wires and self.wires.best != self.wires.default else Wires()
+        rules = rules_of(self.collectives)
         if rank == 0:
             weights = link_weights(self.bare.hosts, self.speeds)
             # Measuring them makes some difference of its own.
             clear = weights if weights and max(weights) > 1.25 * min(weights) else ()
-            save_table(path, self.bare, Measured(rules, clear, messages, wires))
-            if self.fabric:
-                save_fabric(path, self.layout, word)
-        return len(rules) + len(messages) + bool(word)
+            save_table(path, self.bare, Measured(rules, clear))
+        return len(rules)
 
 
 def tune(comm: Communicator, collectives: Sequence[str], sizes: Sequence[int], tell: Callable[[str], None]) -> Tuned:
-    """Measure everything; collective, and the same on every rank. ``tell`` is given a line about each finding.
-
-    Rules go by islands, so the faster islands are found first, and the rest is measured with these.
-    """
-    fabric = measure_fabric(comm, collectives, sizes, tell)
-    word = clearly(fabric)
-    with _with_fabric(comm, word) if word else nullcontext(comm) as one:
-        speeds = link_speeds(one)
-        for host in range(max(one.topology.hosts) + 1) if any(speeds) else ():
-            tell(f"# host {host}'s links: {speeds[one.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
-        return Tuned(
-            layout_of(runner_of(comm).members.facts),
-            runner_of(one).members.bare,
-            fabric,
-            speeds,
-            measure_collectives(one, collectives, sizes, tell),
-            measure_pairs(one, sizes, tell),
-            measure_wires(one, sizes[-1], tell),
-        )
+    """Measure everything; collective, and the same on every rank. ``tell`` is given a line about each finding."""
+    speeds = link_speeds(comm)
+    for host in range(max(comm.topology.hosts) + 1) if any(speeds) else ():
+        tell(f"# host {host}'s links: {speeds[comm.topology.hosts.index(host)] * 8e-3:.3g} Gbit/s")
+    return Tuned(runner_of(comm).members.bare, speeds, measure_collectives(comm, collectives, sizes, tell))

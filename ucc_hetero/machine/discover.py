@@ -251,15 +251,12 @@ _PRIVATE = re.compile(r"^(GPU UUID|Device Minor|unique_id)\b.*\n?", re.MULTILINE
 def record(root: Path = Path("/")) -> dict[str, str]:
     """The files that ``machine`` reads: path -> text, or ``-> target`` for a link. No serial numbers."""
     found: dict[str, str] = {}
-    knowing = list(_knowing(root))
-    for pattern in (*_RECORDED, *(pattern for module, _ in knowing for pattern in module.FILES)):
+    for pattern in (*_RECORDED, *(pattern for module, _ in _knowing(root) for pattern in module.FILES)):
         stem, brace, rest = pattern.partition("{")
         for end in rest.rstrip("}").split(",") if brace else [""]:
             for path in sorted(root.glob(stem + end)):
                 if contents := _PRIVATE.sub("", text(path) + "\n").rstrip("\n"):
                     found[str(path.relative_to(root))] = contents
-    for module, addresses in knowing:
-        found |= module.answers(root, addresses)
     if _in_container(root):
         found[".dockerenv"] = ""
     for pattern in _LINKS:

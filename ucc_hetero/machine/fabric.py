@@ -16,8 +16,6 @@ from .vendors import VENDORS, Network, text
 
 #: Values of UCCH_FABRIC.
 WORDS = ("auto", "host", "all")
-#: What the two that decide make of a vendor's ranks.
-RESULTS = {"host": "each host by itself", "all": "all hosts"}
 _VERBS = "libibverbs.so.1"
 #: Folders that the dynamic linker searches without its cache.
 _FOLDERS = ("lib", "lib64", "usr/lib", "usr/lib64")
@@ -36,8 +34,8 @@ class Fabric(NamedTuple):
     def describe(self) -> str:
         """Which hosts a vendor's ranks are joined on, and why."""
         if self.wanted == "all" and self.kind:
-            return f"{RESULTS['all']} ({self.why})"
-        return f"hosts with {self.kind} ({self.why})" if self.kind else f"{RESULTS['host']} ({self.why})"
+            return f"all hosts ({self.why})"
+        return f"hosts with {self.kind} ({self.why})" if self.kind else f"each host by itself ({self.why})"
 
 
 #: Of a rank that nothing joins to other hosts.

@@ -29,10 +29,5 @@ def details(root: Path, devices: Sequence[str]) -> dict[str, Known]:
     return found
 
 
-def answers(root: Path, devices: Sequence[str]) -> dict[str, str]:
-    """Nothing: all of it is in the kernel's files."""
-    return {}
-
-
 def _number(link: Path) -> int:
     return int(link.parent.name)

@@ -3,8 +3,7 @@
 UCX sends what goes by active messages, which over TCP is everything, over one port unless it is told to use more lanes
 (``UCX_MAX_EAGER_RAILS``): measured on emulated hosts with two links each, an allreduce took 2.0 times the limit with
 one, 1.2 to 1.3 times with two, and 1.1 to 1.2 times where each rank used one port alone. So transfers are spread where
-every host has several ports; that the ranks of a host take turns is the user's choice, as ranks at ports of different
-networks may not reach each other. InfiniBand and RoCE are left to UCX. Network threads take one port
+every host has several ports. InfiniBand and RoCE are left to UCX. Network threads take one port
 each, and run on the cores beside it.
 """
 
@@ -162,61 +161,34 @@ def addresses(root: Path = Path("/")) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def assign(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> list[str]:
-    """The port of each rank; empty names leave it to UCX. Equal on every rank that knows the same.
+class Spread(NamedTuple):
+    """What a rank does with its host's ports, where there are several hosts."""
 
-    ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there. Ranks take turns where there are
-    several hosts with ports in the same networks, of equal speed on each, and at least a rank for each port.
-    """
-    here: dict[Hashable, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        here.setdefault(host, []).append(rank)
-    networks = {tuple(port.network for port in offer) for offer in offers}
-    out = [""] * len(hosts)
-    if len(here) < 2 or len(networks) != 1:
-        return out
-    (shared,) = networks
-    unlike = any(len({port.speed for port in offer}) > 1 for offer in offers)
-    if unlike or len(set(shared)) < 2 or len(set(shared)) < len(shared):
-        return out
-    if min(len(ranks) for ranks in here.values()) < len(shared):
-        return out
-    for ranks in here.values():
-        for i, rank in enumerate(ranks):
-            out[rank] = offers[rank][i % len(shared)].name
-    return out
+    #: Ports that every transfer between hosts can be spread over; equal on every rank.
+    rails: int = 1
+    #: Ports in networks that join all hosts, where the host has others, too; nothing where libucp may choose: libucp
+    #: 1.18 takes any two ports for connected.
+    joining: tuple[str, ...] = ()
+    #: Ports in networks that join all hosts, in an order that is the same on all ranks; nothing where they are not
+    #: several.
+    shared: tuple[str, ...] = ()
 
 
-def _common(offers: Sequence[tuple[Port, ...]]) -> set[int]:
-    """Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
-    slowest, and others may lead to no other host."""
-    return set.intersection(*({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers))
-
-
-def rails(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]]) -> int:
-    """Ports that every transfer between hosts can be spread over; arguments as for ``assign``. Equal on every rank."""
+def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> Spread:
+    """Spread data over the ports: ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there."""
     if len(set(hosts)) < 2:
-        return 1
-    common = _common(offers)
-    return max(1, min(sum(port.network in common for port in offer) for offer in offers))
-
-
-def joining(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that join all hosts, where it has others, too; nothing where libucp may choose.
-    Arguments as for ``assign``. libucp 1.18 takes any two ports for connected."""
-    common = _common(offers) if len(set(hosts)) > 1 else set()
-    found = tuple(port.name for port in offers[rank] if port.network in common)
-    return found if len(found) < len(offers[rank]) else ()
-
-
-def shared(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: int) -> tuple[str, ...]:
-    """This rank's ports in networks that join all hosts, in an order that is the same on all ranks; nothing where there
-    are not several. Arguments as for ``assign``."""
-    common = _common(offers)
-    if len(set(hosts)) < 2 or len(common) < 2:
-        return ()
-    by_network = {port.network: port.name for port in offers[rank]}
-    return tuple(by_network[network] for network in sorted(common))
+        return Spread()
+    # Networks that every host is in with a port as fast as its fastest: what goes over several ports ends with the
+    # slowest, and others may lead to no other host.
+    fast = ({p.network for p in each if p.speed == max(q.speed for q in each)} for each in offers)
+    common = set.intersection(*fast)
+    mine = [port for port in offers[rank] if port.network in common]
+    by_network = {port.network: port.name for port in mine}
+    return Spread(
+        max(1, min(sum(port.network in common for port in offer) for offer in offers)),
+        tuple(port.name for port in mine) if len(mine) < len(offers[rank]) else (),
+        tuple(by_network[network] for network in sorted(common)) if len(common) > 1 else (),
+    )
 
 
 def use(names: str, rails: int = 1) -> None:

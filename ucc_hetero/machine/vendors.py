@@ -15,41 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "DLPACK",
-    "INTERFACES",
-    "KFD_NODES",
-    "ROOT",
-    "STREAMS",
-    "TORCH",
-    "VENDORS",
-    "Compiler",
-    "Device",
-    "Known",
-    "Library",
-    "Network",
-    "Setting",
-    "Trap",
-    "Vendor",
-    "apply",
-    "cpus_of",
-    "devices",
-    "gfx",
-    "kfd_address",
-    "kfd_nodes",
-    "kfd_properties",
-    "leave_alone",
-    "memory_name",
-    "native_vendor",
-    "numa_nodes",
-    "number",
-    "of_memory",
-    "register",
-    "seen",
-    "settings",
-    "text",
-]
-
 ROOT = Path("/")
 
 
@@ -132,8 +97,6 @@ class Device:
     cpus: str
     #: Target of its compiler, such as ``gfx942``; empty where the driver does not say.
     arch: str = ""
-    #: The devices with the same number are linked by xGMI; 0 for none.
-    hive: int = 0
 
     @property
     def small_bar(self) -> bool:
@@ -180,7 +143,7 @@ class Vendor:
     pci: str = ""
     #: Finds its devices below a root, in the order of their runtime.
     find: Callable[[Path], list[Device]] = field(default=lambda root: [], repr=False)
-    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``, ``answers``.
+    #: Module beside this one that knows more of them: ``FILES``, ``details(root, addresses)``.
     details: str = ""
     #: Variable that chooses the devices a process sees.
     visible: str = ""
@@ -288,7 +251,7 @@ _HIP_TRAPS = (
     Trap(
         "HSA_ENABLE_IPC_MODE_LEGACY", lambda value: value == "0",
         "{given}: processes share device memory by dmabuf, which was never tried with AMD",
-        "unset it, or see what ucch-doctor amd --only devices,ipc-dmabuf says",
+        "unset it",
     ),
 )  # fmt: skip
 
@@ -326,11 +289,11 @@ def numa_nodes(root: Path) -> list[set[int]]:
     return [cpus for cpus in found if cpus]
 
 
-def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "", hive: int = 0) -> Device:
+def _device(root: Path, vendor: str, pci: str, node: str, arch: str = "") -> Device:
     folder = root / "sys/bus/pci/devices" / pci
     memory, window = (number(text(folder / f"mem_info_{name}_total")) for name in ("vram", "vis_vram"))
     numa = number(text(folder / "numa_node"), -1)
-    return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch, hive)
+    return Device(vendor, pci, node, memory, window, numa, text(folder / "local_cpulist"), arch)
 
 
 def _with_minor_numbers(root: Path) -> list[Device]:
@@ -357,8 +320,8 @@ def _with_kfd_nodes(root: Path) -> list[Device]:
             continue  # a processor
         pci, node = kfd_address(root, words), f"dev/dri/renderD{minor}"
         if (root / node).exists():
-            target, hive = (number(words.get(name, "")) for name in ("gfx_target_version", "hive_id"))
-            found.append(_device(root, "amd", pci, f"/{node}", gfx(target), hive))
+            target = number(words.get("gfx_target_version", ""))
+            found.append(_device(root, "amd", pci, f"/{node}", gfx(target)))
     return found
 
 
@@ -449,7 +412,7 @@ register(
         peer_modules=("nvidia_peermem", "nv_peer_mem", "open"),
         pci="0x10de",
         find=_with_minor_numbers,
-        details="nvlink",
+        details="nvidia_driver",
         visible="CUDA_VISIBLE_DEVICES",
         memory="cuda",
         memory_type=1,

@@ -74,7 +74,7 @@ class Arrays:
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
-        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.tuning)
+        self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
         self._bounce: Bounce | None = None
         #: Kinds of arrays, by what tells them apart and whether they are written to.
         self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
@@ -118,7 +118,7 @@ class Arrays:
         device = self._device
         if peer == self._null or not self.on_device(buffer):
             return None
-        if not (copied or self.paths.wanted(peer, buffer.nbytes, in_stream=in_stream)):
+        if not (copied or self.paths.wanted(peer, in_stream=in_stream)):
             return None
         if self._bounce is None:
             assert device.runtime is not None
@@ -273,7 +273,7 @@ class Messages:
         if by_host:
             return source.nbytes >= _LEAST
         far = self._far and source.vendor != "host" and source.nbytes >= _FAR
-        return far and self.paths.undecided(dest, source.nbytes)
+        return far and self.paths.undecided(dest)
 
     def _stream(self, stream: Any) -> int | None:
         """The handle of a stream that a message is to start in."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ucc_hetero.planner.plan import Operand, Plan, Region, Step
+from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step
 from ucc_hetero.planner.topology import Topology
 
 
@@ -37,8 +37,6 @@ def flows(step: Step) -> Iterator[tuple[int, int, float]]:
         chain = [((root + i) % n, (root + i + 1) % n) for i in range(n - 1)]
         count = float(_counts(step.src[root])[0])
         yield from ((a, b, count) if kind == "bcast" else (b, a, count) for a, b in chain)
-    elif kind == "message":
-        yield 0, 1, float(_counts(step.src[0])[0])
     elif kind == "allreduce":
         count = _counts(step.src[0])[0]
         yield from ((a, b, 2 * count * (n - 1) / n) for a, b in ring)
@@ -48,13 +46,10 @@ def flows(step: Step) -> Iterator[tuple[int, int, float]]:
     elif kind == "allgather":
         shares = [_counts(operand)[0] for operand in step.src]
         yield from ((a, b, float(sum(shares) - shares[b])) for a, b in ring)
-    elif kind == "gather":
-        yield from ((i, root, float(_counts(step.src[i])[0])) for i in range(n) if i != root)
-    elif kind == "scatter":
-        yield from ((root, i, float(_counts(step.dst[i])[0])) for i in range(n) if i != root)
-    elif kind == "alltoall":
-        for i, operand in enumerate(step.src):
-            yield from ((i, j, float(count)) for j, count in enumerate(_counts(operand)) if i != j)
+    else:
+        each = "each" in KINDS[kind].src
+        pairs = [(i, j) for i, src in enumerate(step.src) for j, dst in enumerate(step.dst) if i != j and src and dst]
+        yield from ((i, j, float(_counts(step.src[i])[j if each else 0])) for i, j in pairs)
 
 
 def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:

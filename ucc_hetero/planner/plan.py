@@ -143,18 +143,19 @@ class Step:
     Attributes:
         kind: A name of ``KINDS``: ``allreduce``, ``message``, ``copy`` and so on.
         ranks: Ranks of the communicator that take part, in the order of their team.
-        link: ``native`` (inside one island), ``bridge`` (between islands) or ``local`` (in one rank's memory).
         src: What each member brings.
         dst: Where each member's result goes.
         root: Index of the root in ``ranks``; -1 where the kind has none.
+        link: ``native`` (inside one island), ``bridge`` (between islands) or ``local`` (in one rank's memory). Plans
+            have it; algorithms leave it out, as it follows from the ranks.
     """
 
     kind: str
     ranks: tuple[int, ...]
-    link: str
     src: tuple[Operand, ...]
     dst: tuple[Operand, ...]
     root: int = -1
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from ucc_hetero.env import TABLE, parse_size
+from ucc_hetero.env import parse_size
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.topology import Topology, numbered
-from ucc_hetero.types import Transport
-
-_Choice = TypeVar("_Choice")
+from ucc_hetero.planner.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +34,12 @@ class Rule:
     vendors: tuple[str, ...] = ()
     ranks: tuple[float, float] = (0, math.inf)
     score: float = math.inf
+
+    def __str__(self) -> str:
+        """The rule in the TUNE grammar, as far as rules are measured."""
+        high = "inf" if self.high == math.inf else f"{self.high:.0f}"
+        cut = f":fragments={self.fragments}" if self.fragments else ""
+        return f"{self.collective}:{self.low:.0f}-{high}:@{self.algorithm}{cut}"
 
     def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
         """True if the rule is for this call."""
@@ -57,65 +60,43 @@ def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: 
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class PairRule:
-    """From ``low`` up to (not including) ``high`` bytes, messages between ranks of two vendors take ``path``.
-
-    ``vendors`` in alphabetical order, ``host`` for a rank without a device; ``near``: on one host, or on two.
-    """
-
-    vendors: tuple[str, str]
-    near: bool
-    low: float
-    high: float
-    path: Transport
-
-
-def pair_path(rules: tuple[PairRule, ...], vendors: tuple[str, str], near: bool, nbytes: int) -> Transport | None:
-    """``DIRECT`` or ``STAGED``, as measured for such a message; None where no rule says so."""
-    fits = (r.path for r in rules if (r.vendors, r.near) == (vendors, near) and r.low <= nbytes < r.high)
-    return next(fits, None)
-
-
 # --- the TUNE grammar -------------------------------------------------------------------------------------------------
 
 
-def parse_tune(text: str) -> tuple[Rule, ...]:
+def parse_tune(text: str, where: str = "UCCH_TUNE") -> tuple[Rule, ...]:
     """Rules from UCC's TUNE grammar: sections joined by ``#``, tokens of a section joined by ``:`` in any order.
 
     Tokens: collectives (``allreduce,bcast``), a byte range (``0-64k``, ``64k-inf``), vendors (``host,nvidia``), a range
     of communicator sizes (``[2-16]``), an algorithm (``@split_rail``), a score (``100`` or ``inf``), and of our own
-    ``fragments=8``. ``ValueError`` names the section and the token at fault.
+    ``fragments=8``. ``ValueError`` names the section and the token at fault, and ``where`` they are.
     """
     rules: list[Rule] = []
     for section in text.split("#"):
         if section.strip():
-            rules += _section(section.strip())
+            rules += _section(section.strip(), f"{where}: section {section.strip()!r}")
     return tuple(rules)
 
 
-def _section(section: str) -> list[Rule]:
+def _section(section: str, where: str) -> list[Rule]:
     found: dict[str, Any] = {}
     for token in section.split(":"):
         try:
             key, value = _token(token.strip())
         except ValueError as error:
-            raise ValueError(f"UCCH_TUNE: section {section!r}: {error}") from None
+            raise ValueError(f"{where}: {error}") from None
         if key in found:
-            raise ValueError(f"UCCH_TUNE: section {section!r}: {token.strip()!r} gives the {key} a second time")
+            raise ValueError(f"{where}: {token.strip()!r} gives the {key} a second time")
         found[key] = value
     collectives = found.pop("collectives", ())
     if not collectives:
-        raise ValueError(f"UCCH_TUNE: section {section!r}: no collective; one of {', '.join(ROWS)} must be named")
+        raise ValueError(f"{where}: no collective; one of {', '.join(ROWS)} must be named")
     if "algorithm" not in found:
-        raise ValueError(f"UCCH_TUNE: section {section!r}: no algorithm, such as @flat")
+        raise ValueError(f"{where}: no algorithm, such as @flat")
     low, high = found.pop("range", (0, math.inf))
     for collective in collectives:
         if found["algorithm"] not in algorithms.names(collective):
             known = ", ".join("@" + name for name in algorithms.names(collective))
-            raise ValueError(
-                f"UCCH_TUNE: section {section!r}: {collective} has no @{found['algorithm']}; it has {known}"
-            )
+            raise ValueError(f"{where}: {collective} has no @{found['algorithm']}; it has {known}")
     return [Rule(collective, low, high, **found) for collective in collectives]
 
 
@@ -150,45 +131,11 @@ def _range(text: str) -> tuple[float, float]:
     return bounds
 
 
-# --- what measurements say --------------------------------------------------------------------------------------------
-
-#: A candidate must beat the choice that would be made anyway by this much, or it is noise.
-_GAIN = 0.95
-
-
-def best_of(seconds: Mapping[_Choice, float], default: _Choice) -> _Choice:
-    """The fastest of what was measured, or the default where nothing is clearly faster."""
-    fastest = min(seconds, key=seconds.__getitem__)
-    return fastest if seconds[fastest] < _GAIN * seconds[default] else default
-
-
-def spans(sizes: Sequence[int], found: Sequence[_Choice | None]) -> Iterator[tuple[_Choice, float, float]]:
-    """Findings at ascending sizes as (what, from, up to bytes), without ranges where it is None.
-
-    Ranges end halfway (geometrically) between neighbours that differ, and at twice the last size.
-    """
-    low = 0.0
-    for i, (size, what) in enumerate(zip(sizes, found, strict=True)):
-        last = i + 1 == len(sizes)
-        if last or found[i + 1] != what:
-            high = float(2 * size if last else round(math.sqrt(max(size, 1) * sizes[i + 1])))
-            if what is not None:
-                yield what, low, high
-            low = high
-
-
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
-class Wires(NamedTuple):
-    """Number of network threads' pairs in a process and bytes of their slots; 0: not measured."""
-
-    number: int = 0
-    slot: int = 0
-
-
-#: Of a topology for which none were measured.
-NO_WIRES = Wires()
+#: Of tables whose rules are texts in the TUNE grammar.
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +144,6 @@ class Measured:
 
     rules: tuple[Rule, ...] = ()
     weights: tuple[int, ...] = ()
-    messages: tuple[PairRule, ...] = ()
-    wires: Wires = NO_WIRES
 
 
 def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
@@ -206,30 +151,12 @@ def save_table(path: str | Path, topology: Topology, found: Measured) -> None:
 
     ``ValueError`` if the file is there and not such a table.
     """
-    rows = [
-        {"collective": rule.collective} | _range_row(rule) | {"algorithm": rule.algorithm, "fragments": rule.fragments}
-        for rule in found.rules
-    ]
-    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rows}
-    if found.messages:
-        entry["messages"] = [
-            {"between": list(rule.vendors), "near": rule.near} | _range_row(rule) | {"path": rule.path}
-            for rule in found.messages
-        ]
-    entry |= {"wires": found.wires._asdict()} if found.wires.number else {}
-    _put(Path(path), "topologies", topology.fingerprint(), entry)
-
-
-def _put(file: Path, section: str, key: str, entry: dict[str, Any] | None) -> None:
-    """Put an entry into a section of a table, which is made where there is none; None takes it out."""
-    table: dict[str, Any] = {"format": 1, "topologies": {}}
-    if file.exists():
-        table = _parse(file.read_text())
-    entries = table.setdefault(section, {})
-    if entry is None:
-        entries.pop(key, None)
-    else:
-        entries[key] = entry
+    rules = [str(rule) for rule in found.rules]
+    entry: dict[str, Any] = {"islands": topology.describe(), "weights": list(found.weights), "rules": rules}
+    file = Path(path)
+    empty: dict[str, Any] = {"format": _FORMAT, "topologies": {}}
+    table = _parse(file.read_text()) if file.exists() else empty
+    table["topologies"][topology.fingerprint()] = entry
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
     temporary.write_text(json.dumps(table, indent=1) + "\n")
     temporary.replace(file)  # a reader sees the old table or the new one
@@ -249,16 +176,7 @@ def load_table(text: str, topology: Topology) -> Measured:
         weights = tuple(int(weight) for weight in entry.get("weights", ()))
         if weights and (len(weights) != topology.size or min(weights) < 1):
             raise ValueError(f"weights {list(weights)} for {topology.size} ranks")
-        messages = tuple(_pair_row(row) for row in entry.get("messages", ()))
-        wires = _wires(entry["wires"]) if "wires" in entry else Wires()
-        return Measured(tuple(_row(row) for row in entry["rules"]), weights, messages, wires)
-
-
-def _wires(data: dict[str, Any]) -> Wires:
-    found = Wires(int(data["number"]), int(data["slot"]))
-    for name, value in zip(("WIRES", "WIRE_SLOT"), found, strict=True):
-        TABLE[name].parse(str(value))
-    return found
+        return Measured(parse_tune("#".join(entry["rules"]), "rules"), weights)
 
 
 class Table(NamedTuple):
@@ -305,124 +223,6 @@ def _reading() -> Iterator[None]:
 def _parse(text: str) -> dict[str, Any]:
     with _reading():
         table = json.loads(text)
-        if table["format"] != 1:
-            raise ValueError(f"format {table['format']!r}; this version reads format 1")
+        if table["format"] != _FORMAT:
+            raise ValueError(f"format {table['format']!r}; this version reads format {_FORMAT}")
         return dict(table)
-
-
-def _range_row(rule: Rule | PairRule) -> dict[str, Any]:
-    return {"from": rule.low, "to": None if rule.high == math.inf else rule.high}
-
-
-def _range_of(row: dict[str, Any]) -> tuple[float, float]:
-    return float(row["from"]), math.inf if row["to"] is None else float(row["to"])
-
-
-def _pair_row(row: dict[str, Any]) -> PairRule:
-    if row["path"] not in (Transport.DIRECT, Transport.STAGED):
-        raise ValueError(f"path {row['path']!r} of messages is neither direct nor staged")
-    one, other = sorted(map(str, row["between"]))
-    return PairRule((one, other), bool(row["near"]), *_range_of(row), Transport(row["path"]))
-
-
-def _row(row: dict[str, Any]) -> Rule:
-    algorithms.find(row["collective"], row["algorithm"])
-    return Rule(row["collective"], *_range_of(row), row["algorithm"], int(row["fragments"]))
-
-
-# --- islands by fabric ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Ranks of a job by vendor and host, and RDMA between the hosts: what a measured choice of islands goes by."""
-
-    #: Ranks of a vendor on one host are an island.
-    topology: Topology
-    #: Vendor on several hosts -> kinds of RDMA there that its library uses; an empty one for hosts without.
-    rdma: Mapping[str, list[str]]
-
-    @classmethod
-    def of(cls, vendors: Sequence[str], nodes: Sequence[Hashable], kinds: Sequence[str]) -> Layout:
-        """Make a layout.
-
-        Args:
-            vendors: of each rank's memory.
-            nodes: of each rank, equal for those of one host.
-            kinds: RDMA of each rank's host that its vendor's library uses; empty where there is none.
-        """
-        hosts = numbered(nodes)
-        wide = [name for name in dict.fromkeys(vendors) if name != "host" and len(_of(name, vendors, hosts)) > 1]
-        rdma = {name: sorted(_of(name, vendors, kinds)) for name in wide}
-        return cls(Topology.group(vendors, hosts, fabrics=hosts), rdma)
-
-    def entry(self, word: str) -> dict[str, Any]:
-        """Entry of a table."""
-        return {"ranks": self.topology.describe(), "rdma": dict(self.rdma), "fabric": word}
-
-
-def _of(vendor: str, vendors: Sequence[str], values: Sequence[_Choice]) -> set[_Choice]:
-    """Values of a vendor's ranks."""
-    return {value for name, value in zip(vendors, values, strict=True) if name == vendor}
-
-
-def save_fabric(path: str | Path, layout: Layout, word: str) -> None:
-    """Put the measured value of UCCH_FABRIC for the ranks of a job into a JSON table, beside what is there already.
-
-    Args:
-        path: file of the table, made where there is none.
-        layout: the ranks.
-        word: ``host`` or ``all``; empty takes an older entry out, where neither was clearly faster.
-
-    Raises:
-        ValueError: the file is there and no such table.
-    """
-    _put(Path(path), "fabrics", layout.topology.fingerprint(), layout.entry(word) if word else None)
-
-
-def measured_fabric(table: Table, layout: Layout) -> tuple[str, str]:
-    """Find the value of UCCH_FABRIC that was measured for the ranks of a job.
-
-    Args:
-        table: as rank 0 has read it.
-        layout: the ranks.
-
-    Returns:
-        ``host`` or ``all``, and where it is from. Without a value: two empty texts, or why an entry for such ranks is
-        not followed, as their hosts had other RDMA.
-
-    Raises:
-        ValueError: the entry is none.
-    """
-    if not table.text or not layout.rdma:
-        return "", ""
-    where = f"the tuned table {table.path}"
-    try:
-        entries, key = _fabrics(table.text), layout.topology.fingerprint()
-        if key not in entries:
-            return "", ""
-        entry = entries[key]
-        word, rdma = entry["fabric"], {str(name): sorted(map(str, kinds)) for name, kinds in entry["rdma"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} has no proper fabric for {layout.topology.describe()}: {error!r}") from None
-    if word not in ("host", "all"):
-        raise ValueError(f"{where} has the fabric {word!r} for {layout.topology.describe()}; it must be host or all")
-    if rdma != layout.rdma:
-        return "", f"not by {where}, of hosts with {_rdma_text(rdma)}"
-    return word, f"by {where}"
-
-
-def _rdma_text(rdma: Mapping[str, list[str]]) -> str:
-    return ", ".join(f"{' and '.join(kind or 'no RDMA' for kind in kinds)} for {name}" for name, kinds in rdma.items())
-
-
-def fabrics_of(table: Table) -> dict[str, str]:
-    """Measured values of UCCH_FABRIC in a table, by the ranks that they are for. ``ValueError`` for a bad table."""
-    try:
-        return {str(entry["ranks"]): str(entry["fabric"]) for entry in _fabrics(table.text).values()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the tuned table {table.path} has no proper fabrics: {error!r}") from None
-
-
-def _fabrics(text: str) -> dict[str, Any]:
-    return dict(_parse(text).get("fabrics", {})) if text else {}

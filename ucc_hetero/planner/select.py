@@ -12,10 +12,9 @@ from typing import NamedTuple
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
 from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
-from ucc_hetero.planner.plan import Fragment, Plan, no_collector
-from ucc_hetero.planner.rules import NO_WIRES, Measured, PairRule, Rule, Wires, load_table, match, parse_tune
+from ucc_hetero.planner.plan import Fragment, Plan, Step, no_collector
+from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
 from ucc_hetero.planner.topology import Topology
-from ucc_hetero.types import Transport
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30
@@ -38,49 +37,29 @@ class Tuning:
 
     user: tuple[Rule, ...] = ()
     measured: tuple[Rule, ...] = ()
-    #: Usual way of messages on device memory.
-    path: Transport = Transport.DIRECT
     #: Every rank's data lies in plain host memory, whatever its vendor is called.
     plain: bool = False
     #: Calls on device memory are queued in streams whole.
     queued: bool = False
-    #: Measured ways of messages between devices.
-    messages: tuple[PairRule, ...] = ()
-    #: Measured number and slots of the wires between hosts.
-    wires: Wires = NO_WIRES
     _choices: dict[tuple[Topology, str, int], tuple[Choice, str]] = field(default_factory=dict, init=False, repr=False)
-
-    @classmethod
-    def parse(
-        cls, text: str, measured: tuple[Rule, ...] = (), path: Transport = Transport.DIRECT, *, plain: bool = False
-    ) -> Tuning:
-        """From a text in the TUNE grammar; ``ValueError`` names the part at fault."""
-        return cls(parse_tune(text), measured, path, plain)
 
 
 _DEFAULT = Tuning()
 
 
 def agreed(
-    bare: Topology,
-    declared: Topology,
-    rules: str,
-    table: str,
-    path: Transport = Transport.DIRECT,
-    *,
-    plain: bool = False,
+    bare: Topology, declared: Topology, rules: str, table: str, *, plain: bool = False
 ) -> tuple[Topology, Tuning]:
     """The topology and the tuning of a communicator: what was measured for it, else what was declared.
 
     ``bare`` has the islands alone, ``declared`` also weights by the links' nominal speeds; ``rules`` is a text in the
-    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``path`` and ``plain`` as in
-    ``Tuning``. All of them are equal on every rank.
+    TUNE grammar, ``table`` that of a file of measured choices, empty for none; ``plain`` as in ``Tuning``. All of
+    them are equal on every rank.
     ``ValueError`` for texts that are neither.
     """
     measured = load_table(table, bare) if table else Measured()
     topology = replace(bare, weights=measured.weights) if measured.weights else declared
-    tuning = Tuning.parse(rules, measured.rules, path, plain=plain)
-    return topology, replace(tuning, messages=measured.messages, wires=measured.wires)
+    return topology, Tuning(parse_tune(rules), measured.rules, plain)
 
 
 def choose(topology: Topology, collective: str, nbytes: int, tune: Tuning = _DEFAULT) -> Choice:
@@ -168,17 +147,26 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
     with no_collector(call.ranks):
-        fragments = tuple(_fragment(stages) for stages in (function(topology, call, p) for p in pieces) if stages)
+        made = (function(topology, call, piece) for piece in pieces)
+        fragments = tuple(_fragment(topology, stages) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
     return algorithms.spell(plan, rank) if choice.queued else plan
 
 
-def _fragment(stages: algorithms.Stages) -> Fragment:
+def _fragment(topology: Topology, stages: algorithms.Stages) -> Fragment:
     """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
     depth, kept = -1, []
     for stage in stages:
         depth += not stage.local
         if stage.steps:
-            kept.append((stage.steps, depth))
+            kept.append((tuple([_linked(topology, step) for step in stage.steps]), depth))
     return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))
+
+
+def _linked(topology: Topology, step: Step) -> Step:
+    """A step with the link that its ranks need."""
+    islands = topology.island_of
+    first = islands[step.ranks[0]]
+    link = "native" if topology.flat or all(islands[rank] == first for rank in step.ranks) else "bridge"
+    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link if len(step.ranks) > 1 else "local")

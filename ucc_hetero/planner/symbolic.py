@@ -112,14 +112,14 @@ def add(operands: Sequence[Sequence[Cell]]) -> list[Cell]:
     return out
 
 
-def overlap(intervals: Iterable[tuple[int, int, bool]]) -> tuple[int, int] | None:
-    """A place where a written interval (start, end, True) meets any other, or None; empty ones are left out."""
-    read_end = write_end = 0
-    for start, end, written in sorted(intervals):
-        if start < write_end or (written and start < read_end):
+def overlap(spans: Iterable[tuple[int, int, bool, int]]) -> tuple[int, int] | None:
+    """A span (start, end, True if it is written, user) that meets one of another user, where one of both is written."""
+    #: By whether they are written, the furthest end of any user, and of any other one.
+    ends: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for start, end, written, user in sorted(spans):
+        before = ends[True] + (ends[False] if written else [])
+        if any(other != user and start < at for at, other in before):
             return start, end
-        if written:
-            write_end = max(write_end, end)
-        else:
-            read_end = max(read_end, end)
+        furthest = {other: at for at, other in sorted([*ends[written], (end, user)])}
+        ends[written] = sorted(((at, other) for other, at in furthest.items()), reverse=True)[:2]
     return None

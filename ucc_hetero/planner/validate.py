@@ -7,7 +7,7 @@ a plan that passes gives the right result, also in place, where a rank's ``send`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from operator import or_
@@ -17,9 +17,6 @@ from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
 from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step, regions
 from ucc_hetero.planner.symbolic import BITS, Cell, Memory, add, mask_of, members, overlap
 from ucc_hetero.planner.topology import Topology
-
-#: (start, end, written) in one of a rank's memories.
-_Access = tuple[int, int, bool]
 
 
 class InvalidPlan(ValueError):
@@ -105,12 +102,6 @@ def _check_form(topology: Topology, step: Step) -> None:
     kind = KINDS[step.kind]
     if n != (kind.ranks or max(n, 2)):
         raise InvalidPlan(f"{n} members, where {step.kind} takes {kind.ranks or 'at least 2'}")
-    islands = {topology.island_of[rank] for rank in step.ranks}
-    allowed = ("local",) if kind.ranks == 1 else ("native", "bridge") if len(islands) == 1 else ("bridge",)
-    if step.link not in allowed:
-        raise InvalidPlan(
-            f"link {step.link!r} for ranks of {len(islands)} islands; it should be {' or '.join(allowed)}"
-        )
     if kind.rooted != (0 <= step.root < n):
         raise InvalidPlan(f"root {step.root} of {n} members")
     for i in range(n):
@@ -119,30 +110,14 @@ def _check_form(topology: Topology, step: Step) -> None:
             raise InvalidPlan(f"member {i} needs src: {kind.src[side]} and dst: {kind.dst[side]}")
 
 
-def _counts(operand: Operand) -> tuple[int, ...]:
-    return tuple(region.count for region in regions(operand))
-
-
 def _check_counts(step: Step) -> None:
-    """All members must agree on how much each sends to each."""
-    many = KINDS[step.kind].each
-    if many == "both":
-        sent = [_counts(operand) for operand in step.src]
-        got = [_counts(operand) for operand in step.dst]
-        if sent != [tuple(row) for row in zip(*got, strict=True)]:
-            raise InvalidPlan("members disagree on the counts that they exchange")
-        return
-    sides = {
-        "src": [_counts(o) for o in step.src if o is not None],
-        "dst": [_counts(o) for o in step.dst if o is not None],
-    }
-    if not many:
-        if len({count for side in sides.values() for counts in side for count in counts}) > 1:
-            raise InvalidPlan("members disagree on the count")
-        return
-    ones = tuple(counts[0] for counts in sides["dst" if many == "src" else "src"])
-    if any(counts != ones for counts in sides[many]):
-        raise InvalidPlan("members disagree on the counts of the shares")
+    """All members must agree on how much each sends to each: all bring the same, where a sum comes of it."""
+    kind = KINDS[step.kind]
+    sent, got = ([[r.count for r in regions(operand)] for operand in side] for side in (step.src, step.dst))
+    for i, mine in enumerate(sent):
+        for j, theirs in enumerate(got):
+            if mine and theirs and mine[j * ("each" in kind.src)] != theirs[i * ("each" in kind.dst)]:
+                raise InvalidPlan(f"members {i} and {j} disagree on the count that goes from one to the other")
 
 
 # --- running a step ---------------------------------------------------------------------------------------------------
@@ -166,53 +141,50 @@ def _member(state: _State, step: Step, i: int) -> _Member:
     in_place = mine is not None and mine == its and mine.end > mine.start
     if in_place and step.kind in ("alltoall", "combine"):
         raise InvalidPlan(f"rank {rank}: {step.kind} cannot be in place")
-    by_name: dict[str, list[_Access]] = {}
-    for place in src:
-        if place.end > place.start and not (in_place and place == mine):
-            by_name.setdefault(place.name, []).append((place.start, place.end, False))
-    for place in dst:
-        if place.end > place.start:
-            by_name.setdefault(place.name, []).append((place.start, place.end, True))
-    for name, intervals in by_name.items():
-        at = overlap(intervals)
-        if at:
-            raise InvalidPlan(f"rank {rank}: operands overlap at {name}[{at[0]}:{at[1]}]")
+    read = [(place, False) for place in src if not (in_place and place == mine)]
+    operands = enumerate([*read, *((place, True) for place in dst)])
+    _refuse_meeting("operands", [(place, written, number) for number, (place, written) in operands])
     return _Member(src, dst, in_place)
 
 
 def _run(state: _State, step: Step, team: list[_Member]) -> None:
     """Carry the values of one step from its sources to its destinations."""
-    kind, n = step.kind, len(step.ranks)
-    out: list[tuple[_Place, list[Cell]]] = []
-    if kind in ("bcast", "copy", "message"):
-        value = state.read(team[max(step.root, 0)].src[0])
-        out = [(place, value) for member in team for place in member.dst]
-    elif kind in ("allreduce", "reduce"):
-        value = add([state.read(member.src[0]) for member in team])
-        out = [(place, value) for member in team for place in member.dst]
-    elif kind == "reduce_scatter":
-        for i, member in enumerate(team):
-            out.append((member.dst[0], add([state.read(other.src[i]) for other in team])))
-        for member in team:
-            if member.in_place:  # a library may use the rest of the buffer as scratch
-                for place in member.src:
-                    state.write(place, [])
-    elif kind in ("allgather", "gather"):
-        values = [state.read(member.src[0]) for member in team]
-        out = [(place, value) for m in team if m.dst for place, value in zip(m.dst, values, strict=True)]
-    elif kind == "scatter":
-        out = [(team[i].dst[0], state.read(team[step.root].src[i])) for i in range(n)]
-    elif kind == "alltoall":
-        out = [(team[j].dst[i], state.read(team[i].src[j])) for i in range(n) for j in range(n)]
-    elif kind == "barrier":
+    kind, n = KINDS[step.kind], len(step.ranks)
+    if step.kind == "barrier":
         known = reduce(or_, (state.arrived[rank] for rank in step.ranks))
         for rank in step.ranks:
             state.arrived[rank] = known
-    elif kind == "combine":
-        lower, higher = state.read(team[0].dst[0]), state.read(team[0].src[0])
-        if state.ordered:
-            _check_order(lower, higher)
-        out = [(team[0].dst[0], add([lower, higher]))]
+        return
+    read: dict[_Place, list[Cell]] = {}
+
+    def brought(i: int, j: int) -> list[Cell]:
+        """What member i has for member j."""
+        place = team[i].src[j if "each" in kind.src else 0]
+        if place not in read:
+            read[place] = state.read(place)
+        return read[place]
+
+    sums: dict[int, list[Cell]] = {}
+    out: list[tuple[_Place, list[Cell]]] = []
+    for j, member in enumerate(team):
+        for k, place in enumerate(member.dst):
+            if step.kind == "combine":
+                lower, higher = state.read(place), brought(0, 0)
+                if state.ordered:
+                    _check_order(lower, higher)
+                out.append((place, add([lower, higher])))
+            elif kind.reduces:
+                share = j if "each" in kind.src else 0
+                if share not in sums:
+                    sums[share] = add([brought(i, share) for i in range(n)])
+                out.append((place, sums[share]))
+            else:
+                sender = k if "each" in kind.dst else max(step.root, 0)
+                out.append((place, brought(sender, j)))
+    for member in team:
+        if step.kind == "reduce_scatter" and member.in_place:  # a library may use the rest of the buffer as scratch
+            for place in member.src:
+                state.write(place, [])
     for place, value in out:
         state.write(place, value)
 
@@ -228,58 +200,24 @@ def _check_order(lower: list[Cell], higher: list[Cell]) -> None:
 # --- what may run at the same time ------------------------------------------------------------------------------------
 
 
-def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[tuple[int, str], _Access]]:
+def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[_Place, bool]]:
+    """Places that a step uses, and True for those that it writes."""
     for member in team:
         # An in-place reduce_scatter may use its source as scratch, which counts as written.
         scratch = member.in_place and step.kind == "reduce_scatter"
-        written = set(member.dst) | (set(member.src) if scratch else set())
-        for place in written | set(member.src):
-            if place.end > place.start:
-                yield (place.rank, place.name), (place.start, place.end, place in written)
+        yield from ((place, scratch) for place in member.src)
+        yield from ((place, True) for place in member.dst)
 
 
-class _Traffic:
-    """Accesses to memory: within a stage by step, over the whole plan by fragment."""
-
-    def __init__(self) -> None:
-        self.stage: dict[tuple[int, str], list[_Access]] = {}
-        self.fragments: dict[tuple[int, str], dict[int, set[_Access]]] = {}
-
-    def note(self, fragment: int, step: Step, team: list[_Member]) -> None:
-        for key, access in _accesses(step, team):
-            self.stage.setdefault(key, []).append(access)
-            self.fragments.setdefault(key, {}).setdefault(fragment, set()).add(access)
-
-    def end_stage(self) -> None:
-        for (rank, name), accesses in self.stage.items():
-            at = overlap(accesses)
-            if at:
-                raise InvalidPlan(f"rank {rank}: steps of one stage meet at {name}[{at[0]}:{at[1]}]")
-        self.stage.clear()
-
-    def end_plan(self) -> None:
-        for (rank, name), by_fragment in self.fragments.items():
-            if len(by_fragment) < 2:
-                continue
-            spans = [span for accesses in by_fragment.values() for span in _union(accesses)]
-            at = overlap(spans)
-            if at:
-                raise InvalidPlan(f"rank {rank}: fragments meet at {name}[{at[0]}:{at[1]}]")
-
-
-def _union(accesses: set[_Access]) -> list[_Access]:
-    """Disjoint intervals that cover all accesses of one fragment, each marked as written or only read."""
-    edges = sorted({edge for start, end, _ in accesses for edge in (start, end)})
-    if len(edges) == 2:
-        return [(edges[0], edges[1], any(written for *_, written in accesses))]
-    out: list[_Access] = []
-    reads, writes = Memory(), Memory()
-    for start, end, written in accesses:
-        (writes if written else reads).write(start, end, [Cell(start, end, 1, 0)])
-    out += [(cell.start, cell.end, True) for cell in writes.cells]
-    for cell in writes.cells:
-        reads.write(cell.start, cell.end, [])
-    return out + [(cell.start, cell.end, False) for cell in reads.cells]
+def _refuse_meeting(what: str, accesses: Iterable[tuple[_Place, bool, int]]) -> None:
+    """Refuse places that two users share and one writes: (place, True if it is written, number of its user)."""
+    by_memory: dict[tuple[int, str], set[tuple[int, int, bool, int]]] = {}
+    for place, written, user in accesses:
+        if place.end > place.start:
+            by_memory.setdefault((place.rank, place.name), set()).add((place.start, place.end, written, user))
+    for (rank, name), spans in by_memory.items():
+        if at := overlap(spans):
+            raise InvalidPlan(f"rank {rank}: {what} meet at {name}[{at[0]}:{at[1]}]")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -340,7 +278,8 @@ def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False,
     """
     if [size[:2] for size in plan.sizes] != lengths(call):
         raise InvalidPlan(f"the buffers' sizes are not those of {call.collective} over {call.ranks} ranks")
-    state, traffic = _State(plan, call, in_place, ordered), _Traffic()
+    state = _State(plan, call, in_place, ordered)
+    of_fragments: set[tuple[_Place, bool, int]] = set()
     for f, fragment in enumerate(plan.fragments):
         for s, stage in enumerate(fragment.stages):
             teams = []
@@ -349,11 +288,13 @@ def validate(plan: Plan, topology: Topology, call: Call, in_place: bool = False,
                     _check_form(topology, step)
                     _check_counts(step)
                     teams.append([_member(state, step, i) for i in range(len(step.ranks))])
-                traffic.note(f, step, teams[-1])
+            used = [(*access, n) for n, step in enumerate(stage) for access in _accesses(step, teams[n])]
             with _at(f, f"stage {s}"):
-                traffic.end_stage()
+                _refuse_meeting("steps of one stage", used)
+            of_fragments |= {(place, written, f) for place, written, _ in used}
             for step, team in zip(stage, teams, strict=True):
                 with _at(f, f"stage {s}", step.kind):
                     _run(state, step, team)
-    traffic.end_plan()
+    if len(plan.fragments) > 1:
+        _refuse_meeting("fragments", of_fragments)
     _check_post(state, call)

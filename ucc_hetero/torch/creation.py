@@ -25,10 +25,9 @@ from ..bootstrap import exit, process
 from ..device import Place, runtime_of
 from ..errors import UCCHError
 from ..machine.discover import host_identity
-from ..machine.fabric import RESULTS, fabric_of
+from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
-from ..planner.rules import NO_TABLE, Layout, Table, measured_fabric, read_table
 from . import rendezvous
 from .monitored import NO_LIMIT
 from .work import limit_of, torch_error
@@ -48,13 +47,6 @@ class Standing(NamedTuple):
     fabric: str = ""
     #: Host and PCI address of the device; empty where unknown.
     device: str = ""
-    vendor: str = "host"
-    host: str = ""
-    #: RDMA of the host that the vendor's library uses, and UCCH_FABRIC.
-    kind: str = ""
-    wanted: str = "auto"
-    #: Measured choices, as rank 0 has read them.
-    table: Table = NO_TABLE
 
 
 #: Rank of the default group -> its facts, of the ranks that were in a group of ours.
@@ -149,7 +141,6 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
     seconds = limit_of(values.get("timeout")) or NO_LIMIT
     members = _standings(ranks or range(size), mine, rank, values["store"], seconds)
     if not ranks:
-        members = by_table(members)
         _known.update(enumerate(members))
     if not share_fabric(members) or not any(wanted.get(kind) == NAME for kind in row.torch):
         return {}
@@ -160,22 +151,6 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
     if not ranks:  # the job is that vendor's: what our calls want of its library costs memory, and time at its start
         leave_alone(row.name, os.environ)
     return {kind: name for kind, name in backends.items() if name}
-
-
-def by_table(everyone: list[Standing]) -> list[Standing]:
-    """Facts of all ranks of the job with the fabrics that were measured to be faster for them, if any were.
-
-    ``ValueError`` on all ranks where the table's entry is none.
-    """
-    if any(each.wanted != "auto" for each in everyone):
-        return everyone
-    layout = Layout.of(*zip(*((each.vendor, each.host, each.kind) for each in everyone), strict=True))
-    word, why = measured_fabric(everyone[0].table, layout)
-    if why:
-        log.log("torch").info("fabric between hosts: %s", f"{RESULTS[word]} ({why})" if word else why)
-    if not word:
-        return everyone
-    return [each._replace(fabric=f"{each.vendor} {'all' if word == 'all' else each.host}") for each in everyone]
 
 
 def _own_backend(row: Vendor, kind: str) -> str:
@@ -208,12 +183,10 @@ def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
     try:
         place = process.place_here(rank, size)
         row, board = VENDORS[place.vendor], _board(place, device_id)
-        table = read_table(env.get("TUNE_FILE")) if rank == 0 else NO_TABLE
     except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
         return VENDORS["host"], Standing()
-    found, host = fabric_of(row.name, env.get("FABRIC")), _node()
-    fabric = f"{row.name} {found.kind or host}"
-    return row, Standing(_backend_here(row), fabric, board, row.name, host, found.kind, found.wanted, table)
+    fabric = f"{row.name} {fabric_of(row.name, env.get('FABRIC')).kind or _node()}"
+    return row, Standing(_backend_here(row), fabric, board)
 
 
 def _node() -> str:
@@ -265,8 +238,7 @@ def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seco
 
 
 def _read(text: str | bytes) -> Standing:
-    *facts, table = json.loads(text)
-    return Standing(*facts)._replace(table=Table(*table))
+    return Standing(*json.loads(text))
 
 
 def _key(rank: int) -> str:

@@ -20,12 +20,11 @@ from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib, owned
-from ..planner.rules import Wires
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
 
-#: Most bytes of a slot between hosts, where nothing else was measured.
+#: Most bytes of a slot between hosts, where nothing else is wanted.
 SLOT = 2 << 20
 
 
@@ -105,11 +104,10 @@ def join(
     everyone: Sequence[Facts],
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
-    measured: Wires,
 ) -> tuple[Channels | None, str]:
     """The channels of a communicator; collective over ``mpi``. None on all ranks, and why, where they are not for all.
 
-    ``native_in_stream`` as in :class:`Channels`, of this rank; ``measured`` holds where settings say nothing else.
+    ``native_in_stream`` as in :class:`Channels`, of this rank.
     Raises :class:`DeviceError` on all ranks where one of them has no pinned memory left: calls of this communicator
     would be slow without a word.
     """
@@ -118,14 +116,13 @@ def join(
     if why is not None:
         return None, why
     rank = int(mpi.Get_rank())
-    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream, measured))
+    offers = mpi.allgather(_offer(rank, topology, everyone, places, runtime, native_in_stream))
     why = _obstacle(rank, offers)
     if why:
         return None, why
-    reaches = [each.reach for each in offers]
-    nwires = min(len(reach.wires) for reach in reaches) if max(places) else 0
+    nwires = min(len(each.wires) for each in offers) if max(places) else 0
     slot = min((each.slot for each in offers if each.slot), default=usual_slot(nwires))
-    handle = _connected(mpi, everyone, (rank, places), slot, reaches, nwires)
+    handle = _connected(mpi, everyone, (rank, places), slot, offers, nwires)
     if handle is None:
         return None, _STRANGERS
     failures = mpi.allgather("" if lib.ucch_channels_open(handle) == 0 else _reason())
@@ -227,23 +224,10 @@ def _missed(rank: int, why: str) -> str:
 _told: set[str] = set()
 
 
-class _Reach(NamedTuple):
-    """Reach of a rank between hosts: a number that no communicator of its has had, and the addresses of its wires."""
-
-    serial: int = 0
-    wires: tuple[tuple[bytes, bytes], ...] = ()
-
-    @classmethod
-    def of(cls, hosts: bool, measured: int) -> _Reach:
-        """That of this rank, without wires where all ranks are on one host."""
-        count = wires.wanted(measured) if hosts else 0
-        return cls(_last[0] + 1, wires.addresses(count)[:count] if count else ())
-
-
 class _Offer(NamedTuple):
     """Answers of a rank: the setting by which it wants no channels, and what it lacks or has of their needs.
 
-    ``slot``: the bytes that it wants; 0 for the usual ones.
+    ``slot``: the bytes that it wants; 0 for the usual ones. ``serial``: a number that no communicator of its has had.
     """
 
     unwanted: str
@@ -251,8 +235,10 @@ class _Offer(NamedTuple):
     native_in_stream: bool
     compiles: bool
     board: tuple[object, str, str]
-    reach: _Reach
     slot: int
+    serial: int
+    #: Addresses of its wires; none where all ranks are on one host.
+    wires: tuple[tuple[bytes, bytes], ...]
 
 
 def _offer(
@@ -262,7 +248,6 @@ def _offer(
     places: Sequence[int],
     runtime: DeviceRuntime | None,
     native_in_stream: bool,
-    measured: Wires,
 ) -> _Offer:
     """That of this rank."""
     hosts = max(places) > 0
@@ -275,11 +260,12 @@ def _offer(
     sums = lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0
     copies = [lib.UCCH_LANE_COPY, *([lib.UCCH_RING_COPY] if hosts else [])]
     compiles = ready and kernels.all_ready([sums, *((kind, 0, 0, 0) for kind in copies)])
-    reach = _Reach.of(hosts, measured.number) if ready else _Reach()
-    if ready and hosts and not reach.wires:
+    count = wires.wanted() if ready and hosts else 0
+    addresses = wires.addresses(count)[:count] if count else ()
+    if ready and hosts and not addresses:
         lack = "no network threads"
-    slot = measured.slot if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
-    return _Offer(unwanted, lack, native_in_stream, compiles, board, reach, slot)
+    slot = 0 if env.get("WIRE_SLOT") == "auto" else int(env.get("WIRE_SLOT"))
+    return _Offer(unwanted, lack, native_in_stream, compiles, board, slot, _last[0] + 1, addresses)
 
 
 #: The last number by which this process's flows were told apart.
@@ -291,7 +277,7 @@ def _connected(
     everyone: Sequence[Facts],
     where: tuple[int, Sequence[int]],
     slot: int,
-    reaches: Sequence[_Reach],
+    offers: Sequence[_Offer],
     nwires: int,
 ) -> Any:
     """The native side of channels, whose ranks see each other's memory or have wires between them; collective."""
@@ -299,7 +285,7 @@ def _connected(
     handle = lib.ucch_channels_new(key_of(everyone[rank]), rank, len(places), list(places), slot)
     files = mpi.allgather((os.getpid(), int(lib.ucch_channels_file(handle)) if handle != ffi.NULL else -1))
     failure = "" if handle != ffi.NULL else "no room for a file of shared memory"
-    _last[0] = max(reach.serial for reach in reaches)
+    _last[0] = max(each.serial for each in offers)
     if min(file for _, file in files) >= 0:
         met = [int(lib.ucch_channels_meet(handle, rank, key_of(everyone[rank]), *files[rank]))]
         for r, file in enumerate(files):
@@ -307,7 +293,7 @@ def _connected(
             if r != rank and met[-1] >= 0 and places[r] == places[rank]:
                 met.append(int(lib.ucch_channels_meet(handle, r, key, *file)))
             elif r != rank and met[-1] >= 0:
-                reached = wires.meet(key, reaches[r].wires, nwires)
+                reached = wires.meet(key, offers[r].wires, nwires)
                 carried = reached and lib.ucch_channels_carry(handle, r, key, nwires, _last[0]) == 0
                 met.append(0 if carried else int(lib.UCCH_FAIL_PEER))
         failure = _STRANGERS if lib.UCCH_FAIL_PEER in met else _reason() if min(met) < 0 else ""

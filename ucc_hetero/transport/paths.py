@@ -11,33 +11,29 @@ from ..device import DeviceRuntime, Place, report
 from ..errors import AgreementError, DeviceError
 from ..machine.facts import Facts
 from ..machine.vendors import of_memory
-from ..planner.rules import pair_path
-from ..planner.select import Tuning
 from ..planner.topology import Topology
-from ..types import Transport
 from .channels import streams_wait
 
 
-def path_of(everyone: Sequence[Facts], wanted: str) -> Transport:
-    """``DIRECT`` or ``STAGED``: the usual way of messages on device memory, equal on every rank.
+def staged(everyone: Sequence[Facts], wanted: str) -> bool:
+    """True if messages on device memory usually go by way of the host; equal on every rank.
 
-    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp can move its device's memory and knows
-    that of the others on its host, and no host has devices of two kinds: nothing moves data between these but the
-    processor, piece by piece.
+    ``wanted`` is ``UCCH_STAGING``. ``auto`` is direct where every rank's libucp knows the device memory of all ranks on
+    its host, and no host has devices of two kinds: nothing moves data between these but the processor, piece by piece.
+    A libucp that does not know a peer's memory cannot receive long messages from there (seen with UCX 1.22 and a rank
+    that sees no GPU: "cannot find remote protocol for rndv_recv", and a hang).
     """
     without = [rank for rank, f in enumerate(everyone) if not _knows(f)]  # whose libucp cannot move its device's memory
-    if wanted == Transport.DIRECT and without:
+    if wanted == "direct" and without:
         raise AgreementError(
             f"UCCH_STAGING=direct, but libucp of rank(s) {without} cannot move the memory of their devices: "
             "use a build that can, or UCCH_STAGING=auto"
         )
-    kinds: dict[tuple[object, ...], set[str]] = {}
+    there: dict[tuple[object, ...], set[str]] = {}
     for facts in everyone:
-        if facts.device_memory:
-            kinds.setdefault(facts.host.memory, set()).add(facts.device_memory)
-    unlike = any(len(found) > 1 for found in kinds.values())
-    direct = not (without or unlike or _unreachable_peers(everyone))
-    return Transport(wanted) if wanted != "auto" else Transport.DIRECT if direct else Transport.STAGED
+        there.setdefault(facts.host.memory, set()).update(filter(None, [facts.device_memory]))
+    apart = any(len(there[f.host.memory]) > 1 or not there[f.host.memory] <= {*f.memory_types} for f in everyone)
+    return wanted == "staged" or (wanted == "auto" and apart)
 
 
 def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tuple[object, ...]]:
@@ -49,45 +45,29 @@ def crowded_hosts(topology: Topology, everyone: Sequence[Facts]) -> frozenset[tu
     return frozenset(host for host, islands in seen.items() if len(islands) > 1)
 
 
-def _knows(one: Facts, *others: Facts) -> bool:
-    """True if a rank's libucp can move the memory of its own device, and of those of other ranks on its host."""
-    return {f.device_memory for f in (one, *others)} <= {"", *one.memory_types}
-
-
-def _unreachable_peers(everyone: Sequence[Facts]) -> list[int]:
-    """The ranks whose libucp does not know the device memory of another rank on their host.
-
-    It cannot receive long messages from there (seen with UCX 1.22 and a rank that sees no GPU: "cannot find remote
-    protocol for rndv_recv", and a hang).
-    """
-    there: dict[tuple[object, ...], set[str]] = {}
-    for facts in everyone:
-        there.setdefault(facts.host.memory, {""}).add(facts.device_memory)
-    return [rank for rank, f in enumerate(everyone) if not there[f.host.memory] <= {"", *f.memory_types}]
+def _knows(facts: Facts) -> bool:
+    """True if a rank's libucp can move the memory of its own device."""
+    return facts.device_memory in ("", *facts.memory_types)
 
 
 class MessagePaths:
-    """Paths of one rank's messages on device memory: by way of the host where they must, or where that was faster.
+    """Paths of one rank's messages on device memory: by way of the host where they must.
 
     Either end decides for its own part: data that one end sends from pinned memory may arrive on the other's device.
-    ``forced`` is a path for all messages that could take either.
     """
 
-    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, tuning: Tuning) -> None:
-        self._rank, self._everyone, self._rules = rank, everyone, tuning.messages
-        #: How messages go that could go either way, where nothing was measured.
-        self.usual = tuning.path
+    def __init__(self, rank: int, everyone: Sequence[Facts], topology: Topology, staged: bool) -> None:
+        self._rank, self._everyone = rank, everyone
         #: Device memory always goes by way of the host: so wanted, or this libucp cannot move it.
-        self._always = self.usual is Transport.STAGED or not _knows(everyone[rank])
+        self._always = staged or not _knows(everyone[rank])
         self._crowded = crowded_hosts(topology, everyone)
         self._free = env.get("STAGING") == "auto"
         self._spread = len({facts.host.memory for facts in everyone}) > 1
-        self.forced: Transport | None = None
         #: True if this rank loads kernels at their first launch: the answer of :meth:`wanted` may then change.
         self.lazy_loading = everyone[rank].lazy_loading
 
-    def wanted(self, peer: int, nbytes: int, *, in_stream: bool = False) -> bool:
-        """True if a message of so many bytes with ``peer`` (negative: any rank) goes by way of the host.
+    def wanted(self, peer: int, *, in_stream: bool = False) -> bool:
+        """True if a message with ``peer`` (negative: any rank) goes by way of the host.
 
         ``in_stream``: it is part of a stream's work. Between hosts the stream then does all copies itself: libucp would
         do them in a thread which must not wait for a thread that launches kernels. So would it on one host, where that
@@ -98,37 +78,11 @@ class MessagePaths:
         here = self._host(self._rank)
         if in_stream and self._free and (self._spread if peer < 0 else self._host(peer) != here):
             return True
-        if peer >= 0 and (self._rules or self.forced) and self.either(self._rank, peer):
-            path = self.forced or pair_path(self._rules, *self.kind(self._rank, peer), nbytes)
-            if path:
-                return path is Transport.STAGED
         return self._always or (here in self._crowded and (peer < 0 or self._host(peer) == here))
 
-    def undecided(self, peer: int, nbytes: int) -> bool:
-        """True if neither a setting nor a measurement says how a message with a rank of another host goes."""
-        if not self._free or self.forced or self._host(peer) == self._host(self._rank):
-            return False
-        measured = self._rules and self.either(self._rank, peer)
-        return not (measured and pair_path(self._rules, *self.kind(self._rank, peer), nbytes))
-
-    def kind(self, one: int, other: int) -> tuple[tuple[str, str], bool]:
-        """Key of measured rules: the vendors of two ranks' devices, and whether these are on one host."""
-        a, b = sorted(self._vendor(rank) for rank in (one, other))
-        return (a, b), self._host(one) == self._host(other)
-
-    def either(self, one: int, other: int) -> bool:
-        """True if messages between two ranks could go either way; some of them lie on a device."""
-        a, b = self._everyone[one], self._everyone[other]
-        near = self._host(one) == self._host(other)
-        if not self._free or not (a.device_memory or b.device_memory) or (near and self._host(one) in self._crowded):
-            return False
-        if near:  # libucp opens the other's memory
-            return _knows(a, b) and _knows(b, a)
-        return _knows(a) and _knows(b)
-
-    def _vendor(self, rank: int) -> str:
-        facts = self._everyone[rank]
-        return facts.vendor if facts.device_memory else "host"
+    def undecided(self, peer: int) -> bool:
+        """True if no setting says how a message with a rank of another host goes."""
+        return self._free and self._host(peer) != self._host(self._rank)
 
     def _host(self, rank: int) -> object:
         return self._everyone[rank].host.memory

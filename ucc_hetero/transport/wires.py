@@ -40,10 +40,10 @@ _pid = 0
 _sharing = 1
 
 
-def wanted(measured: int = 0) -> int:
-    """Wires that this process should have. ``measured``: what was fastest."""
+def wanted() -> int:
+    """Wires that this process should have."""
     asked = env.get("WIRES")
-    return measured or count(carrier(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
+    return count(carrier(), len(host_cores()), _sharing) if asked == "auto" else int(asked)
 
 
 def count(carrier: str, cores: int, ranks_here: int) -> int:

@@ -10,7 +10,6 @@ from ucc_hetero.planner.algorithms.builders import (
     allgather_steps,
     copy,
     each,
-    link,
     only,
     region,
     shifted,
@@ -54,11 +53,11 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
             src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
             dst = each("recv", mine)
             if last:
-                up.append(Step("allgather", team.ranks, team.link, src, (dst,) * n))
+                up.append(Step("allgather", team.ranks, src, (dst,) * n))
             else:
-                up.append(Step("gather", team.ranks, team.link, src, only(i, n, dst), i))
+                up.append(Step("gather", team.ranks, src, only(i, n, dst), i))
         down = [] if last else [region("recv", run) for run in runs]
-        return up, [Step("bcast", team.ranks, team.link, only(i, n, at), without(i, n, at), i) for at in down]
+        return up, [Step("bcast", team.ranks, only(i, n, at), without(i, n, at), i) for at in down]
 
     return up_and_down(topology, piece, steps)
 
@@ -128,15 +127,15 @@ class Down:
         self, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block]], height: int
     ) -> Sequence[tuple[int, Block]]:
         """A rail's steps; returns what they have also put into its owner's own ``recv``."""
-        way, n, out = link(self.topology, owners), len(owners), self.stages[height][0]
+        n, out = len(owners), self.stages[height][0]
         if one_each(owners, blocks):
             src = tuple([self.place(owners[i], block) for i, block in blocks])
             dst = each("recv", [block for _, block in blocks])
-            out.append(Step("allgather", owners, way, src, (dst,) * n))
+            out.append(Step("allgather", owners, src, (dst,) * n))
             return blocks
         for i, block in blocks:
             to = without(i, n, region("recv", block))
-            out.append(Step("bcast", owners, way, only(i, n, self.place(owners[i], block)), to, i))
+            out.append(Step("bcast", owners, only(i, n, self.place(owners[i], block)), to, i))
         return ()
 
     def _inside(self, group: Group, items: Sequence[Item], settled: bool) -> None:
@@ -148,7 +147,7 @@ class Down:
             return
         for item in items:
             owned = owned_blocks(item.runs, item.division, group.ranks)
-            out += allgather_steps(self.topology, group.ranks, owned, self.place)
+            out += allgather_steps(group.ranks, owned, self.place)
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
@@ -162,12 +161,12 @@ def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Pi
         owners = tuple([i.ranks[p] for i in islands])
         if piece.wants(owners):
             dst = each("recv", [of[p] for of in blocks])
-            across.append(Step("allgather", owners, "bridge", (own,) * m, (dst,) * m))
+            across.append(Step("allgather", owners, (own,) * m, (dst,) * m))
     inside: list[Step] = []
     near = [island for island in islands if piece.wants(island.ranks)]
     for home, of in enumerate(blocks) if s > 1 else ():
         arrived, dsts = tuple([region("recv", block) for block in of]), (each("recv", of),) * s
         for island in near:
             src = (own,) * s if island.index == home else arrived
-            inside.append(Step("allgather", island.ranks, "native", src, dsts))
+            inside.append(Step("allgather", island.ranks, src, dsts))
     return stages(across, inside)

@@ -6,13 +6,15 @@ an allreduce of two operands is that (a + b is b + a), between more it is a redu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, link, only, region, stages, without
+from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Step
-from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.topology import Group, Topology
 
 
 @algorithm("allreduce", "tree", suits=ranking.tree)
@@ -29,15 +31,33 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     send, recv = region("send", at), region("recv", at)
 
     def steps(team: Team) -> tuple[list[Step], list[Step]]:
-        n, way, first = len(team), team.link, team.first
+        n, first = len(team), team.first
         src = tuple([send if team.sole(i) else recv for i in range(n)])
         if team.group is topology.tree and n == 2 and team.group.children:
-            return [Step("allreduce", team.ranks, way, src, (recv,) * n)], []
+            return [Step("allreduce", team.ranks, src, (recv,) * n)], []
         held = only(first, n, recv)
-        up = Step("reduce", team.ranks, way, src, held, first)
-        return [up], [Step("bcast", team.ranks, way, held, without(first, n, recv), first)]
+        up = Step("reduce", team.ranks, src, held, first)
+        return [up], [Step("bcast", team.ranks, held, without(first, n, recv), first)]
 
     return up_and_down(topology, piece, steps)
+
+
+#: (division of the vector, the root of the tree) -> stages that bring what its groups' ranks own to the sum of all.
+Across = Callable[[Hierarchy, Group], list[list[Step]]]
+
+
+def over_rails(topology: Topology, call: Call, piece: Piece, across: Across) -> Stages:
+    """Reduce-scatter inward through the levels, ``across`` between the last groups, allgather back outward."""
+    at = piece.vector(call)
+    if not at.count:
+        return ()
+    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
+    *below, (root,) = levels(topology.tree)
+    up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]
+    down = [[step for group in groups for step in hierarchy.gather(group)] for groups in below]
+    if not root.children:
+        return stages(hierarchy.scatter(root), hierarchy.gather(root))
+    return stages(*up, *across(hierarchy, root), *reversed(down))
 
 
 @algorithm("allreduce", "split_rail", suits=ranking.rails, most=ranking.overlapped)
@@ -48,18 +68,15 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     besides. With n bytes and m islands, an island of s ranks sends 2(m-1)/m * n over the bridge, spread over all its
     ranks' links, and each of its ranks sends 2(s-1)/s * n inside.
     """
-    at = piece.vector(call)
-    if not at.count:
-        return ()
-    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
-    *below, (root,) = levels(topology.tree)
-    up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]
-    down = [[step for group in groups for step in hierarchy.gather(group)] for groups in below]
-    if len(root.children) != 2:
-        return stages(*up, hierarchy.scatter(root), hierarchy.gather(root), *reversed(down))
-    across = []
-    for part in hierarchy.segments(root):
-        at = Block(part.offset, part.count)
-        src = tuple([region("send" if child.size == 1 else "recv", at) for child in root.children])
-        across.append(Step("allreduce", part.owners, link(topology, part.owners), src, (region("recv", at),) * 2))
-    return stages(*up, across, *reversed(down))
+
+    def across(hierarchy: Hierarchy, root: Group) -> list[list[Step]]:
+        if len(root.children) != 2:
+            return [hierarchy.scatter(root), hierarchy.gather(root)]
+        out = []
+        for part in hierarchy.segments(root):
+            at = Block(part.offset, part.count)
+            src = tuple([region("send" if child.size == 1 else "recv", at) for child in root.children])
+            out.append(Step("allreduce", part.owners, src, (region("recv", at),) * 2))
+        return [out]
+
+    return over_rails(topology, call, piece, across)

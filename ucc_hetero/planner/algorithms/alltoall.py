@@ -107,12 +107,12 @@ def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> St
         held = piece.tmp_everywhere(m * s * count).offset
         into = Blocks("tmp", held, s * count, s * count, m)
     rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
-    across = [Step("alltoall", rail, "bridge", (out,) * m, (into,) * m) for rail in rails if piece.wants(rail)]
+    across = [Step("alltoall", rail, (out,) * m, (into,) * m) for rail in rails if piece.wants(rail)]
     last: list[Step] = []
     for home, of in enumerate(blocks) if s > 1 else ():
         src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
         dst = (each("recv", of),) * s
-        last += [Step("alltoall", island.ranks, "native", src, dst) for island in islands if piece.wants(island.ranks)]
+        last += [Step("alltoall", island.ranks, src, dst) for island in islands if piece.wants(island.ranks)]
     return stages(across, last)
 
 
@@ -129,7 +129,6 @@ def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
         Step(
             "alltoall",
             ranks,
-            "native",
             tuple(each("send", blocks) for blocks in src),
             tuple(each("recv", blocks) for blocks in dst),
         )
@@ -150,7 +149,7 @@ def _send(
     else:
         src = region("send", runs[0]) if runs else Region("tmp", 0, 0)
     dst = region("recv", piece.cut(shape.recv(to, sender))) if island.size == 1 else piece.tmp(to, total)
-    return (pack, message(topology, sender, to, src, dst)), _Bundle(sender, dst, [block.count for block in blocks])
+    return (pack, message(sender, to, src, dst)), _Bundle(sender, dst, [block.count for block in blocks])
 
 
 def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, piece: Piece) -> list[Step]:
@@ -164,7 +163,7 @@ def _hand_out(island: Island, held: Sequence[Sequence[_Bundle]], shape: Shape, p
         if not any(region.count for i in range(island.size) for region in regions(into(i))):
             continue
         src = piece.members(island.ranks, partial(_bundled, bundles))
-        out.append(Step("alltoall", island.ranks, "native", src, piece.members(island.ranks, into)))
+        out.append(Step("alltoall", island.ranks, src, piece.members(island.ranks, into)))
     return out
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.alltoall import suits
-from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, only, region, stages, step
+from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, only, region, stages
 from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
@@ -46,7 +46,7 @@ class _Leader:
             return copy(self.rank, src[0], self.gathered[0])
         if not any(self.sent):
             return []
-        return [step(self.topology, "gather", ranks, src, only(0, n, tuple(self.gathered)), 0)]
+        return [Step("gather", ranks, src, only(0, n, tuple(self.gathered)), 0)]
 
     def scatter(self) -> list[Step]:
         """The leader sends every rank of the island its ``recv``."""
@@ -56,7 +56,7 @@ class _Leader:
             return copy(self.rank, self.sorted[0], dst[0])
         if not any(self.wanted):
             return []
-        return [step(self.topology, "scatter", ranks, only(0, n, tuple(self.sorted)), dst, 0)]
+        return [Step("scatter", ranks, only(0, n, tuple(self.sorted)), dst, 0)]
 
     def pack(self) -> list[Step]:
         """Data for each other island, sender by sender, one after the other."""
@@ -109,6 +109,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     if len(ranks) > 1 and among:
         src = piece.members(ranks, lambda i: tuple(leaders[i].leaving))
         dst = piece.members(ranks, lambda i: tuple(leaders[i].come))
-        across.append(step(topology, "alltoall", ranks, src, dst))
+        across.append(Step("alltoall", ranks, src, dst))
     packed = LocalSteps(s for one in mine for s in one.pack())
     return stages(inside, packed, across, LocalSteps(s for one in mine for s in one.unpack()), last)

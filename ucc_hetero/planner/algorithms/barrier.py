@@ -21,5 +21,5 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         return ()
     rounds = []
     for of in teams(topology, piece):
-        rounds.append([Step("barrier", t.ranks, t.link, (None,) * len(t), (None,) * len(t)) for t in of])
+        rounds.append([Step("barrier", t.ranks, (None,) * len(t), (None,) * len(t)) for t in of])
     return stages(*rounds, *reversed(rounds[:-1]))

@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, step, without
+from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
 from ucc_hetero.planner.topology import Topology
-
-
-def fan_out(topology: Topology, root: int, src: Region, dst: Region, piece: Piece) -> Stages:
-    """The root's ``src`` to the leaders' ``dst`` and its own island, then from the leaders to their islands."""
-    first: list[Step] = []
-    later: list[list[Step]] = []
-    for of in reversed(teams(topology, piece, root)):
-        later.append([])
-        for team in of:
-            n, i = len(team), team.first
-            mine = team.ranks[i] == root
-            at = only(i, n, src if mine else dst)
-            (first if mine else later[-1]).append(Step("bcast", team.ranks, team.link, at, without(i, n, dst), i))
-    return stages(first, *later)
 
 
 @algorithm("bcast", "tree", suits=ranking.tree)
@@ -34,7 +20,18 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
     """
     at = piece.vector(call)
-    return fan_out(topology, call.root, region("send", at), region("recv", at), piece) if at.count else ()
+    if not at.count:
+        return ()
+    first: list[Step] = []
+    later: list[list[Step]] = []
+    for of in reversed(teams(topology, piece, call.root)):
+        later.append([])
+        for team in of:
+            n, i = len(team), team.first
+            mine = team.ranks[i] == call.root
+            src, dst = only(i, n, region("send" if mine else "recv", at)), without(i, n, region("recv", at))
+            (first if mine else later[-1]).append(Step("bcast", team.ranks, src, dst, i))
+    return stages(first, *later)
 
 
 @algorithm("bcast", "split_rail", suits=ranking.rails, most=ranking.overlapped)
@@ -48,7 +45,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
         n = len(owners)
         src, dst = only(where, n, held), without(where, n, at)
-        return [[step(topology, "bcast", owners, src, dst, where)]]
+        return [[Step("bcast", owners, src, dst, where)]]
 
     return along_rails(topology, call, piece, cross, lambda m: 1)
 
@@ -71,7 +68,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     if home.size > 1 and piece.wants(home.ranks):
         n, i = home.size, home.ranks.index(call.root)
         src, dst = only(i, n, region("send", at)), without(i, n, region("recv", at))
-        first.append(step(topology, "bcast", home.ranks, src, dst, i))
+        first.append(Step("bcast", home.ranks, src, dst, i))
     out = [first]
     known = home
     for group in above:

@@ -11,7 +11,6 @@ from ucc_hetero.planner.algorithms.partition import rounds
 from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
 from ucc_hetero.planner.collectives import Block
 from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
-from ucc_hetero.planner.topology import Topology
 
 # --- building steps ---------------------------------------------------------------------------------------------------
 
@@ -32,37 +31,10 @@ def stages(*parts: Iterable[Step]) -> Stages:
     return tuple([Stage(tuple(part), isinstance(part, LocalSteps)) for part in parts])
 
 
-def link(topology: Topology, ranks: Sequence[int]) -> str:
-    """``native`` when one island holds all ``ranks``, else ``bridge``."""
-    islands = topology.island_of
-    first = islands[ranks[0]]
-    return "native" if all(islands[rank] == first for rank in ranks) else "bridge"
-
-
-def step(
-    topology: Topology, kind: str, ranks: Sequence[int], src: Iterable[Operand], dst: Iterable[Operand], root: int = -1
-) -> Step:
-    """Make a collective step over the link that its ranks need.
-
-    Args:
-        topology: Of the communicator.
-        kind: ``reduce``, ``bcast``, ``allgather`` or another kind of step.
-        ranks: The ranks that take part.
-        src: What each of them sends: an operand per rank, None for none.
-        dst: Where each of them receives, likewise.
-        root: Place of the root in ``ranks``, for steps that have one.
-
-    Returns:
-        Step: The step.
-    """
-    return Step(kind, tuple(ranks), link(topology, ranks), tuple(src), tuple(dst), root)
-
-
-def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Region) -> list[Step]:
+def message(sender: int, receiver: int, src: Region, dst: Region) -> list[Step]:
     """Make a message.
 
     Args:
-        topology: Of the communicator.
         sender: The sending rank.
         receiver: The receiving rank.
         src: A region of the sender's buffers.
@@ -71,11 +43,7 @@ def message(topology: Topology, sender: int, receiver: int, src: Region, dst: Re
     Returns:
         list[Step]: The message, or nothing if it is empty.
     """
-    if not src.count:
-        return []
-    islands = topology.island_of
-    way = "native" if islands[sender] == islands[receiver] else "bridge"
-    return [Step("message", (sender, receiver), way, (src, None), (None, dst))]
+    return [Step("message", (sender, receiver), (src, None), (None, dst))] if src.count else []
 
 
 def copy(rank: int, src: Region, dst: Region) -> list[Step]:
@@ -89,7 +57,7 @@ def copy(rank: int, src: Region, dst: Region) -> list[Step]:
     Returns:
         list[Step]: The copy, or nothing if it is empty.
     """
-    return [Step("copy", (rank,), "local", (src,), (dst,))] if src.count else []
+    return [Step("copy", (rank,), (src,), (dst,))] if src.count else []
 
 
 def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequence[Block]) -> Iterator[Step]:
@@ -193,27 +161,23 @@ def _places(place: Place, ranks: Sequence[int], blocks: Sequence[Block]) -> tupl
     return tuple([place(rank, block) for rank, block in zip(ranks, blocks, strict=True)])
 
 
-def reduce_scatter_steps(
-    topology: Topology, ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], dst: Place
-) -> list[Step]:
+def reduce_scatter_steps(ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], dst: Place) -> list[Step]:
     """Reduce blocks of ``send`` over ``ranks``; each rank gets what it owns, where ``dst`` says. None for one rank."""
     if len(ranks) == 1:
         return []
     out = []
     for blocks in rounds(owned):
         src = each("send", blocks)
-        out.append(step(topology, "reduce_scatter", ranks, (src,) * len(ranks), _places(dst, ranks, blocks)))
+        out.append(Step("reduce_scatter", ranks, (src,) * len(ranks), _places(dst, ranks, blocks)))
     return out
 
 
-def allgather_steps(
-    topology: Topology, ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], src: Place
-) -> list[Step]:
+def allgather_steps(ranks: tuple[int, ...], owned: Sequence[Sequence[Block]], src: Place) -> list[Step]:
     """Each of ``ranks`` brings what it owns and all get all of it in ``recv``. None for one rank."""
     if len(ranks) == 1:
         return []
     out = []
     for blocks in rounds(owned):
         to = each("recv", blocks)
-        out.append(step(topology, "allgather", ranks, _places(src, ranks, blocks), (to,) * len(ranks)))
+        out.append(Step("allgather", ranks, _places(src, ranks, blocks), (to,) * len(ranks)))
     return out

@@ -61,9 +61,9 @@ class _PlanWriter:
         stage = max(stage, i == j)  # in place a copy lies over what others are sent
         steps = self._stage(stage)
         if i == j:
-            steps.append(Step("copy", (one,), "local", (here,), (there,)))
+            steps.append(Step("copy", (one,), (here,), (there,), link="local"))
         else:
-            steps.append(Step("message", (one, other), self.step.link, (here, None), (None, there)))
+            steps.append(Step("message", (one, other), (here, None), (None, there), link=self.step.link))
 
     def reduce_to(self, i: int, part: Callable[[int], Region], into: Callable[[], Region]) -> None:
         """Member ``i`` gets the reduction of all members' ``part(j)`` in ``into``: first messages, then its own part,
@@ -92,7 +92,7 @@ class _PlanWriter:
         """Add ``src`` of member ``i`` to ``into``, if its steps are wanted."""
         if not (self.wants(i) and src.count):
             return
-        self._stage(stage).append(Step("combine", (self.step.ranks[i],), "local", (src,), (into,)))
+        self._stage(stage).append(Step("combine", (self.step.ranks[i],), (src,), (into,), link="local"))
 
 
 def _whole(writer: _PlanWriter, count: int) -> None:
@@ -173,7 +173,7 @@ def _reductions(step: Step) -> list[Step]:
         src = tuple(regions(side)[owner] for side in step.src)
         dst = tuple(side if i == owner else None for i, side in enumerate(step.dst))
         if src[0].count:
-            out.append(Step("reduce", step.ranks, step.link, src, dst, owner))
+            out.append(Step("reduce", step.ranks, src, dst, owner, step.link))
     return out
 
 

@@ -6,13 +6,11 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import copy, each, stages
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stage, Stages, algorithm
+from ucc_hetero.planner.algorithms.builders import copy, each, region, stages
+from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
+from ucc_hetero.planner.plan import KINDS, Blocks, Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
 
 
@@ -36,77 +34,44 @@ def _one_kernel(case: Case) -> bool:
     return case.queued and case.topology.size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT
 
 
-def _step(topology: Topology, kind: str, src: Sequence[Operand], dst: Sequence[Operand], root: int = -1) -> Stages:
-    """One collective step over all ranks."""
-    link = "native" if topology.flat else "bridge"
-    return (Stage((Step(kind, tuple(range(topology.size)), link, tuple(src), tuple(dst), root),)),)
-
-
-def _vector(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
-    n, at = call.ranks, piece.vector(call)
-    if not at.count:
-        return ()
-    send, recv = Region("send", at.offset, at.count), Region("recv", at.offset, at.count)
-    src: list[Operand] = [send] * n
-    dst: list[Operand] = [recv] * n
-    if kind == "bcast":
-        src = [None] * n
-        src[call.root], dst[call.root] = send, None
-    elif kind == "reduce":
-        dst = [None] * n
-        dst[call.root] = recv
-    return _step(topology, kind, src, dst, call.root)
-
-
-def blocks(shape: Shape, piece: Piece, buffer: str, rank: int = 0) -> Operand:
-    """This fragment's slice of every block of ``rank``'s ``send`` or ``recv`` buffer, one per peer."""
+def _side(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> tuple[Operand, ...]:
+    """Every rank's ``send`` or ``recv`` in a step, by the forms that the root's and the others' have there."""
     call = shape.call
-    if shape.layout == "equal":
+    shared: dict[str, Operand] = {"none": None}
+    if shape.layout == "vector":
+        shared["one"] = region(buffer, piece.vector(call))
+    elif shape.layout == "equal":
         own = piece.cut(Block(0, call.counts[0]))
-        return Blocks(buffer, own.offset, own.count, call.counts[0], call.ranks)
-    at = shape.send if buffer == "send" else shape.recv
-    return each(buffer, [piece.cut(at(rank, peer)) for peer in range(call.ranks)])
+        shared["one"] = region(buffer, own)
+        shared["each"] = Blocks(buffer, own.offset, own.count, call.counts[0], call.ranks)
 
+    def operand(form: str, rank: int) -> Operand:
+        if form == "one" and "one" not in shared:
+            return region(buffer, piece.cut(Block(0, shape.own(rank).count)))
+        if form not in shared:
+            at = shape.send if buffer == "send" else shape.recv
+            blocks = each(buffer, [piece.cut(at(rank, peer)) for peer in range(call.ranks)])
+            if shape.layout == "matrix":
+                return blocks
+            shared[form] = blocks
+        return shared[form]
 
-def _one_block(shape: Shape, piece: Piece, kind: str) -> tuple[list[Operand], list[Operand]]:
-    """Operands of the kinds where a rank has all blocks on one side and its own on the other."""
-    call, spread = shape.call, kind in ("scatter", "reduce_scatter")
-    whole = blocks(shape, piece, "send" if spread else "recv")
-    own: list[Operand] = []
-    for rank in range(call.ranks):
-        mine = piece.cut(Block(0, shape.own(rank).count))
-        own.append(Region("recv" if spread else "send", mine.offset, mine.count))
-    every: list[Operand] = [whole] * call.ranks
-    if ROWS[call.collective].rooted:
-        every = [None] * call.ranks
-        every[call.root] = whole
-    return (every, own) if spread else (own, every)
+    root = max(call.root, 0)
+    out = [operand(forms[1], rank) for rank in range(call.ranks)]
+    out[root] = operand(forms[0], root)
+    return tuple(out)
 
 
 def _carries(shape: Shape, piece: Piece) -> bool:
     """True if this fragment is needed.
 
     Uneven calls in one piece always are: a rank of a non-blocking one knows only its own counts, and must take part
-    even when it has nothing.
+    even when it has nothing. So is a barrier's.
     """
-    if piece.total == 1 and shape.layout != "equal":
+    if piece.total == 1 and shape.layout in ("ranks", "matrix"):
         return True
-    return any(piece.cut(Block(0, count)).count for count in set(shape.call.counts))
-
-
-def _blocked(topology: Topology, call: Call, piece: Piece, kind: str) -> Stages:
-    shape = Shape(call)
-    if not _carries(shape, piece):
-        return ()
-    n = call.ranks
-    if kind != "alltoall":
-        src, dst = _one_block(shape, piece, kind)
-    elif shape.layout == "equal":
-        src, dst = [blocks(shape, piece, "send")] * n, [blocks(shape, piece, "recv")] * n
-    else:
-        src = [blocks(shape, piece, "send", rank) for rank in range(n)]
-        dst = [blocks(shape, piece, "recv", rank) for rank in range(n)]
-    return _step(topology, kind, src, dst, call.root)
+    counts = set(shape.call.counts)
+    return any(piece.cut(Block(0, count)).count for count in counts) if counts else piece.index == 0
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
@@ -125,10 +90,9 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:
         return _alone(call, piece)
-    kind = ROWS[call.collective].step
-    if kind == "barrier":
-        none = (None,) * call.ranks
-        return _step(topology, kind, none, none) if piece.index == 0 else ()
-    if ROWS[call.collective].layout == "vector":
-        return _vector(topology, call, piece, kind)
-    return _blocked(topology, call, piece, kind)
+    shape, kind = Shape(call), ROWS[call.collective].step
+    if not _carries(shape, piece):
+        return ()
+    forms = KINDS[kind]
+    src, dst = _side(shape, piece, "send", forms.src), _side(shape, piece, "recv", forms.dst)
+    return stages([Step(kind, tuple(range(call.ranks)), src, dst, call.root)])

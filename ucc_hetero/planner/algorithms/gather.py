@@ -39,7 +39,7 @@ def _mirrored(steps: Iterable[Step]) -> list[Step]:
     for step in steps:
         way = -1 if step.kind == "message" else 1  # from its receiver to its sender
         src, dst = (tuple([_seen(operand) for operand in side[::way]]) for side in (step.dst, step.src))
-        out.append(Step(_BACKWARDS.get(step.kind, step.kind), step.ranks[::way], step.link, src, dst, step.root))
+        out.append(Step(_BACKWARDS.get(step.kind, step.kind), step.ranks[::way], src, dst, step.root))
     return out
 
 
@@ -74,7 +74,7 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
     if not any(block.count for block in blocks):
         return []
     i = island.ranks.index(call.root)
-    return [Step("gather", island.ranks, "native", src, only(i, island.size, each("recv", blocks)), i)]
+    return [Step("gather", island.ranks, src, only(i, island.size, each("recv", blocks)), i)]
 
 
 def _own(island: Island, blocks: list[Block], shape: Shape) -> tuple[Region, ...]:
@@ -99,11 +99,11 @@ def _by_leaders(topology: Topology, call: Call, piece: Piece) -> _Gathered:
             held = piece.tmp(leader, total)
             to = only(0, island.size, each("tmp", adjacent(held.offset, [block.count for block in blocks])))
             if piece.wants(island.ranks):
-                out.inside.append(Step("gather", island.ranks, "native", src, to, 0))
+                out.inside.append(Step("gather", island.ranks, src, to, 0))
         runs = merge(blocks)
         at = region("recv", runs[0]) if len(runs) == 1 else piece.tmp(call.root, total)
         if piece.wants((leader, call.root)):
-            out.across.extend(message(topology, leader, call.root, held, at))
+            out.across.extend(message(leader, call.root, held, at))
         if len(runs) > 1 and piece.wants((call.root,)):
             parts = adjacent(at.offset, [run.count for run in runs])
             out.unpack.extend(copies(call.root, "tmp", parts, "recv", runs))
@@ -143,7 +143,7 @@ def gather_rails(topology: Topology, call: Call, piece: Piece) -> Stages:
     for rank in range(call.ranks):
         if topology.island_of[rank] != topology.island_of[call.root] and piece.wants((rank, call.root)):
             block = piece.cut(shape.own(rank))
-            out += message(topology, rank, call.root, own(rank, block), region("recv", block))
+            out += message(rank, call.root, own(rank, block), region("recv", block))
     return stages(out)
 
 

@@ -34,7 +34,7 @@ def pairwise(topology: Topology, call: Call, piece: Piece) -> Stages:
         if not piece.wants((sender, receiver)):
             continue
         src, dst = _ends(shape, piece, sender, receiver)
-        out += copy(sender, src, dst) if sender == receiver else message(topology, sender, receiver, src, dst)
+        out += copy(sender, src, dst) if sender == receiver else message(sender, receiver, src, dst)
     return stages(out)
 
 

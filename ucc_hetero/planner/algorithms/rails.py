@@ -7,28 +7,28 @@ or both partners of a round compute the same sum of two operands.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 
 from ucc_hetero.planner.algorithms import ranking
+from ucc_hetero.planner.algorithms.allreduce import over_rails
 from ucc_hetero.planner.algorithms.builders import (
-    Dense,
     LocalSteps,
-    allgather_steps,
     copy,
     message,
     only,
-    reduce_scatter_steps,
     region,
     stages,
     without,
 )
-from ucc_hetero.planner.algorithms.partition import Division, Segment, cuts, divisions, owned_blocks, refine
+from ucc_hetero.planner.algorithms.partition import Segment, cuts
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm, cut_at
+from ucc_hetero.planner.algorithms.tree import Hierarchy
 from ucc_hetero.planner.collectives import Block, Call
 from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ucc_hetero.planner.topology import Group, Topology
 
 #: Islands up to which ``direct`` exchanges straight between all of them.
 MOST_DIRECT = 16
@@ -36,8 +36,6 @@ MOST_DIRECT = 16
 #: halves, one after the other; bytes. Measured on 2 x 2 ranks: 4 KiB in 33 instead of 42 us, but 2 KiB in 28 instead
 #: of 24. Between more hosts it holds at every length: 8 B in 48 instead of 59 us on three, 105 instead of 128 on four.
 DOUBLING_LIMIT = 4 << 10
-
-_RECV = Dense("recv")
 
 
 def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
@@ -68,42 +66,21 @@ def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
     return [Block(part.offset + a, b - a) for a, b in pairwise(ends)]
 
 
-class _Rails:
-    """The rails of a vector between islands, and what comes before and after they are used."""
-
-    def __init__(self, topology: Topology, at: Block, piece: Piece) -> None:
-        key = "rails", at.count
-        if key not in piece.memo:
-            whole = divisions(topology, topology.islands, at.count)
-            piece.memo[key] = whole, refine([Block(0, at.count)], whole)
-        whole, parts = piece.memo[key]
-        self._owned = {rank: n for division in whole for rank, n in _lengths(division)}
-        self.topology = topology
-        self.parts = [Segment(at.offset + p.offset, p.count, p.owners) for p in parts if piece.wants(p.owners)]
-        self.before: list[Step] = []
-        self.after: list[Step] = []
-        for island, division in zip(topology.islands, whole, strict=True):
-            if piece.wants(island.ranks):
-                owned = owned_blocks([at], division, island.ranks)
-                self.before += reduce_scatter_steps(topology, island.ranks, owned, _RECV)
-                self.after += allgather_steps(topology, island.ranks, owned, _RECV)
-                if island.size == 1:  # starts from a copy
-                    self.before += copy(island.ranks[0], region("send", at), region("recv", at))
-
-    def weights(self, part: Segment) -> list[Fraction]:
-        """Bandwidth of each owner's link for each element that crosses it: a rank that is in many rails has less for
-        each."""
-        weights = self.topology.weights
-        return [Fraction(weights[rank] if weights else 1, self._owned[rank]) for rank in part.owners]
+def _weights(hierarchy: Hierarchy, root: Group) -> dict[int, Fraction]:
+    """Bandwidth of each rank's link for each element that it owns: a rank that is in many rails has less for each."""
+    owned = Counter[int]()
+    for division in map(hierarchy.division, root.children):
+        for (end, rank), start in zip(division, (0, *(end for end, _ in division)), strict=False):
+            owned[rank] += end - start
+    links = hierarchy.topology.weights
+    return {rank: Fraction(links[rank], count) if links else Fraction(1) for rank, count in owned.items() if count}
 
 
-def _lengths(division: Division) -> Iterator[tuple[int, int]]:
-    """(rank, how much it owns) of those that own anything."""
-    start = 0
-    for end, rank in division:
-        if end > start:
-            yield rank, end - start
-        start = end
+def _in_recv(hierarchy: Hierarchy, root: Group) -> LocalSteps:
+    """Copies for ranks that are groups by themselves, whose segments lie in ``send``."""
+    src, dst = (region(name, hierarchy.block) for name in ("send", "recv"))
+    alone = [child.ranks[0] for child in root.children if child.size == 1 and hierarchy.piece.wants(child.ranks)]
+    return LocalSteps(step for rank in alone for step in copy(rank, src, dst))
 
 
 def _straight_is_best(case: Case) -> int:
@@ -120,21 +97,18 @@ def direct(topology: Topology, call: Call, piece: Piece) -> Stages:
     all. Shares follow the owners' links: a host with a slow link sends and receives the data once and reduces nothing,
     where equal shares would have it send 2(m-1)/m times.
     """
-    at = piece.vector(call)
-    if not at.count:
-        return ()
-    rails = _Rails(topology, at, piece)
-    m = len(topology.islands)
-    if m == 1:
-        return stages(rails.before, rails.after)
-    inward: list[Step] = []
-    outward: list[Step] = []
-    combines = [LocalSteps() for _ in range(m - 1)]
-    for part in rails.parts:
-        shares = _cut(part, rails.weights(part) if topology.weights else [Fraction(1)] * m)
-        for stage, steps in zip((inward, *combines, outward), _straight(part, shares, piece), strict=True):
-            stage += steps
-    return stages(rails.before, inward, *combines, outward, rails.after)
+
+    def across(hierarchy: Hierarchy, root: Group) -> list[list[Step]]:
+        m = len(root.children)
+        out: list[list[Step]] = [_in_recv(hierarchy, root), [], *(LocalSteps() for _ in range(m - 1)), []]
+        weights = _weights(hierarchy, root)
+        for part in hierarchy.segments(root):
+            shares = _cut(part, [weights[rank] for rank in part.owners])
+            for stage, steps in zip(out[1:], _straight(part, shares, piece), strict=True):
+                stage += steps
+        return out
+
+    return over_rails(topology, call, piece, across)
 
 
 def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Step]]:
@@ -156,14 +130,14 @@ def _straight(part: Segment, shares: list[Block], piece: Piece) -> list[list[Ste
 
     held: dict[int, tuple[Region, ...]] = {}
     theirs = piece.members(owners, others)
-    out = [[Step("alltoall", owners, "bridge", theirs, piece.members(owners, arrived))]]
+    out = [[Step("alltoall", owners, theirs, piece.members(owners, arrived))]]
     out += [[] for _ in range(m - 1)]
     for i, rank in enumerate(owners):
         if shares[i].count and piece.wants((rank,)):
             into = (region("recv", shares[i]),)
             for stage, place in zip(out[1:], (p for j, p in enumerate(arrived(i)) if j != i), strict=True):
-                stage.append(Step("combine", (rank,), "local", (place,), into))
-    return [*out, [Step("alltoall", owners, "bridge", piece.members(owners, results), theirs)]]
+                stage.append(Step("combine", (rank,), (place,), into))
+    return [*out, [Step("alltoall", owners, piece.members(owners, results), theirs)]]
 
 
 def _doubling_is_best(case: Case) -> int:
@@ -192,13 +166,13 @@ def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
         if n == 1:
             up += copy(ranks[0], region("send", at), recv)
             continue
-        up.append(Step("reduce", ranks, "native", (region("send", at),) * n, only(0, n, recv), 0))
-        down.append(Step("bcast", ranks, "native", only(0, n, recv), without(0, n, recv), 0))
+        up.append(Step("reduce", ranks, (region("send", at),) * n, only(0, n, recv), 0))
+        down.append(Step("bcast", ranks, only(0, n, recv), without(0, n, recv), 0))
     leaders = [island.ranks[0] for island in topology.islands]
-    return stages(up, *_double(topology, leaders, recv, piece), down)
+    return stages(up, *_double(leaders, recv, piece), down)
 
 
-def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Step]]:
+def _double(leaders: Sequence[int], recv: Region, piece: Piece) -> list[list[Step]]:
     m = len(leaders)
     power = 1 << (m.bit_length() - 1)
     spare = [piece.tmp(rank, recv.count) for rank in leaders[:power]] if m > 1 else []
@@ -208,9 +182,9 @@ def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Pie
 
     def exchange(pairs: list[tuple[int, int]]) -> list[list[Step]]:
         """Each pair: the first sends to the second, which adds it."""
-        sends = [s for a, b in pairs if near(a, b) for s in message(topology, leaders[a], leaders[b], recv, spare[b])]
+        sends = [s for a, b in pairs if near(a, b) for s in message(leaders[a], leaders[b], recv, spare[b])]
         mine = [b for _, b in pairs if near(b, b)]
-        return [sends, LocalSteps(Step("combine", (leaders[b],), "local", (spare[b],), (recv,)) for b in mine)]
+        return [sends, LocalSteps(Step("combine", (leaders[b],), (spare[b],), (recv,)) for b in mine)]
 
     extra = range(power, m)
     out = exchange([(i, i - power) for i in extra])
@@ -219,7 +193,7 @@ def _double(topology: Topology, leaders: Sequence[int], recv: Region, piece: Pie
         out += exchange([(i, i ^ distance) for i in range(power)])
         distance *= 2
     back = [i for i in extra if near(i - power, i)]
-    out.append([s for i in back for s in message(topology, leaders[i - power], leaders[i], recv, recv)])
+    out.append([s for i in back for s in message(leaders[i - power], leaders[i], recv, recv)])
     return out
 
 
@@ -247,25 +221,25 @@ def ring(topology: Topology, call: Call, piece: Piece) -> Stages:
 
     Stages: 2 + 3(m-1) for m islands. Every owner sends 2(m-1)/m of its segment, to its neighbour only.
     """
-    at = piece.vector(call)
-    if not at.count:
-        return ()
-    rails = _Rails(topology, at, piece)
-    m = len(topology.islands)
-    inward = [(list[Step](), LocalSteps()) for _ in range(m - 1)]
-    outward: list[list[Step]] = [[] for _ in range(m - 1)]
-    for part in rails.parts if m > 1 else ():
-        shares = [region("recv", share) for share in cuts(part, m)]
-        most = max(share.count for share in shares)
-        spare = {rank: piece.tmp(rank, most) for rank in part.owners}
-        for i, rank in _places(part.owners, piece):
-            after = part.owners[(i + 1) % m]
-            for t in range(m - 1):
-                share = shares[(i - t) % m]
-                to = Region("tmp", spare[after].offset, share.count)
-                inward[t][0].extend(message(topology, rank, after, share, to))
-                if share.count and piece.wants((after,)):
-                    inward[t][1].append(Step("combine", (after,), "local", (to,), (share,)))
-                done = shares[(i + 1 - t) % m]
-                outward[t] += message(topology, rank, after, done, done)
-    return stages(rails.before, *chain.from_iterable(inward), *outward, rails.after)
+
+    def across(hierarchy: Hierarchy, root: Group) -> list[list[Step]]:
+        m = len(root.children)
+        inward = [(list[Step](), LocalSteps()) for _ in range(m - 1)]
+        outward: list[list[Step]] = [[] for _ in range(m - 1)]
+        for part in hierarchy.segments(root):
+            shares = [region("recv", share) for share in cuts(part, m)]
+            most = max(share.count for share in shares)
+            spare = {rank: piece.tmp(rank, most) for rank in part.owners}
+            for i, rank in _places(part.owners, piece):
+                after = part.owners[(i + 1) % m]
+                for t in range(m - 1):
+                    share = shares[(i - t) % m]
+                    to = Region("tmp", spare[after].offset, share.count)
+                    inward[t][0].extend(message(rank, after, share, to))
+                    if share.count and piece.wants((after,)):
+                        inward[t][1].append(Step("combine", (after,), (to,), (share,)))
+                    done = shares[(i + 1 - t) % m]
+                    outward[t] += message(rank, after, done, done)
+        return [_in_recv(hierarchy, root), *chain.from_iterable(inward), *outward]
+
+    return over_rails(topology, call, piece, across)

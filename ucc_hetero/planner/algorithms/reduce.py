@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Place, Windows, each, link, only, region, stages, step
+from ucc_hetero.planner.algorithms.builders import Place, Windows, each, only, region, stages
 from ucc_hetero.planner.algorithms.partition import Segment
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
@@ -37,7 +37,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         for team in of:
             n, i = len(team), team.first
             src = tuple(region("send", at) if team.sole(k) else place(rank) for k, rank in enumerate(team.ranks))
-            out[-1].append(Step("reduce", team.ranks, team.link, src, only(i, n, place(team.ranks[i])), i))
+            out[-1].append(Step("reduce", team.ranks, src, only(i, n, place(team.ranks[i])), i))
     return stages(*out)
 
 
@@ -74,7 +74,7 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
         own = tuple([place(rank, block) for rank, block in zip(home.ranks, blocks, strict=True)])
         i = home.ranks.index(call.root)
         dst = only(i, home.size, each("recv", blocks))
-        out.append([Step("gather", home.ranks, link(topology, home.ranks), own, dst, i)])
+        out.append([Step("gather", home.ranks, own, dst, i)])
     return stages(*out)
 
 
@@ -87,7 +87,7 @@ def _to_home(hierarchy: Hierarchy, place: Place, group: Group, inner: Group, hom
         block, n = Block(part.offset, part.count), len(part.owners)
         src = hierarchy.piece.members(part.owners, partial(_brought, place, group, part))
         to = only(where, n, place(part.owners[where], block))
-        out.append(step(hierarchy.topology, "reduce", part.owners, src, to, where))
+        out.append(Step("reduce", part.owners, src, to, where))
     return out
 
 

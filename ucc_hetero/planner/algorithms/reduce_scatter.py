@@ -11,7 +11,6 @@ from ucc_hetero.planner.algorithms.builders import (
     Place,
     Windows,
     each,
-    link,
     only,
     reduce_scatter_steps,
     region,
@@ -55,11 +54,11 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
             return _between(team, wanted, held, own), []
         for run in runs:
             src = tuple([held.at(team, k, run) for k in range(n)])
-            up.append(Step("reduce", team.ranks, team.link, src, only(i, n, held(team.ranks[i], run)), i))
+            up.append(Step("reduce", team.ranks, src, only(i, n, held(team.ranks[i], run)), i))
         for blocks in rounds(wanted):
             out = tuple([held(team.ranks[i], block) for block in blocks])
             dst = tuple([own(r, b) if team.sole(k) else held(r, b) for k, (r, b) in _both(team, blocks)])
-            down.append(Step("scatter", team.ranks, team.link, only(i, n, out), dst, i))
+            down.append(Step("scatter", team.ranks, only(i, n, out), dst, i))
         return up, down
 
     return up_and_down(topology, piece, steps)
@@ -86,7 +85,7 @@ def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) ->
     for blocks in rounds(runs):
         src = held.piece.members(team.ranks, partial(held.each, team, blocks))
         dst = tuple([own(r, b) if team.sole(i) else held(r, b) for i, (r, b) in _both(team, blocks)])
-        out.append(Step("reduce_scatter", team.ranks, team.link, src, dst))
+        out.append(Step("reduce_scatter", team.ranks, src, dst))
     return out
 
 
@@ -135,7 +134,7 @@ class Up:
         if not group.children:
             for item, place in wanted:
                 owned = owned_blocks(item.runs, item.division, group.ranks)
-                self.stages[0][0] += reduce_scatter_steps(self.topology, group.ranks, owned, place)
+                self.stages[0][0] += reduce_scatter_steps(group.ranks, owned, place)
             return
         within: list[list[_Wanted]] = [[] for _ in group.children]
         rails: dict[tuple[int, ...], list[tuple[int, Block, list[Place]]]] = {}
@@ -167,17 +166,17 @@ class Up:
 
     def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
         """A rail's steps."""
-        way, out = link(self.topology, owners), self.stages[group.height][0]
+        out = self.stages[group.height][0]
         src = []
         for _, block, places in blocks:
             members = zip(owners, group.children, places, strict=True)
             src.append([region("send", block) if c.size == 1 else place(r, block) for r, c, place in members])
         dst = [places[i](owners[i], block) for i, block, places in blocks]
         if one_each(owners, [(i, block) for i, block, _ in blocks]):
-            out.append(Step("reduce_scatter", owners, way, tuple(zip(*src, strict=True)), tuple(dst)))
+            out.append(Step("reduce_scatter", owners, tuple(zip(*src, strict=True)), tuple(dst)))
             return
         for (i, _, _), contributions, to in zip(blocks, src, dst, strict=True):
-            out.append(Step("reduce", owners, way, tuple(contributions), only(i, len(owners), to), i))
+            out.append(Step("reduce", owners, tuple(contributions), only(i, len(owners), to), i))
 
 
 def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Piece) -> Stages:
@@ -194,12 +193,12 @@ def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Pi
     for home, of in enumerate(blocks) if s > 1 else ():
         src = (each("send", of),) * s
         dst = (Region("tmp", at + home * count, count),) * s
-        inside += [Step("reduce_scatter", island.ranks, "native", src, dst) for island in near]
+        inside += [Step("reduce_scatter", island.ranks, src, dst) for island in near]
     own = (region("recv", part),) * m
     across: list[Step] = []
     for p in range(s):
         owners = tuple([i.ranks[p] for i in islands])
         if piece.wants(owners):
             partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
-            across.append(Step("reduce_scatter", owners, "bridge", (partial,) * m, own))
+            across.append(Step("reduce_scatter", owners, (partial,) * m, own))
     return stages(inside, across)

@@ -43,7 +43,7 @@ def bcast(topology: Topology, call: Call, piece: Piece) -> Stages:
     def cross(owners: tuple[int, ...], where: int, held: Region, at: Region) -> list[list[Step]]:
         out: list[list[Step]] = []
         for i, (one, other) in enumerate(pairwise(owners[where:] + owners[:where])):
-            out.append(message(topology, one, other, at if i else held, at) if piece.wants((one, other)) else [])
+            out.append(message(one, other, at if i else held, at) if piece.wants((one, other)) else [])
         return out
 
     return along_rails(topology, call, piece, cross, lambda m: m - 1)
@@ -77,7 +77,7 @@ class _Down(Down):
                 one, other = owners[(home + t) % m], owners[(home + t + 1) % m]
                 if self.piece.wants((one, other)):
                     src = region("recv", block) if t else self.place(one, block)
-                    out[t] += message(self.topology, one, other, src, region("recv", block))
+                    out[t] += message(one, other, src, region("recv", block))
         return ()
 
 
@@ -114,10 +114,10 @@ class _Up(Up):
                 i, j = (home + 1 + t) % m, (home + 2 + t) % m
                 held = self._spare(owners[j], block.count)
                 if wants((owners[i], owners[j])):
-                    out[2 * t + 1] += message(self.topology, owners[i], owners[j], sent, held)
+                    out[2 * t + 1] += message(owners[i], owners[j], sent, held)
                 if wants((owners[j],)) and block.count:
                     src, dst = (held, target) if j == home else (own[j], held)
-                    out[2 * t + 2].append(Step("combine", (owners[j],), "local", (src,), (dst,)))
+                    out[2 * t + 2].append(Step("combine", (owners[j],), (src,), (dst,)))
                 sent = held
 
     def _spare(self, rank: int, count: int) -> Region:

@@ -42,7 +42,7 @@ class _Doubling:
         last = min(round_, i.bit_length()) - 1
         return self.arrived(i, last) if last >= 0 else self.own(i)
 
-    def stages(self, topology: Topology) -> Stages:
+    def stages(self) -> Stages:
         ranks, wants, n = self.ranks, self.piece.wants, len(self.ranks)
         out: list[list[Step]] = []
         for round_ in range((n - 1).bit_length()):
@@ -52,9 +52,9 @@ class _Doubling:
             for i in self._near(distance):
                 low, high = ranks[i - distance], ranks[i]
                 to = self.arrived(i, round_)
-                sends += message(topology, low, high, self.partial(i - distance, round_), to)
+                sends += message(low, high, self.partial(i - distance, round_), to)
                 if wants((high,)):
-                    combines.append(Step("combine", (high,), "local", (self.partial(i, round_),), (to,)))
+                    combines.append(Step("combine", (high,), (self.partial(i, round_),), (to,)))
             out += [sends, combines]
         last = [(i, self.partial(i, n.bit_length())) for i in range(n) if wants((ranks[i],))]
         out.append(LocalSteps(s for i, at in last if at != self.recv for s in copy(ranks[i], at, self.recv)))
@@ -78,7 +78,7 @@ def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
     if not at.count:
         return ()
     send = region("send", at)
-    return _Doubling(range(call.ranks), lambda i: send, region("recv", at), piece).stages(topology)
+    return _Doubling(range(call.ranks), lambda i: send, region("recv", at), piece).stages()
 
 
 @algorithm("exscan", "flat", role=Role.ONE_STEP)
@@ -99,5 +99,5 @@ def exscan(topology: Topology, call: Call, piece: Piece) -> Stages:
     shift: list[Step] = []
     for i, rank in enumerate(ranks):
         if piece.wants((rank - 1, rank)):
-            shift += message(topology, rank - 1, rank, region("send", at), held(i))
-    return stages(shift) + _Doubling(ranks, held, region("recv", at), piece).stages(topology)
+            shift += message(rank - 1, rank, region("send", at), held(i))
+    return stages(shift) + _Doubling(ranks, held, region("recv", at), piece).stages()

@@ -14,10 +14,8 @@ from ucc_hetero.planner.algorithms.builders import (
     Place,
     allgather_steps,
     each,
-    link,
     reduce_scatter_steps,
     stages,
-    step,
 )
 from ucc_hetero.planner.algorithms.partition import Division, Segment, cuts, divisions, owned_blocks, refine
 from ucc_hetero.planner.algorithms.registry import Piece, Stages
@@ -81,13 +79,13 @@ class Hierarchy:
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
-            return reduce_scatter_steps(self.topology, group.ranks, self.blocks(group), self.place)
+            return reduce_scatter_steps(group.ranks, self.blocks(group), self.place)
         return [self._inward(group, part) for part in self.segments(group)]
 
     def _inward(self, group: Group, part: Segment) -> Step:
         owners, shares = part.owners, cuts(part, len(part.owners))
         dst = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return step(self.topology, "reduce_scatter", owners, self.sources(group, part, shares), dst)
+        return Step("reduce_scatter", owners, self.sources(group, part, shares), dst)
 
     def gather(self, group: Group) -> list[Step]:
         """One group's way outward, into ``recv``: blocks that its ranks own go to the ranks that had owned them
@@ -95,13 +93,13 @@ class Hierarchy:
         if not group.children:
             if not self.piece.wants(group.ranks):
                 return []
-            return allgather_steps(self.topology, group.ranks, self.blocks(group), self.place)
+            return allgather_steps(group.ranks, self.blocks(group), self.place)
         return [self._outward(part) for part in self.segments(group)]
 
     def _outward(self, part: Segment) -> Step:
         owners, shares = part.owners, cuts(part, len(part.owners))
         src = self.piece.members(owners, lambda i: self.place(owners[i], shares[i]))
-        return step(self.topology, "allgather", owners, src, (each("recv", shares),) * len(src))
+        return Step("allgather", owners, src, (each("recv", shares),) * len(src))
 
 
 def _divided(topology: Topology, count: int) -> tuple[dict[int, Division], dict[int, list[Segment]]]:
@@ -144,13 +142,12 @@ def leader(group: Group, root: int = -1) -> int:
 class Team:
     """The leaders of a group's groups (of a group of ranks: all of them) and the place of its own leader there."""
 
-    __slots__ = ("first", "group", "link", "ranks")
+    __slots__ = ("first", "group", "ranks")
 
-    def __init__(self, topology: Topology, group: Group, root: int) -> None:
+    def __init__(self, group: Group, root: int) -> None:
         self.group = group
         self.ranks = tuple([leader(c, root) for c in group.children]) if group.children else group.ranks
         self.first = self.ranks.index(leader(group, root))
-        self.link = link(topology, self.ranks)
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -175,6 +172,6 @@ def teams(topology: Topology, piece: Piece, root: int = -1) -> list[list[Team]]:
     """The teams of leaders by height, those of two ranks and more that this plan's rank is in."""
     out = []
     for groups in levels(topology.tree):
-        of = [Team(topology, group, root) for group in groups if group.size > 1]
+        of = [Team(group, root) for group in groups if group.size > 1]
         out.append([team for team in of if piece.wants(team.ranks)])
     return out
