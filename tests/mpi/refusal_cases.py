@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import collective_call
 import numpy as np
@@ -24,6 +25,7 @@ from collective_reference import FOREIGN
 from mpi4py import MPI
 
 from ucc_hetero import CollectiveError, Communicator, MismatchError, NotSupported, PersistentRequest, RefusedError
+from ucc_hetero.bootstrap.timely import Timely
 
 WORLD = MPI.COMM_WORLD
 STREAM: Any = None
@@ -282,6 +284,15 @@ def refused_objects(comm: Communicator) -> None:
     ended(comm, [last])
 
 
+def long_object_alone(comm: Communicator) -> None:
+    """A root does not see the others come to its call, and leaves a long object to MPI once they have."""
+    with mock.patch.object(Timely, "apart", side_effect=AssertionError("others are elsewhere")):
+        with pytest.raises(MismatchError, match="bcast of objects|bcast of long objects|called barrier"):
+            if comm.rank == 0:
+                comm.bcast("x" * 1000)
+            comm.Barrier()
+
+
 def alone(comm: Communicator) -> None:
     """A call of one rank while all others give the communicator back."""
     if comm.rank == comm.size - 1:
@@ -332,7 +343,7 @@ def main(trials: int) -> None:
                 print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
-        checks += [refused_own_operation, refused_objects, alone] * 3
+        checks += [refused_own_operation, refused_objects, long_object_alone, alone] * 3
         for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)

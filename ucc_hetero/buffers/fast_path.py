@@ -14,9 +14,10 @@ Description = tuple[Hashable, int]
 
 def describe_fast(array: Any) -> Description | None:
     """Key by which an array is known again, and its address; None for arrays that need :func:`as_buffer`."""
-    read = _readers.get(type(array), _unread)
-    if read is _unread:
-        read = _readers[type(array)] = _reader(type(array))
+    kind = type(array)
+    if kind not in _readers:
+        _readers[kind] = _reader(kind)
+    read = _readers[kind]
     return read(array) if read is not None else None
 
 
@@ -43,9 +44,5 @@ def _cupy(array: Any) -> Description | None:
     return ("cupy", array.dtype, array.size, array.data.device_id), array.data.ptr
 
 
-def _unread(array: Any) -> Description | None:
-    """Stands for a type that was not met before."""
-    return None
-
-
+#: Types that were met before.
 _readers: dict[type, Callable[[Any], Description | None] | None] = {}

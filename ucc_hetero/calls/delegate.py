@@ -133,14 +133,10 @@ class Delegated:
             raise TypeError(f"{where}: sendbuf and recvbuf differ in their datatypes")
         return due
 
-    @property
-    def short(self) -> bool:
-        """True if it takes little memory between calls."""
-        return self._parts.nbytes < _LONG
-
-    def begins_at(self, outof: Any, into: Any) -> bool:
-        """True if the caller's memory begins at these addresses."""
-        return self._outof == number_of(outof or into) and self._into in (None, number_of(into))
+    def fits(self, outof: Any, into: Any) -> bool:
+        """True if calls like it may have its memory: it is short, and the caller's begins at these addresses."""
+        at = self._outof, self._into or number_of(into)
+        return self._parts.nbytes < _LONG and at == (number_of(outof or into), number_of(into))
 
     def again(self, outof: Any, into: Any, op: Any) -> None:
         """Make it another call: of memory at other addresses, by another operation if that is the user's own."""

@@ -66,8 +66,11 @@ class PersistentRequest(Request):
     def _part_from(self, owner: object) -> None:
         """Become unusable if the call is one of ``owner``'s."""
         if self._owner is owner:
-            self._begin, self._free, self._direct, self._in_stream = _ownerless, nothing, None, None
+            self._retire(_ownerless)
             self._refuse = None
+
+    def _retire(self, begin: Callable[[], int]) -> None:
+        self._begin, self._free, self._direct, self._in_stream = begin, nothing, None, None
 
     def __bool__(self) -> bool:
         """True until it is freed: it can be started or waited for."""
@@ -174,7 +177,7 @@ class PersistentRequest(Request):
         if not self._done:
             raise ValueError("this persistent request is still active; Wait for it before Free")
         self._free()
-        self._begin, self._free, self._direct, self._in_stream = _freed, nothing, None, None
+        self._retire(_freed)
         self._call = self._keep = None
 
 

@@ -153,8 +153,8 @@ class Prepared:
         self._left: Event | None = None
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
-        #: What MPI does with the data that has come; and where such a call waits for the next one like it.
-        self.delegated: Delegated | None = None
+        #: A :class:`Delegated`, if MPI has a part in it; and where such a call waits for the next one like it.
+        self.delegated: Any = None
         self.kept_by: list[Prepared] | None = None
         #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
@@ -275,7 +275,7 @@ class Prepared:
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
-        if self.delegated is not None and self.kept_by is not None:
+        if self.kept_by is not None:
             self.delegated.rest()
             self.kept_by.append(self)
             return
@@ -318,15 +318,13 @@ class Preparation:
         rows: Any = None,
         stream: int | None = None,
         label: str = "",
-    ) -> Prepared | None:
-        """Bind, choose, plan and lower a call, or return None when there is nothing to do.
+    ) -> Prepared:
+        """Bind, choose, plan and lower a call.
 
         ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
         ``rows``: what they said, where they did already. ``sets_up``: it is to be started many times later. ``stream``:
         the data is there when this stream gets here. ``label``: what the ranks compare, if not the call.
         """
-        if self.size == 1 and call.name == "barrier":
-            return None
         if delegated(call, self.rank):
             return self._prepare_delegated(call, sets_up)
         about = self._about(call, exchange, rows)
@@ -344,24 +342,20 @@ class Preparation:
         prepared.repeatable = prepared.in_place and not (self.check or about.bound.local)
         return prepared
 
-    def _prepare_delegated(self, call: CallSpec, sets_up: bool) -> Prepared | None:
+    def _prepare_delegated(self, call: CallSpec, sets_up: bool) -> Prepared:
         """A call that MPI has a part in, as it was prepared for one that looks the same, if there was one."""
         name, send, recv, op, root, counts = call
         key, kept, outof, into = look(self.delegated, self._in_place, name, send, recv, op_of(op), root, counts)
         if kept and not sets_up:
             prepared = kept.pop()
-            assert prepared.delegated is not None
             prepared.delegated.again(outof, into, op)
-            if self.check:
-                self.compare(prepared.label)
             return prepared
         with_mpi = Delegated(call, self.size, self.rank)
-        made = self.prepare(with_mpi.moved, sets_up=sets_up, label=with_mpi.label)
-        if made is not None:
-            made.delegated = with_mpi
-            if key is not None and not sets_up and with_mpi.short and with_mpi.begins_at(outof, into):
-                made.kept_by = self.delegated.keep(key, []) if kept is None else kept
-        return made
+        prepared = self.prepare(with_mpi.moved, sets_up=sets_up, label=with_mpi.label)
+        if key is not None and prepared.repeatable and not sets_up and with_mpi.fits(outof, into):
+            prepared.kept_by = self.delegated.keep(key, []) if kept is None else kept
+        prepared.delegated = with_mpi
+        return prepared
 
     def _about(self, call: CallSpec, exchange: bool, rows: Any = None) -> _About:
         """Understand a call, with the counts of all ranks where these may talk about them (``exchange``)."""
@@ -374,13 +368,11 @@ class Preparation:
             bound, asked = self._complete(name, bound, rows)
         return _About(bound, label_of(name, bound, ours), how, ours, on_device, counted, asked)
 
-    def captured(self, call: CallSpec, rows: Any) -> Prepared | None:
+    def captured(self, call: CallSpec, rows: Any) -> Prepared:
         """As :meth:`prepare`, for a stream that is being captured in a graph: every rank's kernels do it all.
 
         ``NotSupported``, on all ranks alike, for what they cannot do, or not yet.
         """
-        if self.size == 1 and call.name == "barrier":
-            return None
         about, lacks = self._about(call, True, rows), "its data lies in host memory"
         bound, label = about.bound, f"{about.label} in a graph"
         channels, topology = None, self.members.topology

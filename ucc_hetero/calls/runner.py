@@ -29,7 +29,7 @@ from ..native.waiting import progress_until
 from ..planner.select import Tuning
 from .arguments import CallSpec, Completion, delegated, look, number_of
 from .delegate import in_blocks
-from .persistent import PersistentRequest, free_all, idle
+from .persistent import PersistentRequest, free_all
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
 from .request import (
     SLICE,
@@ -38,7 +38,6 @@ from .request import (
     Request,
     dropped,
     dropped_calls,
-    finished,
     poll_hooks,
     reap,
     run_poll_hooks,
@@ -189,8 +188,6 @@ class Runner(State):
                 self._general(block, (None, None, None), None)
             return
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
-        if prepared is None:
-            return
         self._run(prepared)
         prepared.finish()
         key, outof, into = seen
@@ -207,8 +204,6 @@ class Runner(State):
                     return
                 self.ready()
                 prepared = self._prepared.prepare(call, label=label)
-                if prepared is None:
-                    return
                 self._run(prepared)
                 if prepared.repeatable:
                     self.known.keep(label, Short(prepared.kind, None, False))
@@ -296,8 +291,6 @@ class Runner(State):
             kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.ready()
         prepared = self._prepared.prepare(call)
-        if prepared is None:
-            return finished()
         prepared.keep(self._cache, key, outof, into)
         return self._start(prepared)
 
@@ -349,8 +342,6 @@ class Runner(State):
         if lib.ucch_stream_captures(stream):
             return self._captured(call, stream, rows)
         prepared = self._prepared.prepare(call, exchange=exchange, rows=rows, stream=stream)
-        if prepared is None:
-            return finished()
         if prepared.copies and prepared.staged is None:
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: with stream=, memory must be contiguous and read in place"
@@ -372,14 +363,13 @@ class Runner(State):
     def _captured(self, call: CallSpec, stream: int, rows: Any) -> Request:
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
-        if prepared is not None:
-            addresses = number_of(prepared.send), number_of(prepared.recv)
-            status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
-            if status == lib.UCCH_FAIL_BROKEN:
-                self.earlier_failed(prepared.label)
-            if status < 0:
-                raise self.not_started(prepared.label, status)
-            prepared.give_back()
+        addresses = number_of(prepared.send), number_of(prepared.recv)
+        status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
+        if status == lib.UCCH_FAIL_BROKEN:
+            self.earlier_failed(prepared.label)
+        if status < 0:
+            raise self.not_started(prepared.label, status)
+        prepared.give_back()
         return Captured()
 
     def remember(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
@@ -476,16 +466,12 @@ class Runner(State):
         """Set a collective up once, to be started many times."""
         with self.refusing:
             prepared = self._set_up(call)
-        if prepared is None:
-            return PersistentRequest(*idle(), lambda: 0, lambda *_: None)
         return self._standing(prepared, call)
 
-    def _set_up(self, call: CallSpec) -> Prepared | None:
+    def _set_up(self, call: CallSpec) -> Prepared:
         """A call that is ready to be started again and again."""
         self.ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
-        if prepared is None:
-            return None
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
             raise CollectiveError(f"rank {self.rank}: {prepared.label}: {status_name(status)}")

@@ -590,35 +590,14 @@ class Messages:
 
     def _explain(self, transfer: Moved, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"
-        if error.status == lib.UCCH_FAIL_TRUNCATED:
-            source, tag, nbytes = transfer.envelope()
-            return TruncationError(
-                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}, more than the buffer holds"
-            )
-        if error.status == lib.UCCH_FAIL_REVOKED:
-            return RevokedError(f"{where}: a rank has revoked the communicator")
+        if error.status in _REASONS:
+            kind, text = _REASONS[error.status]
+            return kind(f"{where}: {text.format(*transfer.envelope(), transfer.peer)}")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
             late = f"{where}: timeout, not complete after {error.elapsed:.3g} s ({limit_text(self.timeout)})"
             return CollectiveTimeout(late + self._of_other_kind(transfer))
-        if error.status == lib.UCCH_FAIL_MEMORY:
-            return CollectiveError(f"{where}: no memory left on this host")
-        if error.status == lib.UCCH_FAIL_LOST:
-            return CollectiveError(f"{where}: {LOST}")
-        if error.status == lib.UCCH_FAIL_REFUSED:
-            return CollectiveError(f"{where}: rank {transfer.peer} could not receive it, and its own error says why")
         if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
-        if error.status == lib.UCCH_FAIL_MISMATCH:
-            source, tag, nbytes = transfer.envelope()
-            return CollectiveError(
-                f"{where}: rank {source} sent {nbytes} bytes with tag {tag}: messages with stream= are matched in the "
-                "order in which both ranks begin them"
-            )
-        if error.status == lib.UCCH_FAIL_BROKEN:
-            return CollectiveError(
-                f"{where}: an earlier message between the memory of the two ranks' devices has failed, and none can "
-                "follow it: make a new communicator"
-            )
         known = error.status == lib.UCCH_FAIL_PEER
         # Of a rank that goes now the memory, which libucp reads, is gone before the process is.
         if known or (transfer.peer in self._slots and progress_until(lambda: self.gone(transfer.peer), _DYING_S)):
@@ -640,6 +619,26 @@ class Messages:
         way = "from" if transfer.what == "receive" else "to"
         upto = "up to " if transfer.what == "receive" else ""
         return f"{transfer.what} of {upto}{transfer.nbytes} bytes {way} {peer}, {tag}"
+
+
+#: Failures with one reason each, of the source, tag and bytes of what has come, and of the other rank.
+_REASONS: dict[int, tuple[type[UCCHError], str]] = {
+    lib.UCCH_FAIL_TRUNCATED: (TruncationError, "rank {0} sent {2} bytes with tag {1}, more than the buffer holds"),
+    lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator"),
+    lib.UCCH_FAIL_MEMORY: (CollectiveError, "no memory left on this host"),
+    lib.UCCH_FAIL_LOST: (CollectiveError, LOST),
+    lib.UCCH_FAIL_REFUSED: (CollectiveError, "rank {3} could not receive it, and its own error says why"),
+    lib.UCCH_FAIL_MISMATCH: (
+        CollectiveError,
+        "rank {0} sent {2} bytes with tag {1}: messages with stream= are matched in the order in which both ranks "
+        "begin them",
+    ),
+    lib.UCCH_FAIL_BROKEN: (
+        CollectiveError,
+        "an earlier message between the memory of the two ranks' devices has failed, and none can follow it: make a "
+        "new communicator",
+    ),
+}
 
 
 def copied(source: Buffer, rank: int) -> Buffer:

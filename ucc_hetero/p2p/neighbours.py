@@ -79,26 +79,22 @@ class Neighbourhood:
 
     def run(self, name: str, send: Any, recv: Any) -> None:
         """A call, to its end."""
-        watch, incoming, outgoing = self._enter(name, send, recv)
-        try:
-            self._messages.run_all([*incoming, *outgoing])
-            self._check(name, incoming)
-            watch.finish(0)
-        except BaseException as error:
-            self._fail(watch, error)
+        self.start(name, send, recv).Wait()
 
     def start(self, name: str, send: Any, recv: Any) -> Request:
         """A call that goes on in the background."""
-        watch, incoming, outgoing = self._enter(name, send, recv)
+        incoming, outgoing = self._understood(name, send, recv)
+        watch = Watch(self._messages.state, name)
 
         def end() -> None:
             self._check(name, incoming)
             watch.finish(0)
 
-        if not incoming and not outgoing:
-            end()
-            return finished()
         try:
+            watch.look()
+            if not incoming and not outgoing:
+                end()
+                return finished()
             began = start_all(self._messages, [*incoming, *outgoing])
         except BaseException as error:
             self._fail(watch, error)
@@ -108,16 +104,6 @@ class Neighbourhood:
         """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
         return PersistentExchange(lambda: self.start(name, send, recv), self._messages.state)
-
-    def _enter(self, name: str, send: Any, recv: Any) -> tuple[Watch, list[Moved], list[Moved]]:
-        """Make a call, as the other ranks see it: (what watches it, the messages that come, and those that go)."""
-        incoming, outgoing = self._understood(name, send, recv)
-        watch = Watch(self._messages.state, name)
-        try:
-            watch.look()
-        except CollectiveError as error:
-            self._fail(watch, error)
-        return watch, incoming, outgoing
 
     def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call; a mistake is a refused call, as that of any collective."""

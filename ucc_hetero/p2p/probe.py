@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ..bootstrap.settings import limit_text
 from ..calls.request import Request, set_status
@@ -15,6 +16,8 @@ from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from .messages import Messages
 from .transfer import Transfer, source_and_tag
+
+_T = TypeVar("_T")
 
 #: Seconds between two questions whether the source still lives.
 _LOOK_S = 0.01
@@ -166,33 +169,13 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
 
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:
     """Wait for a message as ``probe`` does; ``CollectiveTimeout`` after the communicator's time limit."""
-    began = looked = time.monotonic()
-    found: list[Message] = []
-    left = 0.0
-
-    def come() -> bool:
-        message = probe(messages, source, tag, status, remove=remove)
-        found.extend([] if message is None else [message])
-        return bool(found)
-
-    def look() -> None:
-        """Raise once the source has been gone for long enough that what it has sent would be here."""
-        nonlocal left, looked
-        now = time.monotonic()
-        if now - looked < _LOOK_S:
-            return
-        looked = now
-        if messages.gone(source):
-            left = left or now
-            if now - left > 1:
-                raise PeerError(f"rank {messages.rank}: probe for source {source}: it has left the job or died")
-
-    if not progress_until(come, messages.timeout, look, step=1e-6):
+    where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
+    found = _come(messages, source, where, lambda: probe(messages, source, tag, status, remove=remove))
+    if found is None:
         raise CollectiveTimeout(
-            f"rank {messages.rank}: probe for source {source}, tag {tag}: no message within "
-            f"{time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
+            f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
         )
-    return found[0]
+    return found
 
 
 def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
@@ -202,24 +185,11 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
         CollectiveTimeout: None came within the communicator's time limit.
         PeerError: The source has ended, and none came.
     """
-    found, left = None, 0.0
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
-
-    def come() -> bool:
-        nonlocal found
-        found = mpi.improbe(source, tag)
-        return found is not None
-
-    def look() -> None:
-        nonlocal left
-        if source >= 0 and messages.gone(source):
-            left = left or time.monotonic()
-            if time.monotonic() - left > 1:
-                raise PeerError(f"{where}: it has left the job or died")
-
-    if not progress_until(come, messages.timeout, look, step=1e-6, longest=1e-4, spin=2e-4, apart=_LOOK_S):
+    found = _come(messages, source, where, lambda: mpi.improbe(source, tag), longest=1e-4, spin=2e-4)
+    if found is None:
         buffers = None
         with suppress(CollectiveError):  # it can no longer be used, and objects still come
             buffers = probe(messages, source, tag, None, remove=False)
@@ -228,3 +198,25 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
             f"{'; a buffer of Send() waits, which Recv() receives' if buffers is not None else ''}"
         )
     return found
+
+
+def _come(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
+    """What ``look`` finds, asked again and again; None once the communicator's time is over."""
+    found: list[_T] = []
+    left = 0.0
+
+    def come() -> bool:
+        message = look()
+        found.extend([] if message is None else [message])
+        return bool(found)
+
+    def gone() -> None:
+        """Raise once the source has been gone for long enough that what it has sent would be here."""
+        nonlocal left
+        if messages.gone(source):
+            left = left or time.monotonic()
+            if time.monotonic() - left > 1:
+                raise PeerError(f"{where}: it has left the job or died")
+
+    progress_until(come, messages.timeout, gone, step=1e-6, apart=_LOOK_S, **pace)
+    return found[0] if found else None
