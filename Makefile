@@ -44,7 +44,7 @@ lint: venv
 # benchmarks/ and mpi_launch/ are installed as ucc_hetero.bench and ucc_hetero.launch: mypy sees them in those places.
 types: venv
 	@rm -rf build/types && mkdir -p build/types
-	@tar -c --exclude=__pycache__ ucc_hetero tools | tar -x -C build/types
+	@tar -c --exclude=__pycache__ ucc_hetero tools _ucc_hetero_autoload.py | tar -x -C build/types
 	@for pair in benchmarks:bench mpi_launch:launch; do from=$${pair%:*} to=build/types/ucc_hetero/$${pair#*:}; \
 	    mkdir -p $$to && tar -c --exclude=__pycache__ --exclude=results -C $$from . | tar -x -C $$to; done
 	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p ucc_hetero

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -23,7 +24,7 @@ def register() -> None:
 
         if dist.is_available() and not hasattr(dist.Backend, "UCCH"):
             dist.Backend.register_backend("ucch", _create, extended_api=True, devices=["cpu", "cuda"])
-            _wrap_env()
+            wrap_env()
             _wrap_creation()
     except Exception as failure:
         warnings.warn(f"the torch backend ucch could not be registered: {failure!r}", stacklevel=2)
@@ -35,19 +36,30 @@ def _create(opts: Any, backend_options: Any = None) -> Any:
     return create(opts, backend_options)
 
 
-def _wrap_env() -> None:
+def wrap_env() -> None:
     """``env://`` under mpirun: ucc_hetero.torch installs its own handler when the scheme is first used."""
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
     stock = handlers["env"]
 
     def handler(*args: Any, **kwargs: Any) -> Any:
+        if not any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")):
+            return with_way_out(stock(*args, **kwargs))
         handlers["env"] = stock
-        if any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")):
-            import ucc_hetero.torch  # noqa: F401  wraps it
+        import ucc_hetero.torch  # noqa: F401  wraps it
+
         return handlers["env"](*args, **kwargs)
 
+    handler.stock = stock  # type: ignore[attr-defined]
     handlers["env"] = handler
+
+
+def with_way_out(found: Iterator[Any]) -> Iterator[Any]:
+    """What torch's own handler of ``env://`` gives; it says what is missing, and not how a job is started."""
+    try:
+        yield from found
+    except ValueError as error:
+        raise ValueError(f"{error}: start the script by `ucch-run -np N python SCRIPT`, mpirun or torchrun") from None
 
 
 def _wrap_creation() -> None:

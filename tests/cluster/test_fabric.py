@@ -39,7 +39,7 @@ with Communicator() as comm:
 def test_calls_between_hosts(on_crew: Callable[..., Any]) -> None:
     """Two ranks each; of three hosts, and of many calls in many streams, test_wires.py."""
     name = "every collective in every form"
-    judge(name, 4, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
+    judge(name, on_crew(JOBS[name].script, "amd:4", 2, 2, **JOBS[name].env, **HOST).output)
 
 
 NONE = "no active port of InfiniBand, RoCE or EFA"

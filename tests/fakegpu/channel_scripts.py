@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import numpy as np
-from arrays import Array, runtime
+from arrays import Array, Gate, runtime
 from mpi4py import MPI
 from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
 from ucc_hetero.calls import preparation
@@ -34,18 +34,6 @@ preparation.Prepared = Noted
 def numbers(k, rank, n, dtype=np.float32):
     "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."
     return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
-
-class Gate:
-    "What holds a stream until it is opened."
-
-    def __init__(self, stream):
-        self.memory = runtime().flag()
-        self.word = ctypes.c_uint32.from_address(self.memory)
-        self.word.value = 0
-        runtime().wait_value(stream.handle, self.memory, 1)
-
-    def open(self):
-        self.word.value = 1
 
 def reached(stream):
     "Wait until the stream has done all that it was given; a job that hangs is killed."
@@ -111,7 +99,6 @@ with Communicator() as comm:
     assert (long[1].peek == want).all()
     assert made["allreduce"] == {True}, made
     assert comm.stats()["calls"] >= CALLS and "queued" in comm.plan_summary()
-print("right")
 """
 
 #: All ranks have the same bits, whichever of them holds zeros of which sign and what is no number.
@@ -131,5 +118,4 @@ with Communicator() as comm:
         found = comm.mpi.allgather((x if inside else y).peek.tobytes())
         assert len(set(found)) == 1, (op, times, inside)
     assert "queued" in comm.plan_summary()
-print("right")
 """

@@ -33,7 +33,7 @@ STREAMS = """
 import ctypes
 import threading
 import numpy as np
-from arrays import Array, runtime
+from arrays import Array, Gate, runtime
 from ucc_hetero import Communicator
 N = 3000
 sleep_with_gil = ctypes.PyDLL(None).usleep
@@ -42,14 +42,12 @@ def launch(comm):
     "One collective between two kernels, held until everything was issued; True when the result is right."
     gpu = runtime()
     gpu.use(comm._run.members.place.device)
-    stream, x, y, gate = gpu.stream(), Array(N), Array(N), gpu.flag()
-    word = ctypes.c_uint32.from_address(gate)
-    word.value = 0
-    gpu.wait_value(stream.handle, gate, 1)
+    stream, x, y = gpu.stream(), Array(N), Array(N)
+    gate = Gate(stream)
     x.fill(stream, comm.rank + 1.0)
     request = comm.Iallreduce(x, y, stream=stream)
     y.scale(stream, 3.0)
-    word.value = 1
+    gate.open()
     got = y.copied(stream)
     request.Wait()
     return bool((got == comm.size * (comm.size + 1) / 2 * 3).all())
@@ -98,7 +96,6 @@ with Communicator() as comm:
         [t.start() for t in threads]
         [t.join() for t in threads]
         assert not failures
-print("right")
 """
 
 REFUSALS = """
@@ -141,7 +138,6 @@ with Communicator() as comm:
         comm.Allreduce(*((x, Array(8)) if comm.rank else (host, host.copy())))
     except MismatchError as error:
         print("mismatch", error)
-print("right")
 """
 
 TIMEOUT = """

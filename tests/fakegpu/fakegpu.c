@@ -31,9 +31,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "../../ucc_hetero/device/kernels/lane.h"
-#include "../../ucc_hetero/device/kernels/layout.h"
-
 #if defined(FAKE_CUDA) == defined(FAKE_HIP)
 #error build with -DFAKE_CUDA or with -DFAKE_HIP
 #endif
@@ -43,7 +40,7 @@ enum { NOT_SUPPORTED = 801, ALREADY_MAPPED = 208 };
 enum { FRESH = 0xCB, IN_WORK = 0xEE, FREED = 0xDB };
 enum { DEVICE_MEMORY, PINNED_MEMORY, SIGNAL_MEMORY };
 enum { SHAREABLE = 2 << 20, SPARSE = 64 << 20 };
-enum { COPY, FILL, SCALE, ADD, RECORD, WAIT, HOLD, AWAIT, WRITE, FUSED, LANE, PIECES, RING };
+enum { COPY, FILL, SCALE, RECORD, WAIT, HOLD, WRITE, KERNEL };
 #define MOST_DEVICES 16
 /* Whoever waits for something that is no work of its own looks for it this often, in us. Hundreds of queues that all do
  * so leave few cores to nobody else: the longer one has waited, the later it looks, up to this. */
@@ -194,20 +191,6 @@ static void run_kernel(queue *s, const work *w) {
         data[i] = w->kind == FILL ? w->value : data[i] * w->value;
 }
 
-/* dst = dst + src: what a kernel of the run-time compiler does here. */
-static void run_add(queue *s, const work *w) {
-    float *dst = w->dst;
-    const float *src = w->src;
-    take_time(s);
-    if (live(dst) + live(src) == 2)
-        for (size_t i = 0; i < w->bytes / sizeof(float); i++)
-            dst[i] += src[i];
-}
-
-static int there(const void *word, uint32_t least) {
-    return (int32_t)(__atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE) - least) >= 0;
-}
-
 /* Sleep until a queue's next look: waits become longer by a quarter at most. */
 static void look_later(unsigned *us) {
     *us = *us ? *us + *us / 4 : LOOK_US;
@@ -215,20 +198,21 @@ static void look_later(unsigned *us) {
     usleep(*us);
 }
 
-/* A stream waits, or a kernel of one thread. */
-static void hold(const void *word, uint32_t least, int is_kernel) {
+/* A stream waits. */
+static void hold(const void *word, uint32_t least) {
     for (unsigned us = 0;; look_later(&us)) {
         uint32_t found = __atomic_load_n((const uint32_t *)word, __ATOMIC_ACQUIRE);
-        if (HIP && !is_kernel ? found >= least : (int32_t)(found - least) >= 0) return;
+        if (HIP ? found >= least : (int32_t)(found - least) >= 0) return;
     }
 }
 
 static int reached(const recording *r) { return __atomic_load_n(&r->reached, __ATOMIC_ACQUIRE); }
 
-#include "fused.h"
-#include "lane.h"
-#include "pieces.h"
-#include "ring.h"
+static int usable(void);
+static int submit(void *handle, work w);
+static void first_launch(int *loaded);
+
+#include "blocks.h"
 
 static void run(queue *s, const work *w) {
     switch (w->kind) {
@@ -239,9 +223,6 @@ static void run(queue *s, const work *w) {
     case SCALE:
         run_kernel(s, w);
         break;
-    case ADD:
-        run_add(s, w);
-        break;
     case RECORD:
         __atomic_store_n(&w->recording->reached, 1, __ATOMIC_RELEASE);
         break;
@@ -250,20 +231,10 @@ static void run(queue *s, const work *w) {
             ;
         break;
     case HOLD:
-    case AWAIT:
-        hold(w->dst, (uint32_t)w->ticket, w->kind == AWAIT);
+        hold(w->dst, (uint32_t)w->ticket);
         break;
-    case FUSED:
-        run_fused(s, w->dst);
-        break;
-    case LANE:
-        run_lane(s, w->dst);
-        break;
-    case PIECES:
-        run_pieces(s, w->dst);
-        break;
-    case RING:
-        run_ring(s, w->dst);
+    case KERNEL:
+        run_launch(s, w->dst);
         break;
     default:
         __atomic_store_n((uint32_t *)w->dst, (uint32_t)w->ticket, __ATOMIC_RELEASE);
@@ -372,7 +343,5 @@ int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
 
 /* UCC and UCX see what it is: host memory. */
 int ucch_memory_type(void) { return 0; }
-
-#include "rtc.h"
 
 #include "names.h"

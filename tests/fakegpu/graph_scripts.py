@@ -77,7 +77,6 @@ with Communicator() as comm:
     kept = kept[kept["called"] > begun]  # not of scripts that ran here before
     assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()
     assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._run.topology.flat
-print("right")
 """
 
 #: Counts that have changed between other ranks when a call is captured that the first one made just so before.
@@ -97,7 +96,6 @@ with Communicator() as comm:
     one.refill()
     graph.replay(stream)
     right(one, stream)
-print("right")
 """
 
 #: Messages between random ranks, of random lengths and tags, posted and waited for in any order and in two streams;
@@ -181,7 +179,6 @@ with Communicator() as comm:
                 assert (beside.peek == want).all(), (turn, replay, about, beside.peek[:5], want[:5])
             assert (around[1].peek == numbers(replay, near[1], 999)).all(), (turn, replay)
         graph.close()
-print("right")
 """
 
 #: Captured messages that differ in tag or length, or that one rank alone replays: streams go on, and the next call says
@@ -255,7 +252,6 @@ with Communicator() as one, Communicator() as two:
         there(stream, z, total * p**2, "beside", k)
     for graph in (both, *graphs.values()):
         graph.close()
-print("right")
 """
 
 #: Calls that cannot be captured say so, on all ranks, and nothing is broken by it.
@@ -290,7 +286,6 @@ with Communicator() as comm:
             comm.Iallreduce(x, y, stream=stream)
         graph.replay(stream)
         there(stream, y, comm.size)
-print("right")
 """
 
 #: A rank that does not replay, or something else, or two graphs at once: streams go on, and the next call says why.
@@ -355,5 +350,4 @@ with Communicator() as comm:
         reached(stream)
         comm.Allreduce(x, y.set(-1))
         assert (y.peek == comm.size).all()
-print("right")
 """

@@ -85,7 +85,7 @@ static int captured_locked(stream *s, work w, int *status) {
     if (branch < 0) return 0;
     graph *g = capture;
     *status = OK;
-    if (w.kind == HOLD || w.kind == WRITE || w.kind == LANE || w.kind == RING) {
+    if (w.kind == HOLD || w.kind == WRITE || (w.kind == KERNEL && runs_once(w.dst))) {
         g->broken = 1;
         *status = CAPTURE_UNSUPPORTED;
         return 1;
@@ -107,13 +107,12 @@ static int join_locked(stream *s, const recording *r) {
     return OK;
 }
 
-static int submit(void *handle, work w);
 static int make_stream(stream **out);
 
 /* The arguments of a kernel are its own, and events are those of the launch. */
 static work copied(const work *from) {
     work w = *from;
-    if (w.kind == FUSED) w.dst = memcpy(malloc(sizeof(moves)), from->dst, sizeof(moves));
+    if (w.kind == KERNEL) w.dst = again(w.dst);
     if (w.kind == RECORD) w.recording->now = calloc(1, sizeof(recording));
     if (w.kind == RECORD || w.kind == WAIT) w.recording = w.recording->now;
     return w;

@@ -9,7 +9,7 @@ import signal
 import time
 import numpy as np
 import pytest
-from arrays import Array, runtime
+from arrays import Array, Gate, runtime
 from mpi4py import MPI
 from ucc_hetero import Communicator
 from ucc_hetero.errors import CollectiveError, CollectiveTimeout, NotSupported, TruncationError, UCCHError
@@ -17,15 +17,10 @@ from ucc_hetero.native.libraries import lib
 
 SHORT, LONG = 16384, 300_000  # float32: the longest that one slot holds, and several pieces
 
-def write(word, value):
-    ctypes.c_uint32.from_address(word).value = value
-
 def held(gpu):
-    "A stream that waits for a word."
-    stream, word = gpu.stream(), gpu.flag()
-    write(word, 0)
-    gpu.wait_value(stream.handle, word, 1)
-    return stream, word
+    "A stream that waits, and for what."
+    stream = gpu.stream()
+    return stream, Gate(stream)
 """
 
 #: Beginning of jobs in which every rank sends to the next one.
@@ -56,15 +51,15 @@ HELD = (
         comm.mpi.Barrier()
         assert not any(request.Test() for request in requests)
         comm.mpi.Barrier()
-        write(first, 1)
+        first.open()
         for _ in range(100):
             assert not requests[0].Test()
         comm.mpi.Barrier()
-        write(second, 1)
+        second.open()
         [request.Wait() for request in requests]
         assert (y.peek == 10 + left).all(), y.peek[:3]
     # Sends in two streams, of which one waits for something else: the other goes on.
-    (late, word), aside, x, z, y = held(gpu), gpu.stream(), Array(9), Array(9), [Array(9).set(-1) for _ in range(2)]
+    (late, gate), aside, x, z, y = held(gpu), gpu.stream(), Array(9), Array(9), [Array(9).set(-1) for _ in range(2)]
     x.fill(late, 1.0 + r)
     first = comm.Isend(x, right, 0, stream=late)
     z.fill(aside, 2.0 + r)
@@ -72,7 +67,7 @@ HELD = (
     z.fill(aside, -5.0)
     z.copied(aside)
     receives = [comm.Irecv(each, left, stream=into) for each in y]
-    write(word, 1)
+    gate.open()
     [request.Wait() for request in (*receives, first, second)]
     assert (y[0].peek == 1 + left).all() and (y[1].peek == 2 + left).all()
     # A sender runs ahead by as much as the ring holds, without anybody who receives.
@@ -108,7 +103,6 @@ HELD = (
         with pytest.raises(TypeError):
             comm.Isend(many[0], right, stream=wrong)
     comm.Send(many[3], r, 5, stream=stream) if p < 0 else None
-print("right")
 """
 )
 
@@ -136,7 +130,6 @@ COPIES = (
         comm.Recv(y.set(-1), left, k, stream=stream)
         assert (y.peek == 10 * left + k).all(), k
     [each.Wait() for each in requests]
-print("right")
 """
 )
 
@@ -172,7 +165,6 @@ MISTAKES = (
             comm.mpi.Barrier()
             comm.Sendrecv(source, right, 1, y.set(-1), left, 1, stream=stream)
             assert (y.peek[:n] == left).all()
-print("right")
 """
 )
 
@@ -202,7 +194,6 @@ LATE = (
     assert (y.peek == left).all()
     for _ in range(5):  # what nobody receives keeps nobody
         comm.Isend(x, right, 4, stream=stream) if r else None
-print("right")
 """
 )
 
@@ -210,14 +201,14 @@ print("right")
 DEATH = (
     ROUND
     + """
-    stream, word = held(gpu)
+    stream, gate = held(gpu)
     x, y = Array(LONG).set(r), Array(LONG)
     comm.Sendrecv(x, right, 3, y, left, 3, stream=gpu.stream())
     if r == 1:
         comm.Isend(x, 0, 5, stream=stream)
         comm.mpi.Barrier()
         os.kill(os.getpid(), signal.SIGKILL)
-    write(word, 1)
+    gate.open()
     request = comm.Irecv(y, 1, 5, stream=stream)
     comm.mpi.Barrier()
     try:
@@ -253,6 +244,5 @@ with Communicator() as comm:
             under_way = []
             assert all((each.peek == 10 * (k - 49) + other).all() for each in into), k
     [group.Free() for group in groups]
-print("right")
 """
 )

@@ -29,18 +29,6 @@ static int kind_of(const void *address) {
     return kind;
 }
 
-/* A kernel is at this address: the job ends, as AMD's driver has it, unless the device sees memory there. */
-static void touch(const void *address) {
-    enter();
-    region *r = find_locked(address);
-    int known = r && (!r->seen || is_in(address, r->seen, r->bytes));
-    pthread_mutex_unlock(&lock);
-    if (HIP && address && !known) {
-        fprintf(stderr, "Memory access fault by GPU node-1 on address %p. Reason: Page not present.\n", address);
-        abort();
-    }
-}
-
 static int note(region *r, void **address) {
     enter();
     r->next = regions;
@@ -96,7 +84,7 @@ static int allocate(void **address, size_t bytes, int kind) {
 /* True if the driver lets threads wait that pin memory of the host, and how many wait now. */
 static int pins_stand, pins_waiting;
 
-/* Memory of the host's that the device comes to see: elsewhere, if it can be mapped twice. */
+/* Memory of the host's that the device comes to see: with HIP elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
     __atomic_fetch_add(&pins_waiting, 1, __ATOMIC_SEQ_CST);
     while (__atomic_load_n(&pins_stand, __ATOMIC_SEQ_CST))
@@ -106,11 +94,21 @@ static int see_host(void *where, size_t bytes) {
     if (!can_pin(bytes)) return OUT_OF_MEMORY;
     pinned += bytes;
     region *r = calloc(1, sizeof(*r));
-    void *seen = mremap(where, 0, bytes, MREMAP_MAYMOVE), *unused;
+    void *seen = HIP ? mremap(where, 0, bytes, MREMAP_MAYMOVE) : MAP_FAILED, *unused;
     if (!r) return OUT_OF_MEMORY;
     *r = (region){.base = where, .bytes = bytes, .kind = PINNED_MEMORY, .file = -1};
     r->seen = seen == MAP_FAILED ? NULL : seen;
     return note(r, &unused);
+}
+
+/* No more; found by nobody from now on. */
+static int unsee_host(void *where) {
+    enter();
+    region *r = find_locked(where);
+    int status = r && r->base == (char *)where && r->kind == PINNED_MEMORY ? OK : INVALID_VALUE;
+    if (status == OK) r->bytes = 0;
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 static int seen_at(void **seen, void *memory) {

@@ -93,7 +93,6 @@ with Communicator() as comm:
         at(x)[:] = 100 + r
         comm.Sendrecv(x, 1 - r, k, later, 1 - r, k)
         assert (at(later) == 101 - r).all() and (at(y) == -1).all()
-print("right")
 """
 
 #: Long messages leave the devices' multiprocessors to others: copy engines move them, to devices and to hosts.
@@ -111,29 +110,23 @@ with Communicator() as comm:
         comm.Sendrecv(x, 1 - r, turn, got, 1 - r, turn)
         assert ((host if turn == 3 else y.peek) == sent).all(), turn
         assert driver.fakegpu_movers() == before
-print("right")
 """
 
 #: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
 STREAMS = COMMON
 STREAMS += """
-import ctypes
 import threading
-from arrays import runtime
+from arrays import Gate, runtime
 from ucc_hetero.p2p import messages as p2p
 from ucc_hetero.errors import CollectiveTimeout
 
-def write(word, value):
-    ctypes.c_uint32.from_address(word).value = value
-
 def held(gpu, seconds):
-    "A stream that goes on after a while, if it does, and the word that it waits for. How long decides no test."
-    stream, word = gpu.stream(), gpu.flag()
-    write(word, 0)
-    gpu.wait_value(stream.handle, word, 1)
+    "A stream that goes on after a while, if it does, and what it waits for. How long decides no test."
+    stream = gpu.stream()
+    gate = Gate(stream)
     if seconds:
-        threading.Timer(seconds, write, (word, 1)).start()
-    return stream, word
+        threading.Timer(seconds, gate.open).start()
+    return stream, gate
 
 with Communicator() as comm:
     p, r = comm.size, comm.rank
@@ -142,12 +135,12 @@ with Communicator() as comm:
     gpu.use(comm._run.members.place.device)
     # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
     for n in (10, 5000, LONG):
-        stream, word = held(gpu, 0)
+        stream, gate = held(gpu, 0)
         source, x, y, z = Array(n).set(100 + r), Array(n).set(-1), Array(n).set(-2), Array(n).set(-3)
         gpu.copy(x.block.handle, source.block.handle, 4 * n, stream.handle)
         sends = [comm.Isend(x, right, 5, stream=stream), comm.Isend(Array(n).set(200 + r), right, 5)]
         sends += [comm.Isend(np.full(n, 300 + r, np.float32), right, 5)]
-        threading.Timer(0.2, write, (word, 1)).start()  # had the host waited for the stream, it would not get here
+        threading.Timer(0.2, gate.open).start()  # had the host waited for the stream, it would not get here
         host = np.zeros(n, np.float32)
         comm.Recv(y, left, 5)
         comm.Recv(z, MPI.ANY_SOURCE, 5, status)
@@ -156,7 +149,7 @@ with Communicator() as comm:
         [s.Wait() for s in sends]
     # What is received does not arrive while the stream still works with the memory; nor does what is posted later.
     for n in (5000, LONG):
-        stream, word = held(gpu, 0.2)
+        stream, gate = held(gpu, 0.2)
         x, y, z = Array(n).set(r), Array(n), Array(n)
         y.fill(stream, -7.0)
         one, two = comm.Irecv(y, left, 6, stream=stream), comm.Irecv(z, left, 6)
@@ -166,7 +159,7 @@ with Communicator() as comm:
         two.Wait()
         assert (y.peek == left).all() and (z.peek == 50 + left).all(), (n, y.peek[:3], z.peek[:3])
     # Both at a time, synchronous ones, and forms that the host waits for.
-    stream, word = held(gpu, 0.1)
+    stream, gate = held(gpu, 0.1)
     x, y = Array(LONG), Array(LONG).set(-1)
     x.fill(stream, 7.0 + r)
     comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
@@ -181,7 +174,7 @@ with Communicator() as comm:
     send.Wait()
     assert (y.peek == 11 + left).all()
     # A receive whose stream never gets there is taken back, or ends with its time; those behind it go on.
-    stuck, word = held(gpu, 0)
+    stuck, gate = held(gpu, 0)
     waiting = comm.Irecv(Array(LONG), left, 8, stream=stuck)
     waiting.Cancel()
     waiting.Wait(status)
@@ -204,7 +197,7 @@ with Communicator() as comm:
     with comm.Dup() as other:
         other.Sendrecv(short, right, 1, y, left, 1)
         assert (y.peek[:5000] == left).all()
-    write(word, 1)
+    gate.open()
     comm.Recv(y, left, 10)
     behind.Wait()
     while p2p._held:
@@ -218,7 +211,6 @@ with Communicator() as comm:
         raise AssertionError("what is not there yet was copied")
     except Exception as error:
         assert "contiguous" in str(error), error
-print("right")
 """
 
 #: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
@@ -253,7 +245,6 @@ with Communicator() as comm:
         comm.mpi.Barrier()
         comm.Send(x.set(10 + turn), 1, 2) if r == 0 else comm.Recv(z := Array(n), 0, 2)
         assert r == 0 or ((z.peek == 10 + turn).all() and (there == had).all())
-print("right")
 """
 
 #: The device of rank 1 is slow: its host, which takes other messages, gives no slots away that the stream has to read.
@@ -276,7 +267,6 @@ with Communicator() as comm:
         for k, receive in enumerate(receives):
             receive.Wait()
             assert ((y[k] if k % 2 else y[k].peek) == x[k]).all(), k
-print("right")
 """
 
 #: While the driver lets wait who would pin memory, as a receiver does that knows only now from whom a long message is,
@@ -320,5 +310,4 @@ with Communicator() as comm:
     comm.Recv(host, 0, 5) if r == 1 else comm.Send(Array(LONG).set(5), 1, 5)
     comm.Recv(y, 0, 6) if r == 1 else comm.Send(np.full(n, 6, np.float32), 1, 6)
     assert r == 0 or ((host == 5).all() and (y.peek == 6).all())
-print("right")
 """

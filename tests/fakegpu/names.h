@@ -57,9 +57,9 @@ int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
 }
 int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
-    return usable() ? usable() : refused() ? refused() : where && bytes && flags == 3 ? OK : INVALID_VALUE;
+    return usable() ? usable() : where && bytes && flags == 3 ? see_host(where, bytes) : INVALID_VALUE;
 }
-int cuMemHostUnregister(void *where) { return usable() ? usable() : where ? OK : INVALID_VALUE; }
+int cuMemHostUnregister(void *where) { return usable() ? usable() : unsee_host(where); }
 int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
     *seen = (uint64_t)(uintptr_t)memory;
     return flags ? INVALID_VALUE : OK;
@@ -237,7 +237,7 @@ int hipHostMalloc(void **where, size_t bytes, unsigned flags) {
 int hipHostRegister(void *where, size_t bytes, unsigned flags) {
     return where && bytes && flags == 3 ? see_host(where, bytes) : INVALID_VALUE;
 }
-int hipHostUnregister(void *where) { return where ? OK : INVALID_VALUE; }
+int hipHostUnregister(void *where) { return unsee_host(where); }
 int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
     return flags ? INVALID_VALUE : seen_at(seen, memory);
 }

@@ -171,8 +171,6 @@ static int submit_to_engine(queue **engine, stream *s, work w) {
     return status;
 }
 
-static int usable(void);
-
 static int copy_rows_async(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
                            void *handle) {
     work w = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes, .rows = rows};

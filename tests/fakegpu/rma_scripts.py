@@ -3,7 +3,7 @@
 COMMON = """
 import os, sys, time, traceback
 import numpy as np
-from arrays import Array, runtime
+from arrays import Array, Gate, runtime
 from ucc_hetero import device, rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError, RefusedError, UCCHError
 from mpi4py import MPI
@@ -96,7 +96,6 @@ for here, there in ((True, True), (True, False), (False, True)):
     for region in (mine, room):
         region.close()
 worker.close()
-print("right", flush=True)
 """
 )
 
@@ -196,7 +195,6 @@ assert (array.peek == seen).all()
 other.close()
 worker.close()
 assert ctypes.CDLL(gpu.path).fakegpu_misuses() == 0
-print("right", flush=True)
 """
 )
 
@@ -212,12 +210,12 @@ room, seen = memory(N, False)
 told, was = mpi.allgather((mine.descriptor, room.descriptor)), mpi.bcast(mine._owner.array.peek.copy(), 1)
 target, place = (peers[right].open(each) for each in told[right])
 device = ctypes.CDLL(gpu.path)
-stream, word = gpu.stream(), gpu.flag()
+stream = gpu.stream()
 counter = worker.counter()
 numbers = mpi.allgather(counter.number)
 if r == 0:
     assert peers[right].info(mine, target)["put"].startswith("direct")
-    gpu.wait_value(stream.handle, word, 1)  # a kernel that takes long
+    gate = Gate(stream)  # a kernel that takes long
     target.close()
     while not device.fakegpu_closing():
         time.sleep(1e-3)
@@ -230,14 +228,13 @@ else:
     other.synchronize()
     assert worker.wait_notification(10.0).data == b"there" and (seen == was).all()
     assert device.fakegpu_closing() == 1, "the driver has come back already"
-    ctypes.c_uint32.from_address(word).value = 1
+    gate.open()
     while device.fakegpu_closing():
         time.sleep(1e-3)
 mpi.Barrier()
 mine.close()
 worker.close()
 assert device.fakegpu_misuses() == 0
-print("right", flush=True)
 """
 )
 
@@ -271,7 +268,6 @@ worker.close()
 for each in (given, out, other, wrapped):
     each.close()
     each.close()
-print("right", flush=True)
 """
 )
 
@@ -304,7 +300,6 @@ for _ in range(3):
     assert (room_seen == told[left][2]).all() and (back_seen == told[left][2]).all()
 comm.Free()
 worker.close()
-print("right", flush=True)
 """
 )
 
@@ -338,7 +333,6 @@ peers[right].put(host[0], peers[right].open(told[right][0])).Wait()
 mpi.Barrier()
 assert (room[1] == told[left][1]).all()
 worker.close()
-print("right", flush=True)
 """
 )
 
@@ -346,18 +340,17 @@ print("right", flush=True)
 STREAMS = (
     COMMON
     + """
-import ctypes
 N = 3_000_000
 array = Array(N // 4)
 mine, room = worker.register(array), memory(N)
 told = mpi.allgather((room[0].descriptor,))
 target = peers[right].open(told[right][0])
 counter = worker.counter()
-stream, after, word = gpu.stream(), gpu.stream(), gpu.flag()
+stream, after = gpu.stream(), gpu.stream()
 array.peek[:] = -1
 room[1][:] = 0
 mpi.Barrier()
-gpu.wait_value(stream.handle, word, 1)
+gate = Gate(stream)
 array.fill(stream, 5.0 + r)
 come = counter.wait(1, peer=peers[left], stream=after)
 landed = Array(N // 4)
@@ -368,7 +361,7 @@ array.fill(stream, -2.0)  # not before the put has read it
 for _ in range(100):
     assert not request.Test() and counter.value == 0
 mpi.Barrier()
-ctypes.c_uint32.from_address(word).value = 1
+gate.open()
 request.Wait()
 stream.synchronize()
 after.synchronize()
@@ -377,7 +370,6 @@ assert counter.value == 1 and (landed.peek == 5.0 + left).all(), landed.peek
 assert (array.peek == -2.0).all()
 mpi.Barrier()
 worker.close()
-print("right", flush=True)
 """
 )
 

@@ -94,7 +94,6 @@ for turn in range(3):  # what has come lies in its buffer while the stream that 
         right_value(b, 100 * turn + k)
 dist.barrier()
 dist.destroy_process_group()
-print("right", flush=True)
 """
 
 #: Messages in graphs: batches in any order, one by one, with others between replays, and some that are not waited for.
@@ -147,7 +146,6 @@ with torch.cuda.stream(stream):
     right_value(pairs[1][1], 3.0)
 dist.barrier()
 dist.destroy_process_group()
-print("right", flush=True)
 """
 
 #: Mistakes raise what they do the first time, and the batches after them are as those before.
@@ -204,7 +202,6 @@ if p == 2:
         right_value(got, step)
     dist.barrier()
 dist.destroy_process_group()
-print("right", flush=True)
 """
 
 #: Rank 1 dies; the others learn it from messages that look like those before.
@@ -252,7 +249,6 @@ for n in (5, 16384, 300_000, 900_000):
     gpu.state.current.synchronize()
 dist.barrier()
 dist.destroy_process_group()
-print("right", flush=True)
 """
 
 #: Three ranks of one vendor and one of another: messages inside the vendor go by its own backend, the others by lanes.
@@ -398,5 +394,4 @@ for peer in peers:
         assert (b.seen() == 2 * peer).all()
 dist.barrier()
 dist.destroy_process_group()
-print("right", flush=True)
 """

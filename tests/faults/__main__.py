@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,17 +22,9 @@ from ucc_hetero.launch.emulate import unavailable
 from .judge import Verdict, run
 from .menu import FAULTS, MOMENTS, draw
 
-FAKEGPU = Path(__file__).parents[1] / "fakegpu"
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakegpu"))
 
-
-def build_fakes(folder: Path) -> dict[str, Path]:
-    """vendor -> its fake library."""
-    found = {}
-    for vendor, kind in (("nvidia", "CUDA"), ("amd", "HIP")):
-        found[vendor] = folder / f"libfake{kind.lower()}.so"
-        words = ["cc", "-std=gnu11", "-O1", "-shared", "-fPIC", f"-DFAKE_{kind}", FAKEGPU / "fakegpu.c", "-lpthread"]
-        subprocess.run([*words, "-o", found[vendor]], check=True)
-    return found
+from building import build_all
 
 
 def line(verdict: Verdict) -> str:
@@ -93,7 +84,7 @@ def main() -> int:
             print(verdict.output, flush=True)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
-        fakes = build_fakes(Path(folder))
+        fakes = build_all(Path(folder))
         list(pool.map(one, range(first, first + args.trials)))
     kinds = Counter(kind for each in verdicts for kind in each.failures)
     print(f"{table(verdicts)}\n{len(verdicts)} trials, of which failed: {dict(kinds) or 'none'}")

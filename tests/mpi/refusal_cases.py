@@ -265,6 +265,23 @@ def refused_own_operation(comm: Communicator) -> None:
     ended(comm, [last])
 
 
+def refused_objects(comm: Communicator) -> None:
+    """A collective of Python objects that one rank alone makes wrongly, once all others have come to it."""
+    last, unpicklable = comm.size - 1, (i for i in ())
+    mistakes: list[Callable[[], Any]] = [
+        lambda: comm.scatter([1] * (comm.size + 1), root=last), lambda: comm.alltoall([1]),
+        lambda: comm.allgather(unpicklable), lambda: comm.allreduce(1, "product"), lambda: comm.bcast(1, "no rank"),
+    ]  # fmt: skip
+    rights: list[Callable[[], Any]] = [
+        lambda: comm.scatter(None, root=last), lambda: comm.alltoall([1] * comm.size), lambda: comm.allgather(1),
+        lambda: comm.allreduce(1), lambda: comm.bcast(1, last),
+    ]  # fmt: skip
+    which = WORLD.bcast(secrets.randbelow(len(rights)))
+    with pytest.raises((ValueError, TypeError) if comm.rank == last else RefusedError):
+        (mistakes if comm.rank == last else rights)[which]()
+    ended(comm, [last])
+
+
 def alone(comm: Communicator) -> None:
     """A call of one rank while all others give the communicator back."""
     if comm.rank == comm.size - 1:
@@ -315,7 +332,7 @@ def main(trials: int) -> None:
                 print(f"rank {WORLD.rank}: seed {seed}, number {number}: {trial}", flush=True)
                 raise
         checks = [several_under_way, before_others_come, behind, refused_by_others, answered_late]
-        checks += [refused_own_operation, alone] * 3
+        checks += [refused_own_operation, refused_objects, alone] * 3
         for check in checks if STREAM is None else (behind, answered_late):
             on_its_own(check)
         many_by_all(kept)

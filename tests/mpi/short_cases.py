@@ -4,6 +4,9 @@ import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +68,36 @@ def count_frames(comm: Communicator, n: int) -> None:
         elif name.startswith("Reduce to"):
             assert np.isnan(part).all()
     request.Free()
+
+
+def own_operations() -> None:
+    """A short reduction by an operation of the user's own is prepared once for all that look like it."""
+
+    def made(combine: Callable[[Any, Any], Any]) -> MPI.Op:
+        def apply(a: Any, b: Any, _: MPI.Datatype) -> None:
+            into = np.frombuffer(b, "f8")
+            into[:] = combine(np.frombuffer(a, "f8"), into)
+
+        return MPI.Op.Create(apply, commute=True)
+
+    with Communicator(world) as comm:
+        calls = {
+            "Allreduce": lambda op, x, y: comm.Allreduce(x, y, op),
+            "Iallreduce": lambda op, x, y: comm.Iallreduce(x, y, op).Wait(),
+            "Reduce": lambda op, x, y: comm.Reduce(x, y, op, root=1),
+        }
+        for (name, call), due in product(calls.items(), (np.add, np.maximum, np.multiply) * 2):
+            op, mine, out = made(due), np.random.default_rng(comm.rank).random(5), np.empty(5)
+            found = frames_of(lambda call=call, op=op, mine=mine, out=out: call(op, mine, out))
+            total = due.reduce(np.array(world.allgather(mine)))
+            if name != "Reduce" or comm.rank == 1:
+                np.testing.assert_allclose(out, total)
+            op.Free()
+            kept = weakref.ref(out)
+            del out
+            gc.collect()
+            assert kept() is None, name
+        assert len(found) <= 30, found
 
 
 def ahead() -> None:

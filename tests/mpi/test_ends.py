@@ -113,6 +113,28 @@ sys.exit(3 * comm.rank)
     assert "rank 1 has failed (status 3) and ends the job" in job.stderr, job.output
 
 
+@pytest.mark.parametrize("call", ["Recv(one)", "Probe()", "recv()", "Allreduce(x, y)"])
+def test_a_thread_that_goes_with_the_interpreter(mpirun, call: str) -> None:
+    """The program does not wait for a daemon, a listener say: what it waits for used to be released under it."""
+    script = f"""
+import traceback
+comm.Allreduce(x, y)
+thread = threading.Thread(target=lambda: comm.{call}, daemon=True)
+
+def calls():
+    stack = traceback.walk_stack(sys._current_frames().get(thread.ident))
+    return any("ucc_hetero/api" in frame.f_code.co_filename for frame, _ in stack)
+
+if rank == 0:
+    thread.start()
+    while not calls():
+        time.sleep(0)
+print("fine", flush=True)
+"""
+    job = mpirun(HEAD + script, 2)
+    assert job.stdout.split() == ["fine"] * 2 and "Traceback" not in job.stderr, job.output
+
+
 @pytest.mark.parametrize("how", ["raise RuntimeError('out of its mind')", "sys.exit(3)"])
 def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> None:
     script = HEAD.replace("comm = u", f"if world.rank == 1:\n    {how}\ncomm = u")
@@ -125,7 +147,7 @@ def test_a_rank_that_fails_before_its_first_communicator(mpirun, how: str) -> No
 ALONE = {
     "Communicator": ("u.Communicator()", "the making of a communicator"),
     "Split": ("comm.Split(0)", r"Split \(call 1 .*"),
-    "bcast": ("comm.bcast(1, root=1)", r"bcast of objects \(call 1 .*"),
+    "bcast": ("comm.bcast(1, root=1)", r"bcast of objects root=1 \(call 1 .*"),
     "Create_group": ("comm.Create_group(comm.Get_group())", "Create_group"),
 }
 

@@ -57,6 +57,47 @@ print("right", flush=True)
     assert job.stdout.split() == ["right"] * 2, job.output
 
 
+def test_processes_that_a_rank_starts_are_alone(mpirun: Any) -> None:
+    """They used to be that rank once more in MPI, and the rank itself crashed. What tells ranks and sizes stays."""
+    script = """
+import subprocess, sys
+child = '''
+import os
+import numpy as np, ucc_hetero as u
+comm = u.Communicator()
+y = np.empty(3)
+comm.Allreduce(np.full(3, 4.0), y)
+print(comm.size, *y, os.environ["OMPI_COMM_WORLD_SIZE"])
+'''
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout, flush=True)
+x, y = np.ones(10), np.empty(10)
+comm.Allreduce(x, y)
+assert (y == size).all()
+"""
+    job = mpirun(HEAD + script, 2)
+    assert job.stdout.split() == ["1", "4.0", "4.0", "4.0", "2"] * 2, job.output
+
+
+def test_a_rank_that_may_open_few_files(mpirun: Any) -> None:
+    """Each step failed in its own words, from a timeout to an abort, and none named the limit."""
+    script = """
+import os, resource
+from mpi4py import MPI
+import ucc_hetero as u
+used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+left = [0, 20][MPI.COMM_WORLD.rank]
+resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + left, hard))
+try:
+    u.Communicator()
+except ValueError as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert f"ulimit -n is {used - 1 + left}" in str(error) and "rank 0: only 0 more" in str(error), error
+    print("right", flush=True)
+"""
+    job = mpirun(script, 2)
+    assert job.stdout.split() == ["right"] * 2, job.output
+
+
 def test_nothing_is_left_of_a_job_that_is_killed(mpirun: Any) -> None:
     """Open MPI's own segments are its business."""
     script = """

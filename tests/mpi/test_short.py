@@ -16,7 +16,7 @@ def test_planner_and_engine_mean_the_same_calls() -> None:
 
 @pytest.mark.parametrize(("case", "ranks", "layout"), [
     ("known", 2, ""), ("ahead", 3, ""), ("few_files", 2, ""), ("few_frames", 2, ""),
-    ("few_frames", 4, "nvidia:2,amd:2"),
+    ("few_frames", 4, "nvidia:2,amd:2"), ("own_operations", 2, ""),
 ])  # fmt: skip
 def test_short_calls(crew: Callable[..., Any], case: str, ranks: int, layout: str) -> None:
     crew(f"short_cases:{case}", ranks, layout=layout)

@@ -1,14 +1,18 @@
-"""The engine's arithmetic against numpy's, and the kernels' source, compiled for the host, against the engine's."""
+"""The engine's arithmetic against numpy's, and the kernels, compiled for the host, against the engine's."""
 
 import ctypes
+import random
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from building import CODES, COMPILED, PIECES
 
 from ucc_hetero.device import kernels
 from ucc_hetero.device.kernels import sources
@@ -17,33 +21,6 @@ from ucc_hetero.types import DTYPES, OPS
 
 N = 4000
 
-#: Prelude that turns a kernel into C++: blocks of one thread, one after the other.
-_HOST = """
-#include <cmath>
-#include <cstring>
-#define __device__
-#define __global__
-#define __shared__ static
-static struct { unsigned x; } gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
-static inline void __syncthreads() {}
-static inline void __threadfence_system() {}
-static inline void __nanosleep(unsigned) {}
-static inline unsigned atomicExch(unsigned *at, unsigned value) {
-    unsigned was = *at;
-    *at = value;
-    return was;
-}
-static inline unsigned atomicInc(unsigned *at, unsigned most) {
-    unsigned was = *at;
-    *at = was >= most ? 0 : was + 1;
-    return was;
-}
-extern "C" void choose(unsigned block, unsigned blocks) { blockIdx.x = block; gridDim.x = blocks; }
-static inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
-static inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
-"""
-
-CODES = {name: dtype.code for name, dtype in DTYPES.items()}
 BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 #: Kernels by name: what the engine asks for. Of each of these the host has the same.
@@ -61,37 +38,20 @@ FUSED = {
     f"fused_{op}_{name}": (lib.UCCH_FUSED, OPS[op].code, CODES[name], 0)
     for op, name in (("SUM", "float32"), ("SUM", "int16"), ("MAX", "float32"))
 }
-#: One side of a message in a lane; all messages of a stage that wires carry.
-SINGLE = {"lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0)}
-#: Bytes of elements of which pages consist, and between which they are converted: integers as they are.
-FLOATS = {CODES[name]: DTYPES[name].itemsize for name in ("float16", "bfloat16", "float32")}
-UNITS = {CODES[f"uint{8 * n}"]: n for n in (1, 2, 4, 8)}
-PIECES = {
-    f"pieces_{one}_{other}": (lib.UCCH_PIECES, 0, one, other)
-    for one, other in (
-        *((unit, unit) for unit in UNITS),
-        *((one, other) for one in FLOATS for other in FLOATS if one != other),
-        (lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ), (lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
-    )
-}  # fmt: skip
+#: Bytes of elements of pages; 1 of the others.
+SIZES = {code: dtype.itemsize for code, dtype in BY_CODE.items()}
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """All kernels in one library, as ``kernel_<name>``."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs a C++ compiler, for kernels that have no GPU here")
-    parts = [_HOST]
-    for name, case in (ARITHMETIC | FUSED | SINGLE | PIECES).items():
-        if (text := sources.source(*case)) is not None:
-            # Each in a namespace of its own: they all define the same helpers.
-            parts.append(f"namespace n_{name} {{\n{text.replace('void ucch(', f'void kernel_{name}(')}\n}}")
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "kernels.cc").write_text("\n".join(parts))
-    words = [compiler, "-std=c++14", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w"]
-    subprocess.run([*words, "-o", folder / "kernels.so", folder / "kernels.cc"], check=True, timeout=600)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+def library(fake_library: Callable[..., Path]) -> ctypes.CDLL:
+    """All kernels, as one vendor's compiler has them: a fake library, which runs them."""
+    return ctypes.CDLL(str(fake_library(random.choice(["nvidia", "amd"]), {**COMPILED, **ARITHMETIC, **FUSED})))
+
+
+def run(library: ctypes.CDLL, name: str, blocks: int, *arguments: Any) -> None:
+    """Run a kernel to its end, with a struct of layout.h, or with the four arguments of elements' kernels."""
+    pointers = (ctypes.c_void_p * len(arguments))(*(int(ffi.cast("uintptr_t", each)) for each in arguments))
+    assert library.fakegpu_run(name.encode(), blocks, 512, pointers, random.getrandbits(32)) == 0
 
 
 #: As numpy has each operation; and what is ours of those that integers, real and complex numbers have.
@@ -176,21 +136,13 @@ def test_arithmetic(library: ctypes.CDLL, name: str) -> None:
         assert (abs(ours[1] - wanted) <= near).all()
     else:
         assert same(ours[1], wanted)
-    pointers = (ctypes.c_void_p(a.ctypes.data) for a in (src, dst))
-    getattr(library, f"kernel_{name}")(*pointers, ctypes.c_ulonglong(n), ctypes.c_double(by))
+    ends = (ffi.new("void **", ffi.cast("void *", a.ctypes.data)) for a in (src, dst))
+    run(library, name, random.choice([1, 3, 2048]), *ends, ffi.new("uint64_t *", n), ffi.new("double *", by))
     assert same(dst, ours[1])
 
 
 def test_nothing_is_ready_without_a_device() -> None:
     assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
-
-
-def call(library: ctypes.CDLL, name: str, struct: Any) -> None:
-    """Have a kernel do what a struct of layout.h says, which it takes by value."""
-    argument = type("Argument", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_char * ffi.sizeof(struct[0]))]})
-    function = getattr(library, f"kernel_{name}")
-    function.argtypes = [argument]
-    function(argument.from_buffer_copy(ffi.buffer(struct)))
 
 
 def moves_of(each: list[tuple[int, ...]], arrived: int) -> Any:
@@ -213,18 +165,12 @@ def test_a_fused_call(library: ctypes.CDLL, dtype: str, count: int, blocks: int)
         wanted, copied = here + there, np.full(count, 77, dtype)
         words = np.array([5, 0, 2**32 - 1, 0], np.uint32)
         at = [words.ctypes.data + 4 * i for i in range(4)]
-        # Blocks run one after the other here: the first of several cannot wait for what the last one writes.
-        behind = [at[0], *(at[1:3] if blocks == 1 else (0, 0))]
         moves = [
-            (there.ctypes.data, into.ctypes.data, behind[0], at[1], 5, 9, lib.MOVE_COPY, there.nbytes),
-            (into.ctypes.data, here.ctypes.data, behind[1], at[2], 8, 3, lib.MOVE_COMBINE, count),
-            (here.ctypes.data, copied.ctypes.data, behind[2], at[3], 2**32 - 2, 1, lib.MOVE_COPY, here.nbytes),
+            (there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, lib.MOVE_COPY, there.nbytes),
+            (into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, lib.MOVE_COMBINE, count),
+            (here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, lib.MOVE_COPY, here.nbytes),
         ]
-        for block in rng.permutation(blocks).tolist():
-            assert words.tolist() == [5, 0, 2**32 - 1, 0]
-            library.choose(block, blocks)
-            call(library, f"fused_SUM_{dtype}", moves_of(moves, arrived.ctypes.data))
-        library.choose(0, 1)
+        run(library, f"fused_SUM_{dtype}", blocks, moves_of(moves, arrived.ctypes.data))
         assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
         assert words.tolist() == [5, 9, 3, 1] and not arrived.any()
 
@@ -243,9 +189,9 @@ class Flagged:
         self.arrived = ffi.new("unsigned[40]")
 
     def run(
-        self, comes: bool, data: np.ndarray, count: int, hash_: int, blocks: list[int], kind: int = 0, own: int = 0
+        self, comes: bool, data: np.ndarray, count: int, hash_: int, blocks: int, kind: int = 0, own: int = 0
     ) -> None:
-        """A side's kernel for so many bytes, block by block; ``kind``: how they are combined with ``own``."""
+        """A side's kernel for so many bytes; ``kind``: how they are combined with ``own``."""
         slots, there = ffi.cast("char *", self.ring.ctypes.data) + 64, ffi.cast("char *", data.ctypes.data)
         move = {
             "src": slots if comes else there, "dst": there if comes else slots,
@@ -259,11 +205,7 @@ class Flagged:
             "n": 1, "arrived": self.arrived, "replays": self.replays[comes], "counts": self.counts[comes],
             "hash": hash_, "each": [move],
         }  # fmt: skip
-        for block in blocks:
-            self.library.choose(block, len(blocks))
-            name = f"fused_{'MAX' if comes else 'SUM'}_float32"  # of two texts, for two threads
-            call(self.library, name, ffi.new("ucch_moves *", of))
-        self.library.choose(0, 1)
+        run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
 
     def slot(self, number: int) -> np.ndarray:
         """The words of a piece's slot, of which the first four are its head."""
@@ -280,9 +222,8 @@ def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None
         count = int(rng.choice([1, 3, 4, 8, 63, 64, 65, 1000, 4096, int(rng.integers(1, 4097))]))
         shift, where, hash_ = int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(1 << 63))
         sent, into = rng.integers(0, 256, count + 9, np.uint8), np.full(count + 30, 77, np.uint8)
-        order = rng.permutation(blocks).tolist()
-        channel.run(False, sent[shift:], count, hash_, order)
-        channel.run(True, into[where:], count, hash_, order[::-1])
+        channel.run(False, sent[shift:], count, hash_, blocks)
+        channel.run(True, into[where:], count, hash_, blocks)
         assert (into[where:][:count] == sent[shift:][:count]).all()
         assert (into[:where] == 77).all() and (into[where + count :] == 77).all()
         assert list(channel.words) == [(begun + turn + 1) % 2**32] * 2 and not any(channel.arrived)
@@ -303,9 +244,9 @@ def test_sums_of_what_comes(library: ctypes.CDLL, blocks: int) -> None:
         theirs, mine = theirs[int(rng.integers(4)) :][:n], mine[int(rng.integers(4)) :][:n]
         one, other = (theirs, mine) if kind == lib.MOVE_LL_FIRST else (mine, theirs)
         wanted = np.where(np.isnan(one) | (one > other), one, other)
-        channel.run(False, theirs, 4 * n, 5, rng.permutation(blocks).tolist())
+        channel.run(False, theirs, 4 * n, 5, blocks)
         into = mine if rng.integers(2) else np.full(n, 77, np.float32)
-        channel.run(True, into, 4 * n, 5, rng.permutation(blocks).tolist(), kind, mine.ctypes.data)
+        channel.run(True, into, 4 * n, 5, blocks, kind, mine.ctypes.data)
         assert (into.view(np.uint32) == wanted.view(np.uint32)).all(), (turn, n)
 
 
@@ -313,9 +254,9 @@ def test_sums_of_what_comes(library: ctypes.CDLL, blocks: int) -> None:
 def test_words_of_another_call(library: ctypes.CDLL, way: str) -> None:
     """A receiver says that what has come is not what it waits for, though some of that may never come."""
     channel, data = Flagged(library, 0), np.zeros(4096, np.uint8)
-    channel.run(False, data, {"another call": 1000, "shorter": 8, "longer": 3000}[way], 5, [0])
+    channel.run(False, data, {"another call": 1000, "shorter": 8, "longer": 3000}[way], 5, 1)
     channel.replays[True].stop.word = 1
-    channel.run(True, data, 1000, 6 if way == "another call" else 5, [0])
+    channel.run(True, data, 1000, 6 if way == "another call" else 5, 1)
     assert channel.replays[True].wrong.word == lib.REPLAY_DIFFERS
 
 
@@ -325,10 +266,10 @@ def test_each_word_is_waited_for(library: ctypes.CDLL) -> None:
     for last in (0, 3, 4, 503, int(rng.integers(504))):
         channel = Flagged(library, 0)
         sent, into = rng.integers(0, 256, count, np.uint8), np.full(count, 77, np.uint8)
-        channel.run(False, sent, count, 5, [0])
+        channel.run(False, sent, count, 5, 1)
         slot = channel.slot(0)
         words, slot[:504] = slot[:504].copy(), int(rng.integers(1 << 32)) | 7 << 32
-        receiver = threading.Thread(target=channel.run, args=(True, into, count, 5, [0]))
+        receiver = threading.Thread(target=channel.run, args=(True, into, count, 5, 1))
         receiver.start()
         for k in rng.permutation(504).tolist():
             slot[k] = words[k] if k != last else slot[k]
@@ -349,8 +290,8 @@ class Lane:
         self.arrived = {receives: ffi.new("unsigned[16]") for receives in (False, True)}
         self.posted, self.pieces = {False: 0, True: 0}, 0
 
-    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: list[int]) -> Any:
-        """A side's kernel, block by block: how the message ended."""
+    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: int) -> Any:
+        """A side's kernel: how the message ended."""
         self.posted[receives] += 1
         number, lines = self.posted[receives], self.sides[receives]
         short, long = (ffi.cast("char *", ring.ctypes.data) + 64 for ring in self.rings)
@@ -362,10 +303,7 @@ class Lane:
             "line": lines + 1, "bytes": room, "tag": tag, "number": number, "base": self.pieces, "limit": 65536,
             "slot": self.slot, "stride": self.stride, "to": (1 << 32) - 1, "flags": 6 | receives,
         }  # fmt: skip
-        for block in blocks:
-            self.library.choose(block, len(blocks))
-            call(self.library, "lane", ffi.new("ucch_lane_copy *", fields))
-        self.library.choose(0, 1)
+        run(self.library, "lane", blocks, ffi.new("ucch_lane_copy *", fields))
         assert lines[1].done == number and not any(self.arrived[receives])
         return lines[1]
 
@@ -380,14 +318,13 @@ def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) ->
         nbytes = int(rng.choice([0, 1, 4096, 65536, 65537, 300_000, int(rng.integers(longest)), longest]))
         piece = min(max(-(-(nbytes // 4) // 4096) * 4096, 262144), slot)
         sent, tag = rng.integers(0, 256, nbytes + 1, np.uint8), int(rng.integers(5))
-        order = rng.permutation(blocks).tolist()
-        lane.run(False, sent, nbytes, tag, order)
+        lane.run(False, sent, nbytes, tag, blocks)
         lane.pieces += -(-nbytes // piece) if nbytes > 65536 else 0
         wrong = rng.integers(4)
         wanted = (1 << 32) - 1 if wrong == 3 else tag + (wrong == 2)
         room = nbytes - 1 if wrong == 1 and nbytes else nbytes + 3
         into = np.full(nbytes + 4, 77, np.uint8)
-        found = lane.run(True, into, room, wanted, order[::-1])
+        found = lane.run(True, into, room, wanted, blocks)
         status = 3 if wrong == 2 else 2 if room < nbytes else 0
         assert (found.status, found.tag, found.bytes) == (status, tag, nbytes)
         assert (into[:nbytes] == (77 if status else sent[:nbytes])).all() and (into[nbytes:] == 77).all()
@@ -400,7 +337,7 @@ def test_pieces(library: ctypes.CDLL, name: str, blocks: int) -> None:
     """Pieces of any length are gathered from rows in groups, as numpy has it, and converted as by the host."""
     rng = np.random.default_rng()
     _, _, one, other = PIECES[name]
-    size, to_size = ((UNITS | FLOATS).get(each, 1) for each in (one, other))
+    size, to_size = (SIZES.get(each, 1) for each in (one, other))
     groups, rows, row = 7, 30, 40
     source = rng.integers(0, 256, (groups, 2 * rows, row + 3, size), np.uint8)
     straight = np.ascontiguousarray(source[:, :rows, :row])
@@ -418,10 +355,7 @@ def test_pieces(library: ctypes.CDLL, name: str, blocks: int) -> None:
         piece.dst = ffi.cast("char *", out.ctypes.data + begin * to_size)
     how = (row, rows, row + 3, 2 * rows * (row + 3), one, other, size, to_size)
     asked = {"each": each, "n": len(each), "most": int(np.diff(cuts).max()), "rows": how}
-    for block in rng.permutation(blocks).tolist():
-        library.choose(block, blocks)
-        call(library, name, ffi.new("ucch_pieces *", asked))
-    library.choose(0, 1)
+    run(library, name, blocks, ffi.new("ucch_pieces *", asked))
     assert (out[:-1] == wanted[:-1]).all() and (out[-1] == 77).all()
 
 
@@ -451,11 +385,9 @@ def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -
                 each.append([*at, n, 4096, stride, past, begins, behind[ring], 0 if comes else 8])
         where = ffi.cast("void *", meetings[rank].ctypes.data)
         asked.append(ffi.new("ucch_ring_copies *", {"arrived": where, "n": 6, "out": 3, "width": width, "each": each}))
-    for comes in range(2):  # each block goes through all of its pieces: those that have to come are there then
-        for rank, block in rng.permutation([(r, b) for r in range(2) for b in range(width)]).tolist():
-            library.choose(block + comes * width, 2 * width)
-            call(library, "ring", asked[rank])
-    library.choose(0, 1)
+    ranks = [threading.Thread(target=run, args=(library, "ring", 2 * width, each)) for each in asked]
+    [rank.start() for rank in ranks]
+    [rank.join(60) for rank in ranks]
     for rank in range(2):
         for there, here in zip(sent[1 - rank], got[rank], strict=True):
             assert (here[: there.size] == there).all() and (here[there.size :] == 77).all()
@@ -481,10 +413,7 @@ def test_plain_pieces(library: ctypes.CDLL, blocks: int) -> None:
         at += -at % 8 if rng.integers(2) else 0
     code = DTYPES["uint8"].code
     asked = {"each": each, "n": len(each), "most": max(sizes), "rows": (0, 0, 0, 0, code, code, 1, 1)}
-    for block in rng.permutation(blocks).tolist():
-        library.choose(block, blocks)
-        call(library, f"pieces_{code}_{code}", ffi.new("ucch_pieces *", asked))
-    library.choose(0, 1)
+    run(library, f"pieces_{code}_{code}", blocks, ffi.new("ucch_pieces *", asked))
     assert (out == wanted).all()
 
 
@@ -493,7 +422,7 @@ def test_blocks_that_run_at_a_time(arch: int, blocks: int) -> None:
     """Kernels that wait leave room for as many blocks of 512 threads as such a device has threads for."""
     if not shutil.which("c++"):
         pytest.skip("needs a C++ compiler, to preprocess")
-    for case in (*FUSED.values(), SINGLE["lane"]):
+    for case in (*FUSED.values(), COMPILED["lane"]):
         words = ["c++", "-x", "c++", "-E", "-P", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(
             words, input=sources.source(*case), capture_output=True, text=True, check=True, timeout=240

@@ -12,7 +12,9 @@ pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 import torch
 import torch.distributed as dist
 from torch._jit_internal import _extract_tensors
+from torch.distributed.rendezvous import _env_rendezvous_handler, _rendezvous_handlers
 
+import _ucc_hetero_autoload
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import devices, futures, rendezvous
@@ -214,12 +216,17 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPa
         rendezvous.await_all(store, 2, [7, 9, 4, 5], 0.01)
 
 
-def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
+def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch, installs: Any) -> None:
+    """Whether it imports ucc_hetero.torch or not; once."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    rendezvous.install()
-    with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python"):
+    monkeypatch.setitem(_rendezvous_handlers, "env", _env_rendezvous_handler)
+    for install in (_ucc_hetero_autoload.wrap_env, *installs):
+        install()
+    with pytest.raises(ValueError, match="RANK expected, but not set: start the script by `ucch-run -np N python") as e:
         next(dist.rendezvous("env://"))
+    assert str(e.value).count("ucch-run") == 1
 
 
 def test_ranks_that_chose_the_same_backend_go_on() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from types import TracebackType
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from ..bootstrap import exit, process, settings
 from ..bootstrap.meeting import Known
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
+from ..calls.objects import Objects
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..calls.runner import Runner
@@ -23,10 +24,11 @@ from ..p2p.messages import Messages
 from ..p2p.neighbours import Neighbourhood
 from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
-from ..types import OPS, op_of
+from ..types import OPS
 from .comm_faults import FaultMethods, News
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
+from .comm_objects import ObjectMethods
 from .comm_p2p import MessageMethods
 
 SUM = OPS["SUM"]
@@ -37,17 +39,6 @@ _ASKING = ("Get_", "Is_", "Set_")
 _OTHERS = (
     "Abort", "Call_errhandler", "Cart_map", "Create_keyval", "Delete_attr", "Free_keyval", "Graph_map", "Shift",
 )  # fmt: skip
-
-
-#: Collective methods of mpi4py that take pickled objects: MPI's own wait for ever for a rank that does not come.
-_PICKLED = (
-    "allgather", "allreduce", "alltoall", "barrier", "bcast", "exscan", "gather", "neighbor_allgather",
-    "neighbor_alltoall", "reduce", "scan", "scatter",
-)  # fmt: skip
-
-
-#: Those of them that reduce: the operation is the second argument.
-_REDUCING = ("allreduce", "exscan", "reduce", "scan")
 
 
 _FREED = "this communicator has been freed: make a new one"
@@ -67,13 +58,13 @@ class _Freed:
     "case (``'sum'``), or one of MPI's.",
     stream="GPU stream that the call is to be part of: torch's, CuPy's, a handle. None: the data is ready now.",
 )
-class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods):
+class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods, FaultMethods):
     """Ranks that communicate. Made from an mpi4py communicator, by all its ranks together.
 
     Methods, defaults and buffer forms are mpi4py's. Methods with a capital letter take buffers: arrays of numpy, torch,
     CuPy, JAX (to send) and others with the buffer protocol, DLPack or ``__cuda_array_interface__``, in host memory or
-    on this rank's GPU, or mpi4py's lists such as ``[array, count, MPI.FLOAT]``. Other methods take Python objects and
-    are those of the MPI communicator.
+    on this rank's GPU, or mpi4py's lists such as ``[array, count, MPI.FLOAT]``. Methods in lower case take Python
+    objects. What else MPI knows of these ranks (``Get_group``, say) is asked of its communicator.
 
     ``stream`` (torch's, CuPy's, numba's, an integer handle) makes a collective part of that stream's work: it starts
     when the stream reaches it, and what is behind it in the stream sees the result. Methods with ``I`` do not block the
@@ -159,7 +150,7 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         self._news.close()
         exit.forget(run)
         self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        for name in ("_own", "_edges", "_partitions"):
+        for name in ("_own", "_edges", "_partitions", "_objects"):
             vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (calls/runner.py)
@@ -173,6 +164,10 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         return Messages(self._run, own=True)
 
     Disconnect = Free  # which waits for all that is under way
+
+    @cached_property
+    def _objects(self) -> Objects:
+        return Objects(self._run)
 
     @cached_property
     def _edges(self) -> Neighbourhood:
@@ -269,10 +264,9 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
             raise AttributeError(self._lacks(name))
         try:
-            found = getattr(self._mpi, name)
+            return getattr(self._mpi, name)
         except AttributeError:
             raise AttributeError(self._lacks(name)) from None
-        return partial(self._of_objects, name) if name in _PICKLED else found
 
     def _lacks(self, name: str) -> str:
         if not name.startswith("_") and hasattr(self._mpi, name):
@@ -281,31 +275,13 @@ class Communicator(MessageMethods, NeighbourMethods, GroupMethods, FaultMethods)
         near = difflib.get_close_matches(name.replace("_", "").lower(), known, 1, 0.85)
         return f"Communicator has no {name}{f'; did you mean {known[near[0]]}?' if near else ''}"
 
-    def _of_objects(self, name: str, *args: Any, **more: Any) -> Any:
-        """The result of a collective of Python objects; its operation may be one of ours, or a name."""
-        if name in _REDUCING:
-            args = args[:1] + tuple(self._mpi_op(name, op) for op in args[1:2]) + args[2:]
-            more |= {"op": self._mpi_op(name, more["op"])} if "op" in more else {}
-        return self._together(name, *args, **more)
-
-    def _mpi_op(self, name: str, op: Any) -> Any:
-        from mpi4py import MPI
-
-        if isinstance(op, MPI.Op):
-            return op
-        try:
-            ours = str(op_of(op))
-        except (TypeError, ValueError) as mistake:
-            raise type(mistake)(f"{name} on rank {self.rank}: {mistake}") from None
-        if not hasattr(MPI, ours):
-            raise ValueError(f"{name} on rank {self.rank}: op {ours} is for arrays: {name.capitalize()}")
-        return getattr(MPI, ours)
-
     # --- blocking collectives ----------------------------------------------------------------------------------------
 
     def Barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks have called."""
         self._run.blocking("barrier", None, None, None, -1, None, stream)
+
+    barrier = Barrier
 
     def Bcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Send the root's buffer to all ranks.

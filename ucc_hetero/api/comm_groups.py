@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from ..bootstrap.meeting import Known, met_again
 from ..bootstrap.timely import Timely, timely
+from ..calls.arguments import CallSpec
+from ..calls.objects import Objects
 from ..calls.runner import Runner
 from ..docstrings import described, forms
 
@@ -34,22 +36,27 @@ class GroupMethods(ABC):
     def _adopt(cls: type[_Self], mpi: Any, known: Known | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
+    @cached_property
+    @abstractmethod
+    def _objects(self) -> Objects:
+        """Exchanges of objects among the ranks."""
+
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        self._run.together(what)
         mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
+            self._run.labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(mpi, self._run.members.known) as among:
+        with met_again(partial(self._everyones, what), self._mpi, self._run.members.known) as among:
             made = mpi.apart(make)
             return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
 
-    def _together(self, what: str, *args: Any, **more: Any) -> Any:
-        """The result of MPI's collective of this name, which is made once all ranks have come to it."""
-        self._run.together(f"{what} of objects")
-        return timely(self._mpi, self._run.timeout, what).apart(partial(getattr(self._mpi, what), *args, **more))
+    def _everyones(self, what: str, said: Any) -> list[Any]:
+        """What all ranks say that have come to make a communicator."""
+        found = self._objects.exchange(what, "allgather", [said])
+        return timely(self._mpi, self._run.timeout, what).allgather(said) if found is None else found
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
@@ -144,6 +145,8 @@ def _at_exit() -> None:
     finally:
         links.stop()
         wires.stop()  # however that went: libucp is about to be unloaded
+        if _within_a_call():
+            lib.ucch_lock()  # for good: the thread is to do nothing in libraries that are unloaded
 
 
 def _end() -> None:
@@ -186,6 +189,23 @@ def _end() -> None:
         _close()
     if survives:
         faults.leave_late()
+
+
+def _within_a_call() -> bool:
+    """True if a thread is within a call of a communicator's or a request's.
+
+    It is a daemon, as others have ended: a listener that waits for its next message, say. It goes with the interpreter,
+    and till then has what it waits for.
+    """
+    package = Path(__file__).parents[1]
+    calls = str(package / "api"), str(package / "calls")
+    for thread, frame in sys._current_frames().items():
+        of = None if thread == threading.get_ident() else frame
+        while of is not None:
+            if of.f_code.co_filename.startswith(calls):
+                return True
+            of = of.f_back
+    return False
 
 
 def _ends_job() -> bool:
@@ -256,7 +276,7 @@ def _together(each: process.Job) -> int:
 
     from mpi4py import MPI
 
-    stuck = any(comm.run.broken or comm.run.busy for comm in living)
+    stuck = any(comm.run.broken or comm.run.busy for comm in living) or _within_a_call()
     leaked = _has_leaked_calls or process.forsaken()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf

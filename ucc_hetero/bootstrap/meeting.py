@@ -72,7 +72,7 @@ class _Meeting:
         self._mpi = mpi
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
-        self._mistake = settings.read(process.world_of(mpi).Get_rank())
+        self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
         self.known: Known | None = None
 
     def come(self, ready: bool) -> bool:
@@ -185,9 +185,11 @@ def met(mpi: Any) -> Iterator[Known]:
 
 
 @contextmanager
-def met_again(mpi: Any, parent: Known) -> Iterator[Callable[[Any], Known | None]]:
-    """Hold this rank's turn while all ranks of a communicator, which ``parent`` is about, hold theirs to make another
-    one of some of them, over ``mpi`` as long as there is no other exchange.
+def met_again(
+    everyones: Callable[[Any], list[Any]], mpi: Any, parent: Known
+) -> Iterator[Callable[[Any], Known | None]]:
+    """Hold this rank's turn while all ranks of ``mpi``, which ``parent`` is about, hold theirs to make a communicator
+    of some of them; ``everyones`` exchanges what each says.
 
     Yields what tells, of the new communicator's exchange, what its ranks know of each other: what they knew before; or
     None where a rank wants no more of their job.
@@ -197,7 +199,7 @@ def met_again(mpi: Any, parent: Known) -> Iterator[Callable[[Any], Known | None]
     def come(ready: bool) -> bool:
         usable = ready and parent.job is not None and parent.job.sound()
         mine = _claim(len(parent.facts)) if usable else None
-        everyone = mpi.allgather((ready, mine))
+        everyone = everyones((ready, mine))
         claims[:] = [claim for _, claim in everyone]
         return all(each for each, _ in everyone)
 

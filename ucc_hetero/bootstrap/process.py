@@ -7,6 +7,7 @@ with settings that are forced equal. Communicators only make teams from them.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,11 +41,17 @@ SPIN_ROUNDS = 400
 TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
+#: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
+_OPENED = 48
+
+
 class Process:
     """This process's share: the two libraries, one UCX worker, and what it publishes of itself."""
 
     def __init__(self) -> None:
         self.libraries = load()
+        if mpi_runs():
+            launchers.keep_from_children(os.environ)
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
@@ -307,6 +314,23 @@ def begun() -> bool:
     return _process is not None
 
 
+def lacks_files() -> str:
+    """How the limit on open files leaves too few to the libraries, which have not begun; empty where it does not."""
+    if begun():
+        return ""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        left = most - len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even this one
+        left = 0
+    if left >= _OPENED:
+        return ""
+    return (
+        f"only {max(left, 0)} more files may be opened (ulimit -n is {most}), and UCX and UCC open up to {_OPENED}: "
+        "raise the limit where the job is started, or close files"
+    )
+
+
 def process() -> Process:
     """This process's libraries and worker, made at first use."""
     global _process
@@ -451,13 +475,22 @@ def refuse_without_mpi() -> None:
         raise NotSupported("MPI has not begun: call MPI.Init_thread(), or leave mpi4py.rc.initialize True")
 
 
+def mpi_runs() -> bool:
+    """True between the beginning and the end of MPI in this process."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
 def refuse_foreign_launcher() -> None:
-    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own."""
+    """``NotSupported`` where the launcher of another MPI has started this rank: each rank would be a job of its own.
+
+    Processes that a rank has started are alone by intent.
+    """
     from mpi4py import MPI
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
     (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
-    if alone and int(size) > 1:
+    if alone and int(size) > 1 and launchers.joins(os.environ):
         raise NotSupported(
             f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "

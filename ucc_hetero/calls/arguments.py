@@ -422,6 +422,11 @@ def look(
         return _UNKNOWN
 
 
+def number_of(address: Any) -> int:
+    """An address that :func:`look` has found, as a number."""
+    return address if type(address) is int else int(ffi.cast("uintptr_t", address))
+
+
 def _described(spec: Any, *, writable: bool) -> tuple[Any, Any]:
     """Description but for the address of an array with counts, and its address; ``TypeError`` if it is not simple."""
     if type(spec) not in (list, tuple) or not spec:

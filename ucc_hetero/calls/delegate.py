@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from ..buffers import Entries, as_entries, is_in_place
 from ..errors import MismatchError
 from ..types import op_of
-from .arguments import CallSpec, counts_of, root_of
+from .arguments import CallSpec, counts_of, number_of, root_of
 
 #: A rank's part of the data begins at a multiple of so many bytes, as allocated memory does.
 _ALIGNED = 16
@@ -40,7 +39,8 @@ def in_blocks(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
     from mpi4py import MPI
 
     name, send, recv, op = call[:4]
-    if name != "allreduce" or not (op_of(op) or op.Is_commutative()):
+    short = type(recv) is np.ndarray and recv.nbytes < _LONG
+    if short or name != "allreduce" or not (op_of(op) or op.Is_commutative()):
         return []
     into = as_entries(recv, writable=True, argument=f"{name}: recvbuf", rank=rank)
     outof = into if is_in_place(send) else as_entries(send, writable=False, argument=f"{name}: sendbuf", rank=rank)
@@ -63,7 +63,8 @@ class Delegated:
     """A reduction of this ``rank``: ``moved`` is the call that moves the data, :meth:`finish` what MPI does with it.
 
     A rank's part is the memory of its entries with the gaps between them, as the operation is to find it, and behind
-    it how many entries of a reduce_scatter's result are its own.
+    it how many entries of a reduce_scatter's result are its own. The next call that looks the same, but for its
+    addresses and its operation, can have all of this (:meth:`again`).
     """
 
     def __init__(self, call: CallSpec, size: int, rank: int) -> None:
@@ -76,16 +77,17 @@ class Delegated:
         into = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
         in_place = into is not None and is_in_place(send)
         outof = into if into and in_place else self._entries("sendbuf", send, writable=False)
-        #: Entries of the result that come to this rank.
-        self._due = self._entries_due(outof, into, counts, in_place=in_place)
-        datatype = outof.datatype
+        #: Entries of this rank's data, and those of the result that come to it.
+        self._count, self._due = outof.count, self._entries_due(outof, into, counts, in_place=in_place)
+        #: Where the caller's data is and where the result goes, and what keeps that memory.
+        self._outof, self._into = outof.address, None if into is None else into.address
+        self._keep: Any = outof, into
+        self._datatype = datatype = outof.datatype
         if not datatype.is_predefined:  # its caller may free it before the call ends
-            datatype = outof.datatype.Dup()
+            self._datatype = datatype = datatype.Dup()
             weakref.finalize(self, _free, datatype)
-        self._datatype, self._from = datatype, replace(outof, datatype=datatype)
-        self._into = into and replace(into, datatype=datatype)
-        self._begin, end = self._from.span(outof.count)
-        nbytes = max(end - self._begin, outof.count * datatype.extent)  # operations are shown that much
+        self._span, self._given = outof.span(outof.count), outof.span(self._due)
+        nbytes = max(self._span[1] - self._span[0], outof.count * datatype.extent)  # operations are shown that much
         #: True if ranks get a block of each other's entries; where entries overlap the last one ends behind its block.
         self._by_blocks = name == "reduce_scatter_block" and nbytes == outof.count * datatype.extent
         if self._by_blocks:
@@ -98,6 +100,9 @@ class Delegated:
             self._own = self._parts[0 if into is None else rank]
             to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
             self.moved = CallSpec("allgather", None, self._parts) if root < 0 else to_root
+        #: What is reduced, by the first entry that is needed.
+        self._operands: tuple[int, list[list[Any]]] = -1, []
+        self._fills = self._own.ctypes.data
         self.fill()
         shown = found.name if found else "own operation"
         self.label = f"{name} {shown} {outof.count} x {self._datatype.size} B" + f" root={root}" * (root >= 0)
@@ -128,10 +133,29 @@ class Delegated:
             raise TypeError(f"{where}: sendbuf and recvbuf differ in their datatypes")
         return due
 
+    @property
+    def short(self) -> bool:
+        """True if it takes little memory between calls."""
+        return self._parts.nbytes < _LONG
+
+    def begins_at(self, outof: Any, into: Any) -> bool:
+        """True if the caller's memory begins at these addresses."""
+        return self._outof == number_of(outof or into) and self._into in (None, number_of(into))
+
+    def again(self, outof: Any, into: Any, op: Any) -> None:
+        """Make it another call: of memory at other addresses, by another operation if that is the user's own."""
+        self._outof, self._into = number_of(outof or into), self._into and number_of(into)
+        self._keep, self._op = (outof, into), self._op if op_of(op) else op
+        self.fill()
+
+    def rest(self) -> None:
+        """Let go of the caller's memory."""
+        self._keep = None
+
     def fill(self) -> None:
         """Take the caller's data, from which a persistent call starts anew."""
-        start, end = self._from.span(self._from.count)
-        ctypes.memmove(self._own.ctypes.data, self._from.address + start, end - start)
+        start, end = self._span
+        ctypes.memmove(self._fills, self._outof + start, end - start)
         if self._name == "reduce_scatter":
             self._own[-8:].view(np.int64)[0] = self._due
 
@@ -143,10 +167,12 @@ class Delegated:
         first = self._first_due()
         if not self._due:
             return
-        result = self._part(ranks - 1, first)
-        for rank in reversed(range(ranks - 1)):
-            self._op.Reduce_local(self._part(rank, first), result)
-        self._give(self._into, result)
+        if first != self._operands[0]:
+            self._operands = first, [self._part(rank, first) for rank in reversed(range(ranks))]
+        result, *others = self._operands[1]
+        for each in others:
+            self._op.Reduce_local(each, result)
+        self._give(self._into, result[0].address)
 
     def _first_due(self) -> int:
         """The first entry of the result that comes to this rank."""
@@ -155,9 +181,9 @@ class Delegated:
         if self._name != "reduce_scatter":
             return 0
         counts = self._parts[:, -8:].copy().view(np.int64)[:, 0]
-        if counts.sum() != self._from.count:
+        if counts.sum() != self._count:
             raise MismatchError(
-                f"reduce_scatter on rank {self._rank}: {self._from.count} elements are sent, and the ranks' recvbufs "
+                f"reduce_scatter on rank {self._rank}: {self._count} elements are sent, and the ranks' recvbufs "
                 f"hold {counts.tolist()}"
             )
         return int(counts[: self._rank].sum())
@@ -167,18 +193,18 @@ class Delegated:
         from mpi4py import MPI
 
         parts, datatype = self._parts, self._datatype
-        address = parts.ctypes.data + rank * parts.strides[0] - self._begin + first * datatype.extent
+        address = parts.ctypes.data + rank * parts.strides[0] - self._span[0] + first * datatype.extent
         return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
-    def _give(self, into: Entries, result: list[Any]) -> None:
+    def _give(self, into: int, result: int) -> None:
         """Let the caller have the result; what lies in gaps between entries stays as it was."""
         from mpi4py import MPI
 
-        datatype, (start, end) = self._datatype, into.span(self._due)
+        datatype, (start, end) = self._datatype, self._given
         if datatype.is_predefined or datatype.size == datatype.extent:
-            ctypes.memmove(into.address + start, result[0].address + start, end - start)
+            ctypes.memmove(into + start, result + start, end - start)
             return
         packed = bytearray(datatype.Pack_size(self._due, MPI.COMM_SELF))
         whole = self._due * datatype.extent
-        datatype.Pack(MPI.memory.fromaddress(result[0].address, whole), packed, 0, MPI.COMM_SELF)
-        datatype.Unpack(packed, 0, MPI.memory.fromaddress(into.address, whole), MPI.COMM_SELF)
+        datatype.Pack(MPI.memory.fromaddress(result, whole), packed, 0, MPI.COMM_SELF)
+        datatype.Unpack(packed, 0, MPI.memory.fromaddress(into, whole), MPI.COMM_SELF)

@@ -26,7 +26,7 @@ from ..planner.select import Choice, Tuning, choose, make_plan, reason, supporte
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
-from .arguments import Bound, CallSpec, bind, delegated
+from .arguments import Bound, CallSpec, bind, delegated, look
 from .delegate import Delegated
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -127,7 +127,19 @@ class Prepared:
     """
 
     __slots__ = (
-        *("_left", "_rank", "_stream", "agreed", "bound", "copies", "counted", "delegated", "exchange", "kind"),
+        *(
+            "_left",
+            "_rank",
+            "_stream",
+            "agreed",
+            "bound",
+            "copies",
+            "counted",
+            "delegated",
+            "exchange",
+            "kept_by",
+            "kind",
+        ),
         *("label", "program", "recv", "repeatable", "send", "staged"),
     )
 
@@ -141,8 +153,9 @@ class Prepared:
         self._left: Event | None = None
         #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
         self.agreed: Callable[[], None] | None = None
-        #: What MPI does with the data that has come.
+        #: What MPI does with the data that has come; and where such a call waits for the next one like it.
         self.delegated: Delegated | None = None
+        self.kept_by: list[Prepared] | None = None
         #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
         self.repeatable = True
         #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
@@ -262,6 +275,10 @@ class Prepared:
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
+        if self.delegated is not None and self.kept_by is not None:
+            self.delegated.rest()
+            self.kept_by.append(self)
+            return
         self.kind.give_back(self.program)
         if self.exchange is not None:
             self.exchange.prepared.give_back()
@@ -274,7 +291,12 @@ class Preparation:
     def __init__(
         self, state: State, cache: Cache, run: Callable[[Prepared], None], start: Callable[[Prepared], Request]
     ) -> None:
+        from mpi4py import MPI
+
         self._state, self.members, self._cache = state, state.members, cache
+        self._in_place = MPI.IN_PLACE
+        #: Short calls that MPI has a part in and that are over, by their signatures.
+        self.delegated: Kinds[Hashable, list[Prepared]] = Kinds()
         #: Runs a prepared call to its end, and begins one.
         self._run, self._start = run, start
         self.rank, self.size = state.rank, state.size
@@ -305,10 +327,8 @@ class Preparation:
         """
         if self.size == 1 and call.name == "barrier":
             return None
-        with_mpi = None
         if delegated(call, self.rank):
-            with_mpi = Delegated(call, self.size, self.rank)
-            call, label = with_mpi.moved, with_mpi.label
+            return self._prepare_delegated(call, sets_up)
         about = self._about(call, exchange, rows)
         if label:
             about = about._replace(label=label)
@@ -319,10 +339,29 @@ class Preparation:
             self.compare(about.label)
         agreed = self._counts_in_flight(call.name, about.bound.call) if about.bound.local else None
         prepared = self._lowered(about, sets_up, stream)
-        prepared.agreed, prepared.delegated = agreed, with_mpi
+        prepared.agreed = agreed
         prepared.exchange, prepared.counted = about.asked, about.counted
         prepared.repeatable = prepared.in_place and not (self.check or about.bound.local)
         return prepared
+
+    def _prepare_delegated(self, call: CallSpec, sets_up: bool) -> Prepared | None:
+        """A call that MPI has a part in, as it was prepared for one that looks the same, if there was one."""
+        name, send, recv, op, root, counts = call
+        key, kept, outof, into = look(self.delegated, self._in_place, name, send, recv, op_of(op), root, counts)
+        if kept and not sets_up:
+            prepared = kept.pop()
+            assert prepared.delegated is not None
+            prepared.delegated.again(outof, into, op)
+            if self.check:
+                self.compare(prepared.label)
+            return prepared
+        with_mpi = Delegated(call, self.size, self.rank)
+        made = self.prepare(with_mpi.moved, sets_up=sets_up, label=with_mpi.label)
+        if made is not None:
+            made.delegated = with_mpi
+            if key is not None and not sets_up and with_mpi.short and with_mpi.begins_at(outof, into):
+                made.kept_by = self.delegated.keep(key, []) if kept is None else kept
+        return made
 
     def _about(self, call: CallSpec, exchange: bool, rows: Any = None) -> _About:
         """Understand a call, with the counts of all ranks where these may talk about them (``exchange``)."""
@@ -599,6 +638,11 @@ class Preparation:
                     raise MismatchError(f"{name} on rank {me}: rank {peer} says {one} elements, this rank {two}")
 
         return compare
+
+    def forget(self) -> None:
+        """Let go of all that was prepared."""
+        self._cache.clear()
+        self.delegated.clear()
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""

@@ -27,7 +27,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
-from .arguments import CallSpec, Completion, delegated, look
+from .arguments import CallSpec, Completion, delegated, look, number_of
 from .delegate import in_blocks
 from .persistent import PersistentRequest, free_all, idle
 from .preparation import Cache, Kind, Kinds, Preparation, Prepared
@@ -94,7 +94,7 @@ class Runner(State):
         self._prepared = Preparation(self, self._cache, self._run, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        #: Short ways of calls, by keys that their callers choose.
+        #: Short ways of calls, by keys that their callers choose, or by labels.
         self.known: Kinds[Hashable, Short] = Kinds()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
@@ -197,18 +197,24 @@ class Runner(State):
         prepared.keep(self._cache, key, outof, into)
         prepared.give_back()
 
-    def together(self, what: str) -> None:
-        """Wait until all ranks have come to ``what``, a call that MPI makes: none begins it where others do not."""
+    def labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
+        """Run a call on host memory to its end that is a part of something larger: by ``label``, which says all of it
+        but its addresses, the ranks compare it, and it is known when it comes again."""
+        short = self.known.get(label)
         try:
-            self.ready()
-            prepared = self._prepared.prepare(CallSpec("barrier", None, None), label=what)
-            if prepared is not None:
+            with self.refusing:
+                if short is not None and self.remake(short, outof, into, None, call):
+                    return
+                self.ready()
+                prepared = self._prepared.prepare(call, label=label)
+                if prepared is None:
+                    return
                 self._run(prepared)
+                if prepared.repeatable:
+                    self.known.keep(label, Short(prepared.kind, None, False))
                 prepared.give_back()
-        except Exception as error:
-            if isinstance(error, CollectiveTimeout):
-                not_met()
-            self.refuse(error)
+        except CollectiveTimeout:
+            not_met()
             raise
 
     def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
@@ -367,7 +373,7 @@ class Runner(State):
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
         if prepared is not None:
-            addresses = _number(prepared.send), _number(prepared.recv)
+            addresses = number_of(prepared.send), number_of(prepared.recv)
             status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
             if status == lib.UCCH_FAIL_BROKEN:
                 self.earlier_failed(prepared.label)
@@ -391,7 +397,7 @@ class Runner(State):
         if not launched:
             kind.give_back(program)
 
-    def remake(self, short: Short, outof: int, into: int, stream: int | None, keep: tuple[Any, ...]) -> bool:
+    def remake(self, short: Short, outof: Any, into: Any, stream: int | None, keep: tuple[Any, ...]) -> bool:
         """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
         The next call tells of its failure. False where it has to be made in the general way; one at a time of a kind.
@@ -420,7 +426,7 @@ class Runner(State):
         calls."""
         if program.execution < _LAUNCHED:
             return None
-        op = _launch(program.handle, _number(outof), _number(into), self._timeout, stream)
+        op = _launch(program.handle, number_of(outof), number_of(into), self._timeout, stream)
         if op == ffi.NULL:
             self._not_launched(program, label)
             return None
@@ -468,11 +474,8 @@ class Runner(State):
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
         """Set a collective up once, to be started many times."""
-        try:
+        with self.refusing:
             prepared = self._set_up(call)
-        except Exception as error:
-            self.refuse(error)
-            raise
         if prepared is None:
             return PersistentRequest(*idle(), lambda: 0, lambda *_: None)
         return self._standing(prepared, call)
@@ -566,7 +569,7 @@ class Runner(State):
         self._prepared.retune(tuning)
 
     def _forget(self) -> None:
-        self._cache.clear()
+        self._prepared.forget()
         self.known.clear()
         if self._repeater is not None:
             self._repeater.clear()
@@ -598,7 +601,7 @@ class Runner(State):
         if self.broken or self.ended():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
-            quarantine.keep((self.members, self._cache, self._persistent))
+            quarantine.keep((self.members, self._cache, self._prepared.delegated, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
@@ -684,8 +687,3 @@ def _all_have_left(request: Any, mpi: Any) -> bool:
     except (RuntimeError, OSError) as error:
         log.log("live").debug("a communicator is not given back: %s", error)
     return True
-
-
-def _number(address: Any) -> int:
-    """An address as a launch takes it, which needs no object for it."""
-    return address if type(address) is int else int(_cast("uintptr_t", address))

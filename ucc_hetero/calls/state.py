@@ -41,6 +41,20 @@ _E = TypeVar("_E", bound=UCCHError)
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
+class Refusing:
+    """A context in which an error is that of a call that this rank refuses."""
+
+    def __init__(self, refuse: Callable[[Exception], None]) -> None:
+        self._refuse = refuse
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            self._refuse(error)
+
+
 class State:
     """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
@@ -58,6 +72,7 @@ class State:
         self.broken = ""
         #: True if it is that of a parent process.
         self.orphaned = False
+        self.refusing = Refusing(self.refuse)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Needs nothing but the standard library: the launcher's wrapper of a rank loads t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 #: Variable of torchrun -> where MPI's launchers put the same number, in the order of trust. Under Slurm PMIx knows a
 #: rank's number in a heterogeneous job, and PMI does not.
@@ -22,6 +22,9 @@ SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SL
 #: First letters of the variables by which an MPI library knows that it is inside a job already.
 INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
 
+#: First letters of the variables by which an MPI library joins its launcher's job, as one of its ranks.
+JOINING = ("PMIX_NAMESPACE", "PMIX_SERVER_URI", "PMI_FD", "PMI_PORT", "PMI_CONTROL_")
+
 #: First letters of all variables of launchers, and of the settings of MPI libraries.
 PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDI_", "HYDRA_")
 
@@ -35,3 +38,17 @@ def number(name: str, environ: Mapping[str, str], otherwise: int, torchrun: bool
     """The number that torchrun calls ``name`` (see `places`), or ``otherwise`` without a launcher."""
     found = (environ.get(place, "") for place in places(name, torchrun))
     return next((int(text) for text in found if text.isdigit()), otherwise)
+
+
+def joins(environ: Mapping[str, str]) -> list[str]:
+    """The variables that would make an MPI library a rank of its launcher's job."""
+    return [name for name in environ if name.startswith(JOINING)]
+
+
+def keep_from_children(environ: MutableMapping[str, str]) -> None:
+    """Let processes that this rank starts be alone in MPI. They would be this rank once more, which crashes Open MPI's.
+
+    MPI has begun and needs the variables no more. Those that tell ranks and sizes stay, as programs read them.
+    """
+    for name in joins(environ):
+        del environ[name]

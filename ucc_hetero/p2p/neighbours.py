@@ -70,9 +70,10 @@ class Neighbourhood:
         sources, destinations = mpi.inoutedges
         self._messages = messages
         grid = kind == MPI.CART
+        #: The ranks from and to which edges lead, with their tags.
         # Data sent to a dimension's first neighbour arrives there as from that rank's second.
-        self._into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
-        self._outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
+        self.into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
+        self.outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
         #: Why the edges can no longer be used: messages of a call that failed may be under way.
         self._broken = ""
 
@@ -120,11 +121,8 @@ class Neighbourhood:
 
     def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call; a mistake is a refused call, as that of any collective."""
-        try:
+        with self._messages.state.refusing:
             return self._transfers(name, send, recv)
-        except Exception as error:
-            self._messages.state.refuse(error)
-            raise
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
         """The messages of a call: those that come, and those that go."""
@@ -134,12 +132,12 @@ class Neighbourhood:
                 f"{self._broken}; make a new one"
             )
         outof, into = _DIVIDED[name]
-        targets = self._blocks(name, into, recv, len(self._into), "recvbuf")
-        sources = self._blocks(name, outof, send, len(self._outof), "sendbuf")
+        targets = self._blocks(name, into, recv, len(self.into), "recvbuf")
+        sources = self._blocks(name, outof, send, len(self.outof), "sendbuf")
         messages = self._messages
         return (
-            [messages.incoming(block, *edge) for edge, block in zip(self._into, targets, strict=True)],
-            [messages.outgoing(block, *edge) for edge, block in zip(self._outof, sources, strict=True)],
+            [messages.incoming(block, *edge) for edge, block in zip(self.into, targets, strict=True)],
+            [messages.outgoing(block, *edge) for edge, block in zip(self.outof, sources, strict=True)],
         )
 
     def _blocks(self, name: str, divide: Callable[..., _Blocks], spec: Any, edges: int, which: str) -> _Blocks:

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from _ucc_hetero_autoload import with_way_out
+
 from ..bootstrap.process import refuse_foreign_launcher, refuse_without_mpi
 from ..errors import CollectiveTimeout
 from ..machine import launchers
@@ -49,7 +51,7 @@ def export_ranks() -> None:
 def install() -> None:
     """Let ``env://`` work under mpirun. Does nothing where torchrun, or the user, has set the variables."""
     handlers: dict[str, Any] = _rendezvous_handlers
-    stock = handlers["env"]
+    stock = getattr(handlers["env"], "stock", handlers["env"])  # torch's, behind that of the entry point
     if getattr(stock, "ucch", False):
         return
 
@@ -58,18 +60,10 @@ def install() -> None:
         missing = [n for n in _NEEDED if n not in given and (n not in os.environ or n in _ours)]
         if missing and launched_by_mpi():
             return _over_mpi(timeout)
-        return _with_way_out(stock(url, timeout=timeout, **more))
+        return with_way_out(stock(url, timeout=timeout, **more))
 
     handler.ucch = True  # type: ignore[attr-defined]
     handlers["env"] = handler
-
-
-def _with_way_out(found: Iterator[Any]) -> Iterator[Any]:
-    """What torch's own handler gives; it says what is missing, and not how a job is started."""
-    try:
-        yield from found
-    except ValueError as error:
-        raise ValueError(f"{error}: start the script by `ucch-run -np N python SCRIPT`, mpirun or torchrun") from None
 
 
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:

@@ -1,0 +1,101 @@
+"""The fake libraries, built with the package's own kernels, which are compiled for the host (device.h, blocks.h)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+
+from ucc_hetero.device.kernels import sources
+from ucc_hetero.native.libraries import lib
+from ucc_hetero.types import DTYPES, OPS
+
+HERE = Path(__file__).parent
+
+
+class NoCompiler(Exception):
+    """There is none for C, or none for C++."""
+
+
+Case = tuple[int, int, int, int]
+
+CODES = {name: dtype.code for name, dtype in DTYPES.items()}
+_SUM = OPS["SUM"].code
+#: Float types between which pages are converted, and elements of pages that are copied as they are.
+FLOATS = [CODES[name] for name in ("float16", "bfloat16", "float32")]
+UNITS = [CODES[f"uint{8 * n}"] for n in (1, 2, 4, 8)]
+PIECES: dict[str, Case] = {
+    f"pieces_{one}_{other}": (lib.UCCH_PIECES, 0, one, other)
+    for one, other in (
+        *((unit, unit) for unit in UNITS),
+        *((one, other) for one in FLOATS for other in FLOATS if one != other),
+        (lib.UCCH_E4M3FN, lib.UCCH_E4M3FNUZ), (lib.UCCH_E4M3FNUZ, lib.UCCH_E4M3FN),
+    )
+}  # fmt: skip
+#: What the fakes' compilers can compile; all else is too hard for them.
+COMPILED: dict[str, Case] = {
+    "await": (lib.UCCH_AWAIT, 0, 0, 0), "post": (lib.UCCH_POST, 0, 0, 0),
+    "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
+    "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
+    **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")},
+    **PIECES,
+}  # fmt: skip
+#: How each is built: the branch of its vendor's is what the kernels have.
+VENDORS = {"nvidia": ("-DFAKE_CUDA",), "amd": ("-DFAKE_HIP", "-D__AMDGCN__")}
+
+
+def _entry(name: str, text: str) -> str:
+    """A kernel in a namespace of its own, as all define the same helpers, and its row of the table."""
+    number = count()
+    body = (
+        re.sub(
+            r"__shared__ (\w+) (\w+);",
+            lambda at: f"{at[1]} &{at[2]} = *({at[1]} *)fakegpu_shared({next(number)});",
+            text,
+        )
+        .replace("void ucch(", "void kernel(")
+        .replace('extern "C" ', "")
+    )
+    return f"""namespace n_{name} {{
+{body}
+static void run(void **arguments) {{ fakegpu_enter(kernel, arguments); }}
+static constexpr fakegpu_kernel row = {{"{name}", R"~~({text})~~", run, fakegpu_bytes(kernel)}};
+}}
+"""
+
+
+def build_all(folder: Path) -> dict[str, Path]:
+    """vendor -> its fake library."""
+    return {vendor: build(vendor, folder / f"libfake{vendor}.so") for vendor in VENDORS}
+
+
+def build(vendor: str, out: Path, cases: Mapping[str, Case] = COMPILED) -> Path:
+    """Build one vendor's fake library, whose compiler knows these kernels."""
+    cc, cxx = (shutil.which(a) or shutil.which(b) for a, b in (("cc", "gcc"), ("c++", "g++")))
+    if not cc or not cxx:
+        raise NoCompiler("needs compilers for C and C++")
+    texts = {name: text for name, case in cases.items() if (text := sources.source(*case)) is not None}
+    rows = ", ".join(f"n_{name}::row" for name in texts)
+    source, made = out.with_suffix(".cc"), out.with_suffix(".o")
+    source.write_text(
+        '#include "device.h"\n' + "".join(_entry(*each) for each in texts.items())
+        + f'extern "C" const fakegpu_kernel fakegpu_kernels[] = {{{rows}, {{}}}};\n'
+    )  # fmt: skip
+    # Every access to memory becomes a call of blocks.h: that is what -fsanitize=thread is for here.
+    words = [
+        "-std=c++14",
+        "-O1",
+        "-fPIC",
+        "-w",
+        "-fsanitize=thread",
+        "-ffp-contract=off",
+        "-fno-exceptions",
+        f"-I{HERE}",
+    ]
+    subprocess.run([cxx, *words, *VENDORS[vendor], "-c", source, "-o", made], check=True, timeout=600)
+    words = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", HERE / "fakegpu.c", made, "-lpthread", "-lm"]
+    subprocess.run([cc, *words, *VENDORS[vendor], "-o", out], check=True, timeout=600)
+    return out

@@ -1,0 +1,102 @@
+"""Collectives of Python objects: their pickles move by one call of ours where all of them are short.
+
+Nothing of MPI's is begun before all ranks have come: a rank that refuses its part would leave it under way on the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..native.libraries import ffi, lib
+from .arguments import CallSpec, root_of
+from .runner import Runner
+
+#: Bytes of a rank's slots, in the order of the ranks that get them; and of what is written before a pickle: its length,
+#: and whether this rank has one for any rank that is longer than a slot.
+_BYTES, _HEAD = int(lib.UCCH_PARCEL_BYTES), 8
+#: The least room for a pickle; and for one that goes to all of more ranks than the arrival board carries data for.
+_LEAST, _FEW = 24, 64
+
+
+class _Slots(NamedTuple):
+    """Memory of an exchange: what goes and what comes, and where it lies."""
+
+    send: Any
+    recv: Any
+    outof: Any
+    into: Any
+
+    @classmethod
+    def of(cls, size: int, sent: int, came: int) -> _Slots:
+        """New memory for so many slots."""
+        send, recv = (np.zeros(count * size, np.uint8) if count else None for count in (sent, came))
+        at = (ffi.NULL if each is None else ffi.from_buffer(each, require_writable=True) for each in (send, recv))
+        return cls(send, recv, *at)
+
+
+class Objects:
+    """Exchanges of objects among the ranks of one communicator."""
+
+    def __init__(self, run: Runner) -> None:
+        from mpi4py import MPI
+
+        self._run, self._pickle = run, MPI.pickle
+        self._slots: dict[tuple[str, int], _Slots] = {}
+        self._room = {
+            "bcast": _BYTES,
+            "allgather": _BYTES if run.size <= lib.UCCH_PARCEL_RANKS else _FEW,
+            **dict.fromkeys(("alltoall", "scatter"), max(_LEAST, _BYTES // run.size)),
+        }
+
+    def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any] | None:
+        """Exchange objects by the collective ``name``, for a call that the ranks know as ``what``.
+
+        Args:
+            what: One of mpi4py's names, or another collective's.
+            name: ``bcast``, ``allgather``, ``alltoall`` or ``scatter``.
+            things: What this rank gives: one object, or one for each rank.
+            root: The rank that alone gives, or needs what comes; -1 for none.
+
+        Returns:
+            The objects that have come, in the order of the ranks; None, on all ranks, if one of them is too long.
+        """
+        run, room = self._run, self._room[name]
+        with run.refusing:
+            root = root_of(CallSpec(what, None, None, None, root), run.size, run.rank)
+            gives = name == "allgather" or root in (-1, run.rank)
+            given = [self._pickle.dumps(thing) for thing in things] if gives else []
+            if gives and name in ("alltoall", "scatter") and len(given) != run.size:
+                raise ValueError(f"{what} on rank {run.rank}: {len(given)} objects for {run.size} ranks")
+        slots = self._slots.get((name, len(given)))
+        if slots is None:
+            came = run.size if name in ("allgather", "alltoall") else 1
+            slots = self._slots[name, len(given)] = _Slots.of(room, len(given) if name != "bcast" else 0, came)
+        self._fill(slots.send if name != "bcast" else slots.recv, given, room)
+        label = what + " of objects" * what.islower() + f" root={root}" * (root >= 0)  # not of Dup and the like
+        call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
+        run.labelled(label, call, slots.outof, slots.into)
+        found = self._taken(slots.recv.tobytes(), room)
+        if found is None:
+            return None
+        return [self._pickle.loads(each) for each in found] if name != "allgather" or root in (-1, run.rank) else []
+
+    def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
+        longer = max(map(len, given), default=0) > room - _HEAD
+        for i, pickled in enumerate(given):
+            at, length = i * room, 0 if longer else len(pickled)
+            memory[at : at + _HEAD].view(np.int64)[0] = length << 1 | longer
+            if length:
+                memory.data[at + _HEAD : at + _HEAD + length] = pickled
+
+    def _taken(self, data: bytes, room: int) -> list[bytes] | None:
+        found = []
+        for at in range(0, len(data), room):
+            length, longer = divmod(int.from_bytes(data[at : at + _HEAD], "little"), 2)
+            if longer:
+                return None
+            found.append(data[at + _HEAD : at + _HEAD + length])
+        return found
