@@ -490,7 +490,9 @@ def refuse_foreign_launcher() -> None:
 
     told = {name: os.environ[name] for name in launchers.MPI["WORLD_SIZE"] if os.environ.get(name, "").isdigit()}
     (name, size), alone = next(iter(told.items()), ("", "1")), MPI.COMM_WORLD.Get_size() == 1
-    if alone and int(size) > 1 and launchers.joins(os.environ):
+    if launchers.CHILD in os.environ:
+        return
+    if alone and int(size) > 1:
         raise NotSupported(
             f"{name}={size}: a launcher has started {size} ranks, but each is alone in its MPI "
             f"({MPI.get_vendor()[0]}, as mpi4py found it): take the mpirun of the same MPI, or name the launcher's MPI "

@@ -22,8 +22,11 @@ SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SL
 #: First letters of the variables by which an MPI library knows that it is inside a job already.
 INSIDE_A_JOB = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED")
 
+#: Set for processes that a rank starts, which are alone in MPI whatever the launcher's variables say.
+CHILD = "_UCC_HETERO_CHILD"
+
 #: First letters of the variables by which an MPI library joins its launcher's job, as one of its ranks.
-JOINING = ("PMIX_NAMESPACE", "PMIX_SERVER_URI", "PMI_FD", "PMI_PORT", "PMI_CONTROL_")
+_JOINING = ("PMIX_NAMESPACE", "PMIX_SERVER_URI", "PMI_FD", "PMI_PORT", "PMI_CONTROL_")
 
 #: First letters of all variables of launchers, and of the settings of MPI libraries.
 PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_", "SLURM_", "HYDI_", "HYDRA_")
@@ -40,15 +43,11 @@ def number(name: str, environ: Mapping[str, str], otherwise: int, torchrun: bool
     return next((int(text) for text in found if text.isdigit()), otherwise)
 
 
-def joins(environ: Mapping[str, str]) -> list[str]:
-    """The variables that would make an MPI library a rank of its launcher's job."""
-    return [name for name in environ if name.startswith(JOINING)]
-
-
 def keep_from_children(environ: MutableMapping[str, str]) -> None:
     """Let processes that this rank starts be alone in MPI. They would be this rank once more, which crashes Open MPI's.
 
     MPI has begun and needs the variables no more. Those that tell ranks and sizes stay, as programs read them.
     """
-    for name in joins(environ):
+    for name in [name for name in environ if name.startswith(_JOINING)]:
         del environ[name]
+    environ[CHILD] = "1"
