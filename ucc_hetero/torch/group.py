@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -209,13 +210,19 @@ def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
     return comm.mpi.Iallreduce(mine, worst, op=MPI.MIN), mine, worst
 
 
+def _look(run: Any) -> bool:
+    """While a vote is under way: True if a rank has died."""
+    run_poll_hooks()
+    return bool(run.board.dead() >= 0)
+
+
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     run = runner_of(comm)
     try:
         vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(request.Test, seconds, lambda: bool(run_poll_hooks()) or run.board.dead() >= 0)
+            together = progress_until(request.Test, seconds, partial(_look, run))
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         run.abandon("a rank of it died")
         return
