@@ -1,7 +1,6 @@
 /* The entry points of the two runtimes, as far as ucc_hetero uses them. Included by fakegpu.c. */
 #ifdef FAKE_CUDA
 
-typedef uint64_t address;
 static char contexts[MOST_DEVICES];
 
 int cuInit(unsigned flags) { return begin(); }
@@ -36,22 +35,17 @@ int cuCtxGetDevice(int *device) {
     *device = current;
     return current < 0 ? INVALID_CONTEXT : OK;
 }
-int cuPointerGetAttributes(unsigned n, const int *which, void **into, address where) {
+int cuPointerGetAttributes(unsigned n, const int *which, void **into, const void *where) {
     int kind, device;
-    look_up((void *)(uintptr_t)where, &kind, &device);
+    look_up(where, &kind, &device);
     for (unsigned i = 0; i < n; i++)
         *(int *)into[i] = which[i] == 2   ? (kind == DEVICE_MEMORY ? 2 : kind == PINNED_MEMORY)
                           : which[i] == 9 ? device
                                           : 0;
     return OK;
 }
-int cuMemAlloc_v2(address *where, size_t bytes) {
-    void *memory = NULL;
-    int status = usable() ? usable() : allocate(&memory, bytes, DEVICE_MEMORY);
-    *where = (address)(uintptr_t)memory;
-    return status;
-}
-int cuMemFree_v2(address where) { return release((void *)(uintptr_t)where, DEVICE_MEMORY); }
+int cuMemAlloc_v2(void **where, size_t bytes) { return usable() ? usable() : allocate(where, bytes, DEVICE_MEMORY); }
+int cuMemFree_v2(void *where) { return release(where, DEVICE_MEMORY); }
 int cuMemGetInfo_v2(size_t *room, size_t *all) { return usable() ? usable() : memory_left(room, all); }
 int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
     return usable() ? usable() : allocate(where, bytes, PINNED_MEMORY);
@@ -60,37 +54,31 @@ int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
     return usable() ? usable() : where && bytes && flags == 3 ? see_host(where, bytes) : INVALID_VALUE;
 }
 int cuMemHostUnregister(void *where) { return usable() ? usable() : unsee_host(where); }
-int cuMemHostGetDevicePointer_v2(uint64_t *seen, void *memory, unsigned flags) {
-    *seen = (uint64_t)(uintptr_t)memory;
+int cuMemHostGetDevicePointer_v2(void **seen, void *memory, unsigned flags) {
+    *seen = memory;
     return flags ? INVALID_VALUE : OK;
 }
-int cuMemGetAddressRange_v2(address *base, size_t *bytes, address where) {
+int cuMemGetAddressRange_v2(void **base, size_t *bytes, const void *where) {
     enter();
-    region *r = find_locked((void *)(uintptr_t)where);
+    region *r = find_locked(where);
     int status = r && !r->freed ? OK : INVALID_VALUE;
-    *base = r ? (address)(uintptr_t)r->base : 0;
+    *base = r ? r->base : NULL;
     *bytes = r ? r->bytes : 0;
     pthread_mutex_unlock(&lock);
     return status;
 }
-int cuIpcGetMemHandle(share *out, address where) { return share_memory(out, (void *)(uintptr_t)where); }
-int cuIpcOpenMemHandle_v2(address *where, share from, unsigned flags) {
-    void *memory = NULL;
-    int status = usable() ? usable() : flags != 1 ? INVALID_VALUE : open_memory(&memory, &from);
-    *where = (address)(uintptr_t)memory;
-    return status;
+int cuIpcGetMemHandle(share *out, void *where) { return share_memory(out, where); }
+int cuIpcOpenMemHandle_v2(void **where, share from, unsigned flags) {
+    return usable() ? usable() : flags != 1 ? INVALID_VALUE : open_memory(where, &from);
 }
-int cuIpcCloseMemHandle(address where) { return close_memory((void *)(uintptr_t)where); }
+int cuIpcCloseMemHandle(void *where) { return close_memory(where); }
 int cuMemFreeHost(void *where) { return release(where, PINNED_MEMORY); }
-int cuMemcpyAsync(address dst, address src, size_t bytes, void *s) {
-    return copy_async((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes, s);
-}
+int cuMemcpyAsync(void *dst, const void *src, size_t bytes, void *s) { return copy_async(dst, src, bytes, s); }
 typedef struct side_2d {
     size_t x, y;
     int type;
     const void *host;
-    address at;
-    void *array;
+    void *at, *array;
     size_t pitch;
 } side_2d;
 typedef struct copy_2d {
@@ -100,8 +88,7 @@ typedef struct copy_2d {
 int cuMemcpy2DAsync_v2(const copy_2d *c, void *s) {
     if (c->src.type != 4 || c->dst.type != 4 || c->src.pitch < c->bytes || c->dst.pitch < c->bytes)
         return INVALID_VALUE;
-    return copy_rows_async((void *)(uintptr_t)c->dst.at, c->dst.pitch, (void *)(uintptr_t)c->src.at, c->src.pitch,
-                           c->bytes, c->rows, s);
+    return copy_rows_async(c->dst.at, c->dst.pitch, c->src.at, c->src.pitch, c->bytes, c->rows, s);
 }
 int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
     return usable() ? usable() : make_stream((stream **)s);
@@ -109,23 +96,23 @@ int cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
 int cuStreamDestroy_v2(void *s) { return end_stream(s); }
 int cuStreamWaitEvent(void *s, void *e, unsigned flags) { return wait_event(s, e); }
 int cuStreamSynchronize(void *s) { return synchronize(s); }
-int cuStreamWaitValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
-    return flag_work(s, (void *)(uintptr_t)word, value, HOLD);
+int cuStreamWaitValue32_v2(void *s, void *word, uint32_t value, unsigned flags) {
+    return flag_work(s, word, value, HOLD);
 }
-int cuStreamWriteValue32_v2(void *s, address word, uint32_t value, unsigned flags) {
-    return flag_work(s, (void *)(uintptr_t)word, value, WRITE);
+int cuStreamWriteValue32_v2(void *s, void *word, uint32_t value, unsigned flags) {
+    return flag_work(s, word, value, WRITE);
 }
 typedef union word_op {
     int operation;
     struct {
         int operation;
-        address word;
+        void *word;
         union {
             uint32_t value;
             uint64_t long_value;
         };
         unsigned flags;
-        address alias;
+        void *alias;
     } each;
     uint64_t room[6];
 } word_op;
@@ -134,8 +121,7 @@ int cuStreamBatchMemOp_v2(void *s, unsigned n, word_op *all, unsigned flags) {
     given_at_once((int)n);
     for (unsigned i = 0; i < n && !status; i++) {
         if (all[i].each.flags || (all[i].operation != 1 && all[i].operation != 2)) return INVALID_VALUE;
-        void *word = (void *)(uintptr_t)all[i].each.word;
-        status = flag_work(s, word, all[i].each.value, all[i].operation == 1 ? HOLD : WRITE);
+        status = flag_work(s, all[i].each.word, all[i].each.value, all[i].operation == 1 ? HOLD : WRITE);
     }
     return status;
 }

@@ -6,6 +6,9 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,34 +148,44 @@ def test_nothing_is_ready_without_a_device() -> None:
     assert not kernels.ready(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code, 0)
 
 
-def moves_of(each: list[tuple[int, ...]], arrived: int) -> Any:
-    """``ucch_moves`` of moves by their fields, of which the first four are addresses."""
-    fields = [[*(ffi.cast("void *", address) for address in move[:4]), *move[4:]] for move in each]
-    return ffi.new("ucch_moves *", {"n": len(each), "arrived": ffi.cast("void *", arrived), "each": fields})
+def beside(*sides: Callable[[], None]) -> None:
+    """Have kernels run beside each other, as those of two ranks do."""
+    with ThreadPoolExecutor(len(sides)) as pool:
+        for each in [pool.submit(side) for side in sides]:
+            each.result()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
-@pytest.mark.parametrize("count", [1, 7, 33, 1000, 4096])
-@pytest.mark.parametrize("blocks", [1, 2, 5, 32])
-def test_a_fused_call(library: ctypes.CDLL, dtype: str, count: int, blocks: int) -> None:
-    """Moves are done in their order, each behind its word, also past its wrapping, and each block does its slice.
+def test_fused_calls(library: ctypes.CDLL, dtype: str) -> None:
+    """Two kernels, whose moves each wait for that before, also past the word's wrapping.
 
-    A word is written when all blocks have been there, whoever comes last.
+    A word is written when all blocks have been there, whoever comes last, and what they have written is there, too.
     """
-    rng, arrived = np.random.default_rng(), np.zeros(40, np.uint32)
-    for _ in range(2):
-        here, there, into = (rng.integers(-100, 100, count).astype(dtype) for _ in range(3))
-        wanted, copied = here + there, np.full(count, 77, dtype)
-        words = np.array([5, 0, 2**32 - 1, 0], np.uint32)
-        at = [words.ctypes.data + 4 * i for i in range(4)]
-        moves = [
-            (there.ctypes.data, into.ctypes.data, at[0], at[1], 5, 9, lib.MOVE_COPY, there.nbytes),
-            (into.ctypes.data, here.ctypes.data, at[1], at[2], 8, 3, lib.MOVE_COMBINE, count),
-            (here.ctypes.data, copied.ctypes.data, at[2], at[3], 2**32 - 2, 1, lib.MOVE_COPY, here.nbytes),
+    rng = np.random.default_rng()
+    for _ in range(20):
+        count, n = int(rng.choice([1, 7, 33, 1000, 4096])), int(rng.integers(1, 20))
+        data = [rng.integers(-100, 100, count + 4).astype(dtype)[int(rng.integers(5)) :][:count] for _ in range(n + 1)]
+        told = [int(each) % 2**32 for each in rng.choice([5, 2**31, 2**32 - 1], n + 1) + rng.integers(0, 5, n + 1)]
+        words, wanted, sides = ffi.new("unsigned[]", [(number - 3) % 2**32 for number in told]), data[0], ([], [])
+        for k, (source, target) in enumerate(pairwise(data)):
+            sums = bool(rng.integers(2))
+            wanted = wanted + target if sums else wanted
+            move = {
+                "src": ffi.cast("void *", source.ctypes.data), "dst": ffi.cast("void *", target.ctypes.data),
+                "wait": words + k if k else ffi.NULL, "least": (told[k] - int(rng.integers(3))) % 2**32,
+                "tell": words + k + 1, "value": told[k + 1],
+                "kind": lib.MOVE_COMBINE if sums else lib.MOVE_COPY, "n": count if sums else source.nbytes,
+            }  # fmt: skip
+            sides[rng.integers(2)].append(move)
+        meetings = [ffi.new("unsigned[40]") for _ in sides]
+        asked = [
+            ffi.new("ucch_moves *", {"n": len(each), "arrived": arrived, "each": each})
+            for each, arrived in zip(sides, meetings, strict=True)
         ]
-        run(library, f"fused_SUM_{dtype}", blocks, moves_of(moves, arrived.ctypes.data))
-        assert (into == there).all() and (here == wanted).all() and (copied == wanted).all()
-        assert words.tolist() == [5, 9, 3, 1] and not arrived.any()
+        blocks = rng.choice([1, 2, 5, 32], 2).tolist()
+        beside(*(partial(run, library, f"fused_SUM_{dtype}", *each) for each in zip(blocks, asked, strict=True)))
+        assert (data[-1] == wanted).all() and list(words)[1:] == told[1:]
+        assert not any(any(arrived) for arrived in meetings)
 
 
 class Flagged:
@@ -186,7 +199,7 @@ class Flagged:
         self.steps = {comes: ffi.new("ucch_steps *", {"pieces": begun, "taken": begun}) for comes in (False, True)}
         self.replays = {comes: ffi.new("ucch_replays *") for comes in (False, True)}
         self.counts = {comes: ffi.new("ucch_replayed *") for comes in (False, True)}
-        self.arrived = ffi.new("unsigned[40]")
+        self.arrived = {comes: ffi.new("unsigned[40]") for comes in (False, True)}
 
     def run(
         self, comes: bool, data: np.ndarray, count: int, hash_: int, blocks: int, kind: int = 0, own: int = 0
@@ -202,7 +215,7 @@ class Flagged:
             "slot": lib.SLOT_SRC if comes else lib.SLOT_DST, "stride": 64 + 2 * self.room,
         }  # fmt: skip
         of = {
-            "n": 1, "arrived": self.arrived, "replays": self.replays[comes], "counts": self.counts[comes],
+            "n": 1, "arrived": self.arrived[comes], "replays": self.replays[comes], "counts": self.counts[comes],
             "hash": hash_, "each": [move],
         }  # fmt: skip
         run(self.library, "fused_MAX_float32", blocks, ffi.new("ucch_moves *", of))
@@ -217,21 +230,33 @@ class Flagged:
 @pytest.mark.parametrize("begun", [0, 2**32 - 9])
 def test_words_with_flags(library: ctypes.CDLL, blocks: int, begun: int) -> None:
     """Messages of any length and alignment through slots that others have used, until the numbers wrap around."""
-    rng, channel = np.random.default_rng(), Flagged(library, begun)
-    for turn in range(40):
+    rng, channel, messages = np.random.default_rng(), Flagged(library, begun), []
+    for _ in range(40):
         count = int(rng.choice([1, 3, 4, 8, 63, 64, 65, 1000, 4096, int(rng.integers(1, 4097))]))
         shift, where, hash_ = int(rng.integers(9)), int(rng.integers(9)), int(rng.integers(1 << 63))
-        sent, into = rng.integers(0, 256, count + 9, np.uint8), np.full(count + 30, 77, np.uint8)
-        channel.run(False, sent[shift:], count, hash_, blocks)
-        channel.run(True, into[where:], count, hash_, blocks)
-        assert (into[where:][:count] == sent[shift:][:count]).all()
-        assert (into[:where] == 77).all() and (into[where + count :] == 77).all()
-        assert list(channel.words) == [(begun + turn + 1) % 2**32] * 2 and not any(channel.arrived)
-        for comes in (False, True):
-            replays = channel.replays[comes]
-            assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
-            assert channel.steps[comes].pieces == channel.words[0] and not channel.counts[comes].running
-        assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it looks once a round
+        messages.append((rng.integers(0, 256, count + 9, np.uint8)[shift:], where, count, hash_))
+
+    def counted(comes: bool, turn: int) -> None:
+        replays = channel.replays[comes]
+        assert (replays.wrong.word, replays.begun.word, replays.ended.word) == (0, turn + 1, turn + 1)
+        assert channel.steps[comes].pieces == channel.words[comes] == (begun + turn + 1) % 2**32
+        assert not channel.counts[comes].running and not any(channel.arrived[comes])
+
+    def send() -> None:
+        for turn, (sent, _, count, hash_) in enumerate(messages):
+            channel.run(False, sent, count, hash_, blocks)
+            counted(False, turn)
+            assert 0 <= (channel.words[1] - channel.steps[False].taken) % 2**32 <= 8  # it looks once a round
+
+    def receive() -> None:
+        for turn, (sent, where, count, hash_) in enumerate(messages):
+            into = np.full(count + 30, 77, np.uint8)
+            channel.run(True, into[where:], count, hash_, blocks)
+            assert (into[where:][:count] == sent[:count]).all()
+            assert (into[:where] == 77).all() and (into[where + count :] == 77).all()
+            counted(True, turn)
+
+    beside(send, receive)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -260,23 +285,29 @@ def test_words_of_another_call(library: ctypes.CDLL, way: str) -> None:
     assert channel.replays[True].wrong.word == lib.REPLAY_DIFFERS
 
 
-def test_each_word_is_waited_for(library: ctypes.CDLL) -> None:
-    """Words come in any order, behind older ones of the slot: the receiver goes on when it has seen all of them."""
+@pytest.mark.parametrize("begun", [0, 2**32 - 1])
+@pytest.mark.parametrize("older", [0, 7 << 32])
+def test_each_word_is_waited_for(library: ctypes.CDLL, begun: int, older: int) -> None:
+    """Words come in any order, behind older ones of the slot, or where none were: the receiver sees all of them."""
     rng, count = np.random.default_rng(), 2000
     for last in (0, 3, 4, 503, int(rng.integers(504))):
-        channel = Flagged(library, 0)
+        channel = Flagged(library, begun)
         sent, into = rng.integers(0, 256, count, np.uint8), np.full(count, 77, np.uint8)
         channel.run(False, sent, count, 5, 1)
-        slot = channel.slot(0)
-        words, slot[:504] = slot[:504].copy(), int(rng.integers(1 << 32)) | 7 << 32
+        slot = channel.slot(begun)
+        words, slot[:504] = slot[:504].copy(), older and older | int(rng.integers(1 << 32))
         receiver = threading.Thread(target=channel.run, args=(True, into, count, 5, 1))
         receiver.start()
+        while not channel.replays[True].begun.word:
+            pass
         for k in rng.permutation(504).tolist():
             slot[k] = words[k] if k != last else slot[k]
-        assert receiver.is_alive() and channel.words[1] == 0
+        assert receiver.is_alive() and channel.words[1] == begun
         slot[last] = words[last]
         receiver.join(60)
-        assert (into == sent).all() and channel.words[1] == 1 and channel.replays[True].wrong.word == 0
+        assert (
+            (into == sent).all() and channel.words[1] == (begun + 1) % 2**32 and channel.replays[True].wrong.word == 0
+        )
 
 
 class Lane:
@@ -288,10 +319,10 @@ class Lane:
         self.words = ffi.new("unsigned[64]")
         self.sides = {receives: ffi.new("ucch_lane_line[2]") for receives in (False, True)}
         self.arrived = {receives: ffi.new("unsigned[16]") for receives in (False, True)}
-        self.posted, self.pieces = {False: 0, True: 0}, 0
+        self.posted = {False: 0, True: 0}
 
-    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: int) -> Any:
-        """A side's kernel: how the message ended."""
+    def run(self, receives: bool, data: np.ndarray, room: int, tag: int, blocks: int, base: int = 0) -> Any:
+        """A side's kernel, behind `base` pieces: how the message ended."""
         self.posted[receives] += 1
         number, lines = self.posted[receives], self.sides[receives]
         short, long = (ffi.cast("char *", ring.ctypes.data) + 64 for ring in self.rings)
@@ -300,7 +331,7 @@ class Lane:
             "data": ffi.cast("char *", data.ctypes.data),
             "short_published": self.words, "short_consumed": self.words + 16, "published": self.words + 32,
             "consumed": self.words + 48, "stop": ffi.addressof(lines[0], "done"), "arrived": self.arrived[receives],
-            "line": lines + 1, "bytes": room, "tag": tag, "number": number, "base": self.pieces, "limit": 65536,
+            "line": lines + 1, "bytes": room, "tag": tag, "number": number, "base": base, "limit": 65536,
             "slot": self.slot, "stride": self.stride, "to": (1 << 32) - 1, "flags": 6 | receives,
         }  # fmt: skip
         run(self.library, "lane", blocks, ffi.new("ucch_lane_copy *", fields))
@@ -312,23 +343,32 @@ class Lane:
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_both_sides_of_messages(library: ctypes.CDLL, slot: int, blocks: int) -> None:
     """One side's blocks fill the rings, the other's empty them, and pass over a message that does not fit."""
-    rng, lane = np.random.default_rng(), Lane(library, slot)
-    longest = 1024 * 1024 + int(rng.integers(4096))  # of eight pieces at most: the sides run one after the other
-    for _ in range(30):
-        nbytes = int(rng.choice([0, 1, 4096, 65536, 65537, 300_000, int(rng.integers(longest)), longest]))
-        piece = min(max(-(-(nbytes // 4) // 4096) * 4096, 262144), slot)
-        sent, tag = rng.integers(0, 256, nbytes + 1, np.uint8), int(rng.integers(5))
-        lane.run(False, sent, nbytes, tag, blocks)
-        lane.pieces += -(-nbytes // piece) if nbytes > 65536 else 0
-        wrong = rng.integers(4)
-        wanted = (1 << 32) - 1 if wrong == 3 else tag + (wrong == 2)
-        room = nbytes - 1 if wrong == 1 and nbytes else nbytes + 3
-        into = np.full(nbytes + 4, 77, np.uint8)
-        found = lane.run(True, into, room, wanted, blocks)
-        status = 3 if wrong == 2 else 2 if room < nbytes else 0
-        assert (found.status, found.tag, found.bytes) == (status, tag, nbytes)
-        assert (into[:nbytes] == (77 if status else sent[:nbytes])).all() and (into[nbytes:] == 77).all()
-        assert (lane.words[17] == lane.posted[True]) == (status > 0)
+    rng, lane, messages = np.random.default_rng(), Lane(library, slot), []
+    longest = 5_000_000 + int(rng.integers(4096))  # more than a ring holds
+    for _ in range(20):
+        nbytes = int(rng.choice([0, 1, 4096, 65536, 65537, 300_000, int(rng.integers(1 << 20)), longest]))
+        tag, wrong = (int(rng.integers(n)) for n in (5, 4))
+        messages.append((rng.integers(0, 256, nbytes + 1, np.uint8), nbytes, tag, wrong))
+
+    def send() -> None:
+        base = 0
+        for sent, nbytes, tag, _ in messages:
+            lane.run(False, sent, nbytes, tag, blocks, base)
+            piece = min(max(-(-(nbytes // 4) // 4096) * 4096, 262144), slot)
+            base += -(-nbytes // piece) if nbytes > 65536 else 0
+
+    def receive() -> None:
+        for sent, nbytes, tag, wrong in messages:
+            wanted = (1 << 32) - 1 if wrong == 3 else tag + (wrong == 2)
+            room = nbytes - 1 if wrong == 1 and nbytes else nbytes + 3
+            into = np.full(nbytes + 4, 77, np.uint8)
+            found = lane.run(True, into, room, wanted, blocks)
+            status = 3 if wrong == 2 else 2 if room < nbytes else 0
+            assert (found.status, found.tag, found.bytes) == (status, tag, nbytes)
+            assert (into[:nbytes] == (77 if status else sent[:nbytes])).all() and (into[nbytes:] == 77).all()
+            assert (lane.words[17] == lane.posted[True]) == (status > 0)
+
+    beside(send, receive)
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -385,9 +425,7 @@ def test_messages_through_rings(library: ctypes.CDLL, width: int, before: int) -
                 each.append([*at, n, 4096, stride, past, begins, behind[ring], 0 if comes else 8])
         where = ffi.cast("void *", meetings[rank].ctypes.data)
         asked.append(ffi.new("ucch_ring_copies *", {"arrived": where, "n": 6, "out": 3, "width": width, "each": each}))
-    ranks = [threading.Thread(target=run, args=(library, "ring", 2 * width, each)) for each in asked]
-    [rank.start() for rank in ranks]
-    [rank.join(60) for rank in ranks]
+    beside(*(partial(run, library, "ring", 2 * width, each) for each in asked))
     for rank in range(2):
         for there, here in zip(sent[1 - rank], got[rank], strict=True):
             assert (here[: there.size] == there).all() and (here[there.size :] == 77).all()

@@ -230,9 +230,9 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     def plan_summary(self) -> str:
         """Describe the islands and the plans used so far.
 
-        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones, the cost ``model`` or a ``default``; and
-        ``queued`` where devices do such calls without the host, or ``by way of the host`` where they go through its
-        memory (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
+        Behind a plan stands what chose it: ``user`` rules, ``measured`` ones or a ``default``; and ``queued`` where
+        devices do such calls without the host, or ``by way of the host`` where they go through its memory
+        (docs/gpu.md). Where ranks of a vendor are on several hosts, the fabric that joins them or not, and why;
         between devices of several islands the rings that this rank has for that, or why there are none.
 
         Returns:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ..errors import ranks_text
 from ..machine.discover import Accelerator, Machine, Nic
@@ -12,17 +14,13 @@ from ..planner.topology import Topology
 Lines = list[tuple[int, str]]
 
 
-class DrawnHost:
+class DrawnHost(NamedTuple):
     """One host of the drawing: its name, its machine, (rank, vendor, device) of its ranks, what carries its bytes."""
 
-    def __init__(
-        self,
-        name: str,
-        machine: Machine,
-        ranks: Sequence[tuple[int, str, int]] = (),
-        carriers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name, self.machine, self.ranks, self.carriers = name, machine, tuple(ranks), carriers or {}
+    name: str
+    machine: Machine
+    ranks: Sequence[tuple[int, str, int]] = ()
+    carriers: Mapping[str, str] = MappingProxyType({})
 
 
 def _nic(nic: Nic) -> str:

@@ -148,25 +148,27 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
     with no_collector(call.ranks):
         made = (function(topology, call, piece) for piece in pieces)
-        fragments = tuple(_fragment(topology, stages) for stages in made if stages)
+        links: dict[tuple[int, ...], str] = {}
+        fragments = tuple(_fragment(topology, stages, links) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
     return algorithms.spell(plan, rank) if choice.queued else plan
 
 
-def _fragment(topology: Topology, stages: algorithms.Stages) -> Fragment:
+def _fragment(topology: Topology, stages: algorithms.Stages, links: dict[tuple[int, ...], str]) -> Fragment:
     """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
     depth, kept = -1, []
     for stage in stages:
         depth += not stage.local
         if stage.steps:
-            kept.append((tuple([_linked(topology, step) for step in stage.steps]), depth))
+            kept.append((tuple([_linked(topology, step, links) for step in stage.steps]), depth))
     return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))
 
 
-def _linked(topology: Topology, step: Step) -> Step:
-    """A step with the link that its ranks need."""
-    islands = topology.island_of
-    first = islands[step.ranks[0]]
-    link = "native" if topology.flat or all(islands[rank] == first for rank in step.ranks) else "bridge"
-    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link if len(step.ranks) > 1 else "local")
+def _linked(topology: Topology, step: Step, links: dict[tuple[int, ...], str]) -> Step:
+    """A step with the link that its ranks need; ``links`` has those of ranks that came before."""
+    link = links.get(step.ranks)
+    if link is None:
+        islands = {topology.island_of[rank] for rank in step.ranks}
+        link = links[step.ranks] = "local" if len(step.ranks) == 1 else "native" if len(islands) == 1 else "bridge"
+    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from .. import log
 from ..api.comm import Communicator, runner_of
 from ..bindings import quarantine
 from ..bootstrap.faults import EXCHANGE_ERRORS
+from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
 from . import futures
 from .collectives import Collectives, Messages
@@ -87,6 +89,13 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if not self.usable or self._inherited:
             return
         self._closed = True
+        poll_hooks.append(self._discard)
+        try:
+            self._end()
+        finally:
+            poll_hooks.remove(self._discard)
+
+    def _end(self) -> None:
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
@@ -101,6 +110,12 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
             comm.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._comms, reverse=True):
             _leave(self._comms[at].communicator, self.seconds, self._name)
+
+    def _discard(self) -> None:
+        """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
+        for comm in self._comms.values():
+            if not comm.run.broken:
+                comm.run.members.discard_users()
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -195,13 +210,19 @@ def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
     return comm.mpi.Iallreduce(mine, worst, op=MPI.MIN), mine, worst
 
 
+def _look(run: Any) -> bool:
+    """While a vote is under way: True if a rank has died."""
+    run_poll_hooks()
+    return bool(run.board.dead() >= 0)
+
+
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     run = runner_of(comm)
     try:
         vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(request.Test, seconds, lambda: run.board.dead() >= 0)
+            together = progress_until(request.Test, seconds, partial(_look, run))
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         run.abandon("a rank of it died")
         return

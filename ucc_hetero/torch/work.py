@@ -66,13 +66,14 @@ class Pending(NamedTuple):
 class Source:
     """Takes what a receive reports of its message; stands in for ``MPI.Status``."""
 
-    source, tag, error = -1, -1, 0
+    source, tag, error, cancelled = -1, -1, 0, False
 
     def Set_elements(self, datatype: Any, count: int) -> None:
         """The length: of no interest here."""
 
     def Set_cancelled(self, cancelled: bool) -> None:
-        """As :meth:`mpi4py.MPI.Status.Set_cancelled`; does nothing."""
+        """As :meth:`mpi4py.MPI.Status.Set_cancelled`."""
+        self.cancelled = cancelled
 
 
 class InFlight(Protocol):
@@ -180,6 +181,9 @@ class Work(dist.Work):
                     request.Wait(self._source)
                 except UCCHError as failure:
                     error = error or torch_error(failure)
+            if self._source is not None and self._source.cancelled:
+                where = f"group {self._group.group_name!r} on rank {self._group.rank()}"
+                error = dist.DistBackendError(f"{where} was destroyed before the message of a receive came")
             if error is None and self._finish is not None:
                 try:
                     self._deliver()
@@ -308,7 +312,11 @@ class Work(dist.Work):
         return self._error
 
     def settle(self) -> None:
-        """Wait for what the call still does with our memory, before the group ends."""
+        """Wait for what the call still does with our memory, before the group ends; a receive whose message has not
+        come is taken back."""
+        if self._source is not None:
+            for request in self.unfinished():
+                request.Cancel()
         self.wait()
 
     def synchronize(self) -> None:

@@ -95,7 +95,7 @@ extern "C" __global__ RESIDENT void ucch(ucch_moves all) {
             combine((TO *)(dst + from), (const FROM *)(src + from), (to - from) / sizeof(TO));
         else if (m.kind >= MOVE_LL_SEND)
             ll_move({m.kind == MOVE_LL_SEND ? (char *)src : dst, m.kind == MOVE_LL_SEND ? dst : (char *)src,
-                     (const char *)m.own, m.kind, from, to, m.n, step + 1, all.hash + m.tag},
+                     (const char *)m.own, m.kind, from, to, m.n, step + 1 ? step + 1 : 1, all.hash + m.tag},
                     all.replays);
         DONE();
         __syncthreads();

@@ -1,6 +1,6 @@
 /* Short messages between devices of one host by NCCL's LL protocol: every store of eight bytes brings four of data and
  * a flag, so that a receiver that finds the flag has the data, and no fence and no counter stand between them. Flags
- * are the piece's number, which its slot has not had before. */
+ * are the piece's number, which its slot has not had before, and not 0, which words have that were never written. */
 #include "copies.cuh"
 #include "layout.h"
 #include "words.cuh"

@@ -34,44 +34,33 @@ def _one_kernel(case: Case) -> bool:
     return case.queued and case.topology.size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT
 
 
-def _side(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> tuple[Operand, ...]:
-    """Every rank's ``send`` or ``recv`` in a step, by the forms that the root's and the others' have there."""
-    call = shape.call
-    shared: dict[str, Operand] = {"none": None}
-    if shape.layout == "vector":
-        shared["one"] = region(buffer, piece.vector(call))
-    elif shape.layout == "equal":
-        own = piece.cut(Block(0, call.counts[0]))
-        shared["one"] = region(buffer, own)
-        shared["each"] = Blocks(buffer, own.offset, own.count, call.counts[0], call.ranks)
+def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tuple[Operand, ...]:
+    """Every rank's ``send`` or ``recv``, by the root's form and the others', where each has this part of each block."""
+
+    def operand(form: str) -> Operand:
+        if form == "each":
+            return Blocks(buffer, part.offset, part.count, call.counts[0], call.ranks)
+        return region(buffer, part) if form == "one" else None
+
+    root, others = max(call.root, 0), operand(forms[1])
+    first = others if forms[0] == forms[1] else operand(forms[0])
+    return (others,) * root + (first,) + (others,) * (call.ranks - root - 1)
+
+
+def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> tuple[Operand, ...]:
+    """The same where ranks have blocks of their own."""
+    ranks, at = range(shape.call.ranks), shape.send if buffer == "send" else shape.recv
+    whole: list[Operand] = []
 
     def operand(form: str, rank: int) -> Operand:
-        if form == "one" and "one" not in shared:
-            return region(buffer, piece.cut(Block(0, shape.own(rank).count)))
-        if form not in shared:
-            at = shape.send if buffer == "send" else shape.recv
-            blocks = each(buffer, [piece.cut(at(rank, peer)) for peer in range(call.ranks)])
-            if shape.layout == "matrix":
-                return blocks
-            shared[form] = blocks
-        return shared[form]
+        if form != "each":
+            return region(buffer, piece.cut(Block(0, shape.own(rank).count))) if form == "one" else None
+        if shape.layout == "matrix" or not whole:
+            whole[:] = [each(buffer, [piece.cut(at(rank, peer)) for peer in ranks])]
+        return whole[0]
 
-    root = max(call.root, 0)
-    out = [operand(forms[1], rank) for rank in range(call.ranks)]
-    out[root] = operand(forms[0], root)
-    return tuple(out)
-
-
-def _carries(shape: Shape, piece: Piece) -> bool:
-    """True if this fragment is needed.
-
-    Uneven calls in one piece always are: a rank of a non-blocking one knows only its own counts, and must take part
-    even when it has nothing. So is a barrier's.
-    """
-    if piece.total == 1 and shape.layout in ("ranks", "matrix"):
-        return True
-    counts = set(shape.call.counts)
-    return any(piece.cut(Block(0, count)).count for count in counts) if counts else piece.index == 0
+    root = max(shape.call.root, 0)
+    return tuple([operand(forms[rank != root], rank) for rank in ranks])
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
@@ -90,9 +79,18 @@ def flat(topology: Topology, call: Call, piece: Piece) -> Stages:
     """One step over all ranks; the library decides how."""
     if call.ranks == 1:
         return _alone(call, piece)
-    shape, kind = Shape(call), ROWS[call.collective].step
-    if not _carries(shape, piece):
-        return ()
-    forms = KINDS[kind]
-    src, dst = _side(shape, piece, "send", forms.src), _side(shape, piece, "recv", forms.dst)
-    return stages([Step(kind, tuple(range(call.ranks)), src, dst, call.root)])
+    row, everybody = ROWS[call.collective], tuple(range(call.ranks))
+    src, dst = KINDS[row.step].src, KINDS[row.step].dst
+    if row.layout in ("ranks", "matrix"):
+        # In one piece always: a rank of a non-blocking call knows only its own counts, and must take part even when it
+        # has nothing.
+        if piece.total > 1 and not any(piece.cut(Block(0, count)).count for count in set(call.counts)):
+            return ()
+        shape = Shape(call)
+        sides = _unlike(shape, piece, "send", src), _unlike(shape, piece, "recv", dst)
+    else:
+        part = piece.vector(call) if call.counts else Block(0, piece.index == 0)
+        if not part.count:
+            return ()
+        sides = _alike(call, "send", part, src), _alike(call, "recv", part, dst)
+    return stages([Step(row.step, everybody, *sides, call.root)])
