@@ -275,7 +275,7 @@ class Prepared:
 
     def give_back(self) -> None:
         """Let the program be used by the next such call."""
-        if self.kept_by is not None:
+        if self.kept_by is not None and len(self.kept_by) < self.program.spare:
             self.delegated.rest()
             self.kept_by.append(self)
             return
