@@ -21,8 +21,6 @@
 #define UNKNOWN_MACHINE
 #endif
 
-#define CANCELED (-16) /* UCS_ERR_CANCELED */
-
 static int errors;
 static void (*told)(void);
 
@@ -43,7 +41,7 @@ static void cancel(ucp_worker_h worker, void *request) {
 static void free_request(void *request) {
     if (!request || IS_STATUS(request)) return;
     int status = ucp_request_check_status(request);
-    if (status < 0 && status != CANCELED) count();
+    if (status < 0 && status != UCS_ERR_CANCELED) count();
     ucp_request_free(request);
 }
 

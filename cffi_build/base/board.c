@@ -415,7 +415,7 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would signal all processes */
         if (i == b->mine || !s->signal || pid <= 0) continue;
-        if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+        if (before < seq) __atomic_store_n(&s->since, ucch_now_ns(), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
             ucch_process_signal((int)pid, (int)s->signal);
         ucch_flight_awaits_locked(pid, s->file, __atomic_load_n(&s->since, __ATOMIC_RELAXED));
@@ -461,7 +461,7 @@ void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
     UCCH_LOCKED;
     slot *s = &b->slots[b->mine];
-    if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+    if (!s->failed) __atomic_store_n(&s->since_failed, ucch_now_ns(), __ATOMIC_RELAXED);
     if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
 }
 

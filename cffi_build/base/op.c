@@ -136,9 +136,9 @@ void ucch_listen(ucch_op *op) {
 
 /* Sleep until the bell has rung more than `known` times, `seconds` at most. Makes no progress: the thread does. */
 void ucch_await_ring(uint64_t known, double seconds) {
-    struct timespec until = ucch_time_after(seconds);
+    double until = ucch_now() + seconds, left = seconds;
     pthread_mutex_lock(&bell);
-    while (rings == known && pthread_cond_timedwait(&rung, &bell, &until) == 0)
-        ;
+    for (; rings == known && left > 0; left = until - ucch_now())
+        ucch_cond_wait(&rung, &bell, left);
     pthread_mutex_unlock(&bell);
 }

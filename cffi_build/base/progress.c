@@ -75,10 +75,8 @@ int ucch_progress_once(void) {
 
 /* Sleep until woken, `seconds` at most (0: for ever): 1 if it was woken. */
 static int sleep_until_woken(double seconds) {
-    struct timespec until = ucch_time_after(seconds);
-    for (int ended = 0; !woken && !ended;)
-        ended = (seconds > 0 ? pthread_cond_timedwait(&wake, &sleep_lock, &until)
-                             : pthread_cond_wait(&wake, &sleep_lock)) != 0;
+    while (!woken && !ucch_cond_wait(&wake, &sleep_lock, seconds))
+        ;
     return woken;
 }
 

@@ -11,7 +11,14 @@
 
 #include "api/api.h"
 
+/* Seconds, and ns, of CLOCK_MONOTONIC. */
 double ucch_now(void);
+uint64_t ucch_now_ns(void);
+
+/* True if a counter, which only grows and wraps around, has reached `least`. */
+static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
+    return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
+}
 
 /* Have the engine's lock up to the end of the block. */
 #define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)

@@ -16,7 +16,7 @@
 
 /* What has been lost may have been another message, and this one too long. */
 static void arrived_locked(ucch_message *m, int status) {
-    int lost = status != UCS_CANCELED && m->board && ucch_board_lossy(m->board);
+    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
     int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
     if (by_lane == 0 || by_lane == 1) return;
     ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
@@ -38,7 +38,7 @@ static int posted_locked(ucch_message *m, void *p) {
 
 int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
                              int mem_type) {
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, mem_type);
+    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, mem_type);
     m->request = NULL;
     ucch_op_begin_locked(&m->op, 0);
     return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
@@ -46,8 +46,8 @@ int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, s
 
 /* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
-    ucp_request_param_t p = ucch_message_params(m, received, mem_type);
-    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    ucp_request_param_t p = ucch_ucp_params(received, m, mem_type);
+    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     m->came = 0;
     return p;
 }
@@ -69,7 +69,7 @@ static int issue_locked(ucch_message *m) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
         return posted_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
     }
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, s->mem_type);
+    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
                                             ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
@@ -224,8 +224,7 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
 /* All that was sent by an endpoint, to be waited for like a message. */
 int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, 0);
-    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
+    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, UCS_MEMORY_TYPE_HOST);
     m->request = NULL;
     m->left = 0;
     ucch_lock();
@@ -325,7 +324,7 @@ void ucch_message_cancel(ucch_message *m) {
     ucch_lock();
     if (m->op.state == UCCH_ACTIVE && m->waits) {
         forget_locked(m);
-        ucch_message_end_locked(m, UCS_CANCELED);
+        ucch_message_end_locked(m, UCS_ERR_CANCELED);
     } else if (m->op.state == UCCH_ACTIVE && m->request)
         ucp_request_cancel(m->worker, m->request);
     ucch_unlock();

@@ -5,17 +5,9 @@
 #include "base/op.h"
 #include "gpu/device.h"
 
-#define ATTR_CALLBACK 0x2
-#define ATTR_USER_DATA 0x4
-#define ATTR_DATATYPE 0x8
-#define ATTR_MEMORY_TYPE 0x40
-#define BYTES 8 /* ucp_dt_make_contig(1) */
 #define USER_TAG (((uint64_t)1 << UCCH_SOURCE_BIT) - 1)
 #define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
 #define UCCH_OFFER_TAG ((uint64_t)1 << UCCH_OFFER_BIT)
-#define FLAG_NO_IMM_CMPL 0x10000
-#define UCS_OK 0
-#define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
@@ -64,7 +56,6 @@ void ucch_message_end_locked(ucch_message *m, int status);
 void ucch_message_sent(void *request, ucs_status_t status, void *data);
 int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
-ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 
 /* offer.c */
 int ucch_offer_send_locked(ucch_message *m);

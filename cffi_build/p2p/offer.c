@@ -41,11 +41,10 @@ static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag)
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     if (bytes) memcpy(copy, what, bytes);
-    ucp_request_param_t p = ucch_message_params(NULL, said, 0);
-    p.user_data = copy;
+    ucp_request_param_t p = ucch_ucp_params(said, copy, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_tag_send_nbx(ep, copy, bytes, tag, &p);
     if (!request || IS_STATUS(request)) free(copy);
-    return IS_STATUS(request) ? (int)(intptr_t)request : 0;
+    return STATUS_OF(request);
 }
 
 static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
@@ -70,7 +69,7 @@ static int note_of_locked(ucp_worker_h worker, uint64_t code, int take, ucch_off
         note *n = matched ? calloc(1, sizeof(*n)) : NULL;
         if (!n) return 0;
         /* It is there whole: of one that is not, and that libucp still writes to, the memory stays. */
-        ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+        ucp_request_param_t p = {0};
         if (ucp_tag_msg_recv_nbx(worker, &n->offer, sizeof(n->offer), matched, &p)) return 0;
         *at = n;
     }
@@ -125,8 +124,8 @@ int ucch_offer_send_locked(ucch_message *m) {
     static uint64_t serials;
     const ucch_start *s = &m->start;
     ucch_offer offer = {s->tag | UCCH_OFFER_TAG, s->bytes, serials = serials % USER_TAG + 1};
-    ucp_request_param_t p = ucch_message_params(m, answered, 0);
-    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    ucp_request_param_t p = ucch_ucp_params(answered, m, UCS_MEMORY_TYPE_HOST);
+    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     int status =
         ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, &m->answer, sizeof(m->answer),
                                                       answer_tag(offer.code, s->dest, offer.serial), ~(uint64_t)0, &p));
@@ -206,7 +205,7 @@ int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucc
 
 /* Receive a message into nothing: its sender must not wait for ever. */
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+    ucp_request_param_t p = {0};
     void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
     if (request && !IS_STATUS(request)) ucp_request_free(request);
 }

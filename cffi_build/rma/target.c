@@ -7,12 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "p2p/message.h"
 #include "rma/rma.h"
 
-#define MODE_PEER 1
 #define FORCE 0x1
-#define ATTR_FLAGS 0x10
 
 /* ---- peers ---- */
 
@@ -30,15 +27,9 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     peer->process = process ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
     peer->by_errors = peer->process < 0;
     peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
-    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address};
-    if (peer->by_errors) {
-        p.field_mask |= 0x4;
-        p.err_mode = MODE_PEER;
-        p.err_handler = (ucp_err_handler_t){died, peer};
-    }
     ucch_lock();
     if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
-    if (!*status) *status = ucp_ep_create(at->worker, &p, &peer->ep);
+    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? died : NULL, peer, &peer->ep);
     if (!*status) {
         peer->next = at->peers;
         at->peers = peer;
@@ -92,7 +83,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     if (ep && !is_gone)
         status = ucch_ep_close(peer->at->worker, ep, timeout);
     else if (ep && peer->by_errors) {
-        ucp_request_param_t p = {.op_attr_mask = ATTR_FLAGS, .flags = FORCE};
+        ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = FORCE};
         ucch_lock();
         void *request = ucp_ep_close_nbx(ep, &p);
         if (request && !IS_STATUS(request)) ucp_request_free(request);

@@ -11,10 +11,8 @@
 
 #include "base/flight.h"
 #include "base/progress.h"
-#include "p2p/message.h"
 #include "rma/rma.h"
 
-#define ATTR_MEMH 0x100
 /* Pieces under way at a time, and posted in one turn of progress. */
 #define WINDOW 256
 #define TURN 128
@@ -76,17 +74,13 @@ static void finished(void *request, ucs_status_t status, void *data) {
 }
 
 static int begun(ucch_transfer *t, void *request) {
-    if (IS_STATUS(request)) return (int)(intptr_t)request;
-    t->in_flight += request != NULL;
-    return 0;
+    t->in_flight += request && !IS_STATUS(request);
+    return STATUS_OF(request);
 }
 
 static void *post_locked(ucch_transfer *t, size_t i) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE};
-    p.cb = finished;
-    p.user_data = t;
-    p.datatype = BYTES;
-    p.op_attr_mask |= t->is.local->memh ? ATTR_MEMH : 0;
+    ucp_request_param_t p = ucch_ucp_params(finished, t, UCS_MEMORY_TYPE_HOST);
+    p.op_attr_mask |= t->is.local->memh ? UCP_OP_ATTR_FIELD_MEMH : 0;
     p.memh = t->is.local->memh;
     char *here = t->is.local->base + t->is.mine[i];
     uint64_t there = t->is.target->base + t->is.theirs[i];
@@ -106,7 +100,7 @@ static int move_locked(ucch_transfer *t) {
 }
 
 static int flush_locked(ucch_transfer *t) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA, .cb = finished, .user_data = t};
+    ucp_request_param_t p = ucch_ucp_params(finished, t, UCS_MEMORY_TYPE_HOST);
     t->phase = FLUSHING;
     return begun(t, ucp_ep_flush_nbx(t->peer->ep, &p));
 }

@@ -12,13 +12,10 @@
 #include "base/lock.h"
 #include "base/process.h"
 #include "base/progress.h"
-#include "p2p/message.h"
 #include "rma/rma.h"
 
 #define WHOLE 0x1
 #define IS_RNDV ((uint64_t)1 << 17)
-#define UCS_INPROGRESS 1
-#define UCS_INVALID (-5)
 /* Attention goes on for as long after what came last. */
 #define ARM_AFTER_S 1e-3
 /* Of a counter, before they begin again: their numbers are those of an int. */
@@ -87,12 +84,9 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
 /* Receive what does not come at once. */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     parcel *l = malloc(sizeof(*l) + bytes);
-    if (!l) return UCS_INVALID;
+    if (!l) return UCS_ERR_INVALID_PARAM;
     *l = (parcel){at, *h, bytes};
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
-                             .cb = landed,
-                             .user_data = l};
-    p.datatype = BYTES;
+    ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
     if (!request || IS_STATUS(request)) free(l);
