@@ -54,8 +54,6 @@ int ucch_letter_held(const ucch_letter *letter);
 void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
-int ucch_program_device(ucch_program *program, int mem_type);
-int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype, int in_graph);
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 

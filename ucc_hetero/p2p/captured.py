@@ -15,12 +15,11 @@ from ..calls.persistent import idle
 from ..calls.request import Request, set_status
 from ..calls.runner import Runner
 from ..device import kernels
+from ..engine.lowering import new_program
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..types import DTYPES, OPS
 
-#: What kernels compare of a message but for its tag and length: equal at both ends, and no call's.
-_SIGNATURE = lib.ucch_board_signature(b"messages")
 #: The kernel that moves them.
 _KERNEL = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["uint8"].code, 0
 
@@ -126,20 +125,19 @@ class CapturedMessages:
             )
         with kernels.beside_a_capture(make=self._members.topology.flat):
             kernels.ready(*_KERNEL)
-        program = ffi.gc(
-            lib.ucch_program_new(len(some), state.board.native, _SIGNATURE, b"messages"), lib.ucch_program_free
-        )
-        status = lib.ucch_program_device(program, self._members.device.memory)
         outof, into = (next((each.buffer.ptr for each in some if each.comes is comes), 0) for comes in (False, True))
-        for i, each in enumerate(some):
+        parts = []
+        for each in some:
             part: dict[str, Any] = {"tag": each.tag, "peer": each.peer}
             at, nbytes = each.buffer.ptr, each.buffer.nbytes
             if each.comes:
                 part |= {"kind": lib.UCCH_STEP_RECV, "dst": (lib.UCCH_RECV, at - into, nbytes)}
             else:
                 part |= {"kind": lib.UCCH_STEP_SEND, "src": (lib.UCCH_SEND, at - outof, nbytes)}
-            status = status or lib.ucch_program_step(program, i, [part])
-        status = status or lib.ucch_program_queued(program, channels.handle, 0, *_KERNEL[1:3], True)
-        status = status or lib.ucch_program_capture(program, False, outof, into, self._limit(), stream)
+            parts.append(part)
+        spec = {"on_device": True, "memory_type": self._members.device.memory, "channels": channels.handle}
+        spec |= {"in_graph": True, "op": _KERNEL[1], "dtype": _KERNEL[2]}
+        program = ffi.gc(new_program(state.board, "messages", spec, parts), lib.ucch_program_free)
+        status = lib.ucch_program_capture(program, False, outof, into, self._limit(), stream)
         if status < 0:
             raise state.not_started(f"{len(some)} messages in a graph", status)

@@ -82,11 +82,12 @@ class Recorder:
             self.line({"program": number, **data})
         return number
 
-    def describe(self, program: Any, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> None:
-        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator."""
+    def describe(self, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> int:
+        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator. Returns
+        the program's number in them."""
         steps = [(*note, i) for i, note in enumerate(notes)]
         data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
-        lib.ucch_program_trace(program, self._number(data))
+        return self._number(data)
 
     def part(self) -> tuple[list[str], bytes]:
         """Everything so far."""
