@@ -61,9 +61,9 @@ int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
 void ucch_listen(ucch_op *op);
-uint64_t ucch_rings(void);
-void ucch_ring(void);
-void ucch_await_ring(uint64_t known, double seconds);
+uint64_t ucch_doorbell_count(void);
+void ucch_doorbell_ring(void);
+void ucch_doorbell_wait(uint64_t known, double seconds);
 
 /* ---- program.c: a plan lowered for this rank ---- */
 typedef struct ucch_span {
@@ -122,7 +122,7 @@ int ucch_program_persist(ucch_program *program, void *send, void *recv, double t
 int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
-int ucch_program_dash(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_try(ucch_program *program, void *send, void *recv, double timeout);
 
 /* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {

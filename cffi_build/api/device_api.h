@@ -14,16 +14,15 @@ int ucch_capture_mode(int mode);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
-int ucch_device_bind(int runtime, int device);
+int ucch_device_bind(int runtime, int device, int may_hold);
 void ucch_device_reserve(void);
-void ucch_device_hold(int may);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
 /* ---- kernels.c: arithmetic on the device ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
-/* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
+/* ---- channels.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
 ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);

@@ -19,7 +19,6 @@
 #include "base/flight.h"
 #include "base/op.h"
 #include "base/parcel.h"
-#include "base/process.h"
 
 #define RING 64
 #define LABEL UCCH_LABEL_BYTES
@@ -62,7 +61,7 @@ struct ucch_board {
     int n, mine;
     uint64_t seq; /* the last call */
     int *ranks;
-    ucch_post post;
+    ucch_parcel_table post;
     ucch_far *far;         /* of a communicator that is on several hosts */
     uint32_t comm;         /* in the flight recorder */
     uint64_t calls, bytes; /* finished well, and what they moved */
@@ -81,7 +80,7 @@ size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
 
-ucch_post *ucch_board_post(ucch_board *b) { return b->post.each ? &b->post : NULL; }
+ucch_parcel_table *ucch_board_parcels(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
 static int open_post(ucch_board *b) {
     if (!has_parcels(b->n)) return 1;
@@ -114,7 +113,7 @@ static ucch_board *boards; /* under the lock */
 /* An operation of libucc's in this process has ended in an endpoint's error. A task of libucc 1.4.0 may go on all the
  * same, and send to other ranks what it has not received, for which their part of the collective then ends well. Which
  * collective it was is not known: all ranks of this host are to know before they can have received anything. */
-static void doubt_locked(void) {
+static void mark_doubtful_locked(void) {
     for (ucch_board *b = boards; b; b = b->next) {
         if (!b->n || !b->slots[b->mine].open) continue;
         uint64_t *doubtful = &b->slots[0].doubtful, known = __atomic_load_n(doubtful, __ATOMIC_RELAXED);
@@ -133,7 +132,7 @@ static void enlist(ucch_board *b) {
     UCCH_LOCKED;
     b->next = boards;
     boards = b;
-    ucch_endpoint_errors_tell(doubt_locked);
+    ucch_endpoint_errors_tell(mark_doubtful_locked);
 }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
@@ -424,7 +423,7 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
 
 /* A rank of another host is gone. A rank in a call learns of it there, and fails; a rank that is not writes what it
  * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
-void ucch_board_speak(ucch_board *b) {
+void ucch_board_dump_if_idle(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
     if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
 }

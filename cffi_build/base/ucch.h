@@ -38,9 +38,13 @@ void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);
 int ucch_board_lossy(const ucch_board *board);
 void ucch_board_ended_locked(ucch_board *board, ucch_op *op, int status, uint64_t bytes);
-void ucch_board_speak(ucch_board *board);
+void ucch_board_dump_if_idle(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
+
+/* process.c: processes of this host */
+void ucch_process_signal(int pid, int number);
+void ucch_process_unbind_thread(void);
 
 #endif

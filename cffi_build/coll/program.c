@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll/fused.h"
+#include "coll/stream_executor.h"
 
 /* Release the library's requests while their teams still exist; what is in progress stays the library's. */
 static void drop_requests_locked(ucch_program *p) {
@@ -74,7 +74,7 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .src = side_of(&part->src, &part->tables[0], dtype),
                                     .dst = side_of(&part->dst, &part->tables[2], dtype)};
     if (part->kind == STEP_EXCHANGE) {
-        if (!ucch_board_post(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
+        if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
         s->exchange = (ucch_exchange){.writes = part->writes,
                                       .from = part->from,
                                       .combines = part->combines,
@@ -96,7 +96,7 @@ static int set_queued(ucch_program *p, const ucch_spec *spec) {
         for (int k = 0; k < p->steps[i].is.ndeps; k++) {
             int earlier = p->steps[i].is.deps[k];
             if (earlier < 0 || earlier >= i) return UCCH_FAIL_ARGUMENT;
-            p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
+            p->steps[earlier].marked |= ucch_stream_of(&p->steps[earlier]) != ucch_stream_of(&p->steps[i]);
         }
     p->sliced = ucch_fused_sliced(p);
     p->element = ucch_step_bytes((ucc_datatype_t)spec->dtype, 1);

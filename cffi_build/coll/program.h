@@ -2,11 +2,11 @@
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 
-#include "base/contexts.h"
 #include "base/parcel.h"
+#include "base/progress.h"
 #include "base/trace.h"
 #include "p2p/message.h"
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -59,7 +59,7 @@ struct ucch_step {
     uint64_t event;  /* of the timeline */
     int errors;      /* of endpoints, in this process, when it was posted */
     /* Of a program that is queued in streams: in the call being made the step's turn, and pieces left; and the event
-     * that other lanes wait for, if one does. */
+     * that other streams wait for, if one does. */
     int turn, marked;
     uint64_t left;
     void *end;
@@ -84,15 +84,15 @@ struct ucch_program {
     size_t tmp_bytes;
     ucch_gate gate;
     ucch_board *board;
-    ucch_record about;       /* the call's label, signature and bytes */
-    uint32_t salt;           /* of its tags between hosts, of the call's name and arguments */
-    uint32_t number;         /* in the timeline */
-    int ailing, ailing_step; /* between hosts: how a step failed, while it is not known why */
-    double ailed;
+    ucch_record about;           /* the call's label, signature and bytes */
+    uint32_t salt;               /* of its tags between hosts, of the call's name and arguments */
+    uint32_t number;             /* in the timeline */
+    int deferred, deferred_step; /* between hosts: how a step failed, while it is not known why */
+    double deferred_since;
 };
 
 /* Where steps go that are queued in streams. */
-int ucch_lane_of(const ucch_step *s);
+int ucch_stream_of(const ucch_step *s);
 int ucch_step_goes_first(const ucch_step *s);
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s);
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);

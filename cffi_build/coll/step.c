@@ -59,15 +59,19 @@ static int post_message(ucch_program *p, ucch_step *s) {
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
     uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
-    char *at = ucch_step_address(p, span);
+    ucch_start start = {.what = s->is.kind == STEP_SEND ? START_SEND : START_RECV,
+                        .ep = s->is.ep,
+                        .buffer = ucch_step_address(p, span),
+                        .bytes = span->count,
+                        .tag = tag,
+                        .mask = ~(uint64_t)0,
+                        .mem_type = p->mem_type};
     s->state = POSTED;
-    return s->is.kind == STEP_SEND
-               ? ucch_message_send_locked(s->message, s->is.ep, at, span->count, tag, p->mem_type)
-               : ucch_message_recv_locked(s->message, s->is.worker, at, span->count, tag, p->mem_type);
+    return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
 
 static int go_on(ucch_program *p, ucch_step *s) {
-    int state = ucch_exchange_go_on(ucch_board_post(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
+    int state = ucch_exchange_go_on(ucch_board_parcels(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
                                     s->is.src.count, ucch_step_address(p, &s->is.dst));
     s->state = state == 1 ? FINISHED : POSTED;
     return state;
@@ -77,7 +81,7 @@ static int go_on(ucch_program *p, ucch_step *s) {
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind == STEP_COLL) return post_coll_locked(s);
     if (s->is.kind == STEP_EXCHANGE) {
-        ucch_exchange_begin(ucch_board_post(p->board), &s->exchange, p->op.error.seq, p->about.signature);
+        ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);
     }
     return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
@@ -134,10 +138,11 @@ int ucch_step_goes_first(const ucch_step *s) {
            moved_by(s) <= MOST_SLOTS * c->slot;
 }
 
-int ucch_lane_of(const ucch_step *s) {
-    if (s->is.kind != STEP_SEND && s->is.kind != STEP_RECV) return s->is.kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
-    if (s->program->channels->copies && ucch_step_goes_first(s)) return LANE_WIRES;
-    return s->is.kind == STEP_SEND ? LANE_OUT : LANE_IN;
+int ucch_stream_of(const ucch_step *s) {
+    if (s->is.kind != STEP_SEND && s->is.kind != STEP_RECV)
+        return s->is.kind == STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
+    if (s->program->channels->copies && ucch_step_goes_first(s)) return STREAM_WIRES;
+    return s->is.kind == STEP_SEND ? STREAM_OUT : STREAM_IN;
 }
 
 /* The channel that a message goes by. */

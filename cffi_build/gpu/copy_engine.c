@@ -9,7 +9,7 @@
 #define PIECE ((uint64_t)4 << 20)
 
 /* As many as ways to copy. */
-#define LANES (UCCH_ACROSS + 1)
+#define STREAMS (UCCH_ACROSS + 1)
 /* Counters that are ready: two for each of 64 calls in streams. */
 #define FLAGS 128
 enum { IDLE, MOVING, COMING, GOING };
@@ -23,7 +23,7 @@ struct ucch_work {
     double again;
 };
 
-static void *lanes[LANES];
+static void *streams[STREAMS];
 
 /* A task's work by the host, on so many elements in its memory. */
 int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) {
@@ -47,12 +47,12 @@ void ucch_work_free(ucch_work *w) {
     free(w);
 }
 
-static int lane(int which, void **stream) {
-    if (!lanes[which]) {
-        int status = ucch_device_fail(ucch_bound_ops()->stream_new(&lanes[which]), "stream");
+static int stream_for(int which, void **stream) {
+    if (!streams[which]) {
+        int status = ucch_device_fail(ucch_bound_ops()->stream_new(&streams[which]), "stream");
         if (status) return status;
     }
-    *stream = lanes[which];
+    *stream = streams[which];
     return 0;
 }
 
@@ -61,28 +61,28 @@ static int lane(int which, void **stream) {
 void ucch_device_reserve(void) {
     void *stream;
     ucch_flags_reserve(FLAGS);
-    for (int which = 0; which < LANES; which++)
-        lane(which, &stream);
+    for (int which = 0; which < STREAMS; which++)
+        stream_for(which, &stream);
 }
 
 /* Queue a copy that goes this way, behind all others that do. */
 int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
     void *stream;
-    int status = lane(way, &stream);
+    int status = stream_for(way, &stream);
     return status ? status : ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
 }
 
 /* Copy or convert pieces by a kernel. */
 int ucch_work_pieces(int way, void *function, const ucch_pieces *all) {
     void *stream;
-    int status = lane(way, &stream);
+    int status = stream_for(way, &stream);
     return status ? status : ucch_kernel_pieces(function, all, stream);
 }
 
 /* Record an event, made at first use, behind what was queued this way. */
 int ucch_work_mark(int way, void **event) {
     void *stream;
-    int status = lane(way, &stream);
+    int status = stream_for(way, &stream);
     return status ? status : ucch_event_record(event, stream);
 }
 
@@ -140,7 +140,7 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     }
     void *function = ucch_kernel_of(task), *stream;
     if (function) {
-        int status = lane(UCCH_ACROSS, &stream);
+        int status = stream_for(UCCH_ACROSS, &stream);
         if (!status) status = ucch_kernel_launch(function, task, stream);
         return status ? status : mark(w, UCCH_ACROSS, MOVING);
     }

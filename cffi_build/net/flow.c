@@ -90,7 +90,7 @@ static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
     return (ucch_slot_header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
 }
 
-/* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
+/* The first call, plus one, whose data here is undefined; 0 while there is none. */
 static uint64_t tainted_from(const ucch_flow *f) { return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE); }
 
 /* Number of the wire: each one that sends is followed by one that receives. */
@@ -251,9 +251,9 @@ static due about(ucch_flow *f, uint64_t piece) {
 }
 
 /* Wake the wires that have ranges of so many bytes. */
-static void ring_for(const ucch_flow *f, size_t bytes) {
+static void wake_for(const ucch_flow *f, size_t bytes) {
     for (int range = 0; range < ranges_of(f, bytes) && range < f->nwires; range++)
-        ucch_wire_note(wire_of(f, carrier_of(f, range)));
+        ucch_wire_mark(wire_of(f, carrier_of(f, range)));
     ucch_wires_wake(wire_of(f, f->first), 1);
 }
 
@@ -267,14 +267,14 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
         s->number = piece;
         s->tainted = tainted_from(f);
         s->differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
-        if (f->ring.by_device) ring_for(f, d.bytes);
+        if (f->ring.by_device) wake_for(f, d.bytes);
     }
     for (int range = 0; range < ranges_of(f, d.bytes); range++)
         if (carrier_of(f, range) == which) send_range(f, which, piece, d.bytes, range);
 }
 
 /* Take note of credits: the sender's stream may fill the slots again. */
-static int hear_credit(ucch_flow *f) {
+static int on_credit(ucch_flow *f) {
     if (!f->credit.done) return 0;
     ucch_take(&f->lock, UCCH_AT_FLOW);
     __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
@@ -286,7 +286,7 @@ static int hear_credit(ucch_flow *f) {
     return UCCH_MOVED;
 }
 
-static int tell_abort(ucch_flow *f) {
+static int send_abort(ucch_flow *f) {
     uint64_t first = tainted_from(f);
     if (!first || !f->ring.tells || f->abort.said[0]) return 0;
     f->abort.said[0] = first;
@@ -310,7 +310,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
         found |= f->ring.by_device ? UCCH_RUNG_LATE : 0;
         return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
     }
-    found |= hear_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
+    found |= on_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }
 
@@ -336,7 +336,7 @@ static void take(ucch_flow *f, uint64_t piece, int ranges) {
 }
 
 /* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
-static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
+static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted && differs) differ(f, differs);
     if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
@@ -357,7 +357,7 @@ static void settle_arrivals(ucch_flow *f) {
     for (int ranges;
          (f->ring.by_device || f->settled < f->expected) && !f->failed && (ranges = complete(f, f->settled));) {
         const ucch_slot_header *s = slot_of(f, f->settled);
-        hear_tainted(f, s->tainted, s->differs);
+        note_tainted(f, s->tainted, s->differs);
         if (!fits(f, s)) break;
         take(f, f->settled, ranges);
         __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
@@ -402,15 +402,15 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
     return found;
 }
 
-static int hear_abort(ucch_flow *f) {
+static int on_abort(ucch_flow *f) {
     if (!f->abort.done) return 0;
     f->abort.done = 0;
-    hear_tainted(f, f->abort.said[0], f->abort.said[1]);
+    note_tainted(f, f->abort.said[0], f->abort.said[1]);
     return UCCH_MOVED;
 }
 
 /* By the first wire: the sender may fill again what has been taken out. */
-static int tell_credit(ucch_flow *f) {
+static int send_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
     if (!more || f->credit.request) return 0;
     f->credit.said[0] = f->told + more;
@@ -431,7 +431,7 @@ static int turn_of_receiver(ucch_flow *f, int which) {
     if (f->ring.by_device) found |= UCCH_WATCHED;
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which == f->first) {
-        found |= tell_credit(f);
+        found |= send_credit(f);
         waiting |= f->told < expected || f->credit.request;
     }
     waiting |= __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < expected;
@@ -445,7 +445,7 @@ static int turn(ucch_poller *poller) {
     int which = s->which, found = 0;
     if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
     if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
-    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? tell_abort(f) : hear_abort(f);
+    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? send_abort(f) : on_abort(f);
     /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
@@ -486,7 +486,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
     } while (!status && (left -= one));
     if (!status && !f->sends) settle_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
-    if (!status) ring_for(f, bytes < piece ? bytes : piece);
+    if (!status) wake_for(f, bytes < piece ? bytes : piece);
     return status;
 }
 
@@ -496,7 +496,7 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->diffe
 
 /* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
  * thread. */
-void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
+void ucch_flow_wake(ucch_flow *f) { ucch_wire_wake(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
 

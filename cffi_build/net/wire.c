@@ -81,7 +81,7 @@ void ucch_wire_lock(int wire) {
 void ucch_wire_unlock(int wire) { ucch_give(&wires[wire].lock, UCCH_AT_WIRE); }
 
 /* There is work for its thread, which is to be woken by ucch_wires_wake. */
-void ucch_wire_note(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
+void ucch_wire_mark(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
 
 /* Wake a thread that sleeps: 1, or 0 where it does not, or another thread wakes it. */
 static int wake(ucch_wire *w) {
@@ -104,8 +104,8 @@ void ucch_wires_wake(int wire, int most) {
 }
 
 /* There is work for its thread. */
-void ucch_wire_ring(int wire) {
-    ucch_wire_note(wire);
+void ucch_wire_wake(int wire) {
+    ucch_wire_mark(wire);
     wake(&wires[wire]);
 }
 
@@ -231,7 +231,7 @@ void ucch_wire_forget(int wire, void *address) { ucp_worker_release_address(wire
 void ucch_wire_stop(int wire) {
     if (owner != getpid()) return;
     __atomic_store_n(&wires[wire].stop, 1, __ATOMIC_SEQ_CST);
-    ucch_wire_ring(wire);
+    ucch_wire_wake(wire);
     pthread_join(wires[wire].thread, NULL);
 }
 

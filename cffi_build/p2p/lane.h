@@ -6,7 +6,7 @@
 
 #include "base/op.h"
 #include "gpu/device.h"
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 typedef struct ucch_lane {
     pthread_mutex_t turn; /* held to give its streams work; never waited for with the engine's lock */

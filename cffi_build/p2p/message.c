@@ -11,10 +11,10 @@
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
-/* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
+/* Seconds for which a receive waits on after its sender has ended well: the message may still be on its way. */
 #define LEFT_GRACE_S 5
 
-/* What has been lost may have been another message, and this one too long. */
+/* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
 static void arrived_locked(ucch_message *m, int status) {
     int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
     int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
@@ -31,17 +31,9 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
     if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
 }
 
-/* As above, of a receive: it may have come before libucp's call has returned. */
+/* A receive has been handed to libucp, which may have called back before it returned: 0, or a failure. */
 static int posted_locked(ucch_message *m, void *p) {
     return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
-}
-
-int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type) {
-    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, mem_type);
-    m->request = NULL;
-    ucch_op_begin_locked(&m->op, 0);
-    return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
 }
 
 /* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
@@ -50,15 +42,6 @@ static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
     p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     m->came = 0;
     return p;
-}
-
-int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type) {
-    ucp_request_param_t p = receive_params(m, mem_type);
-    m->worker = worker;
-    m->request = NULL;
-    ucch_op_begin_locked(&m->op, 0);
-    return posted_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
@@ -73,6 +56,15 @@ static int issue_locked(ucch_message *m) {
     return ucch_message_begun_locked(m, s->what == START_SYNC
                                             ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
+}
+
+/* Begin a message of a program, which has its turn: 0, or a failure that has ended it. */
+int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start) {
+    m->worker = worker;
+    m->start = *start;
+    m->request = NULL;
+    ucch_op_begin_locked(&m->op, 0);
+    return issue_locked(m);
 }
 
 /* ---- whose turn it is ---- */
@@ -97,19 +89,14 @@ static int has_earlier_pending(const ucch_message *m) {
 int ucch_message_after(ucch_message *m, void *stream) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
-    ucch_device_leave(before);
-    return status;
+    UCCH_ON_DEVICE;
+    return ucch_gate_enter(&m->gate, stream);
 }
 
 /* It no longer waits: its turn has come, or it is cancelled. */
 static void forget_locked(ucch_message *m) {
     if (!m->waits) return;
-    for (ucch_message **at = &first; *at; at = &(*at)->behind)
-        if (*at == m) {
-            *at = m->behind;
-            break;
-        }
+    UCCH_UNLINK(first, m, behind);
     last = &first;
     while (*last)
         last = &(*last)->behind;
@@ -136,7 +123,7 @@ static int is_under_way(const ucch_message *m) {
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
     if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
-    ucch_lock();
+    UCCH_LOCKED;
     m->worker = worker;
     m->start = *start;
     if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
@@ -144,17 +131,14 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
     m->waits = m->gate.closed || has_earlier_pending(m);
-    int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
+    int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND;
     describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
     ucch_op_begin_locked(&m->op, timeout);
-    if (m->waits) {
-        m->behind = NULL;
-        *last = m;
-        last = &m->behind;
-    } else
-        status = issue_locked(m);
-    ucch_unlock();
-    return status;
+    if (!m->waits) return issue_locked(m);
+    m->behind = NULL;
+    *last = m;
+    last = &m->behind;
+    return 0;
 }
 
 /* Start it if its turn has come: whether something has moved. */
@@ -206,18 +190,14 @@ int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t
     m->worker = worker;
     m->request = NULL;
     m->left = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     m->waits = 0;
     describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
     ucch_op_begin_locked(&m->op, timeout);
-    int status;
-    if (found->serial) {
-        ucch_discard_locked(worker, matched);
-        status = ucch_offer_taken_locked(m, found);
-        if (status < 0) ucch_message_end_locked(m, status);
-    } else
-        status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
-    ucch_unlock();
+    if (!found->serial) return posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
+    ucch_discard_locked(worker, matched);
+    int status = ucch_offer_taken_locked(m, found);
+    if (status < 0) ucch_message_end_locked(m, status);
     return status;
 }
 
@@ -227,11 +207,9 @@ int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
     ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, UCS_MEMORY_TYPE_HOST);
     m->request = NULL;
     m->left = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_op_begin_locked(&m->op, timeout);
-    int status = ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
-    ucch_unlock();
-    return status;
+    return ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
 }
 
 /* True if a lane has brought the received data to its place. */
@@ -252,15 +230,9 @@ void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) 
 
 /* True if libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
-    ucch_lock();
-    int held = m->op.state == UCCH_ACTIVE || is_under_way(m);
-    if (!held) {
-        int before = ucch_device_enter();
-        held = ucch_gate_due(&m->gate);
-        ucch_device_leave(before);
-    }
-    ucch_unlock();
-    return held;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return m->op.state == UCCH_ACTIVE || is_under_way(m) || ucch_gate_due(&m->gate);
 }
 
 /* ---- one message ---- */
@@ -321,11 +293,11 @@ void ucch_message_free(ucch_message *m) {
 ucch_op *ucch_message_op(ucch_message *m) { return &m->op; }
 
 void ucch_message_cancel(ucch_message *m) {
-    ucch_lock();
-    if (m->op.state == UCCH_ACTIVE && m->waits) {
+    UCCH_LOCKED;
+    if (m->op.state != UCCH_ACTIVE) return;
+    if (m->waits) {
         forget_locked(m);
         ucch_message_end_locked(m, UCS_ERR_CANCELED);
-    } else if (m->op.state == UCCH_ACTIVE && m->request)
+    } else if (m->request)
         ucp_request_cancel(m->worker, m->request);
-    ucch_unlock();
 }

@@ -67,9 +67,6 @@ void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
 
 /* For those that have the lock. */
 void ucch_message_abandon_locked(ucch_message *m);
-int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type);
-int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type);
+int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start);
 
 #endif

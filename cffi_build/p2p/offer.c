@@ -98,8 +98,8 @@ int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t by
     return 0;
 }
 
-/* Failure of a sender whose receiver does not want its data: none where that has lost its interest, or has too little
- * room, which is its own affair; what the receiver's device lacks has a text there. */
+/* Status of a send whose receiver does not take the data: it ends well where the receive was cancelled, or was too
+ * short, which is an error on the receiver's side alone. */
 static int failure_of(int answer) {
     if (!answer || answer == UCCH_FAIL_TRUNCATED || answer == UCCH_FAIL_CANCELLED) return 0;
     return answer == UCCH_FAIL_BROKEN ? answer : UCCH_FAIL_REFUSED;
@@ -194,12 +194,11 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched) {
     ucp_tag_recv_info_t info = {0, 0};
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
     *found = (ucch_offer){info.sender_tag, info.length, 0};
     if (*matched && is_offer(&info)) note_of_locked(worker, info.sender_tag, remove, found);
-    ucch_unlock();
     return *matched != NULL;
 }
 
@@ -211,10 +210,9 @@ void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
 }
 
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_discard_locked(worker, matched);
     if (found->serial) refuse_locked(lanes, found);
-    ucch_unlock();
 }
 
 /* Throw away what has arrived under such tags of ours and was never received; returns how many messages that were. */
@@ -222,12 +220,11 @@ int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;
     int n = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
         ucch_discard_locked(worker, matched);
     ucp_worker_progress(worker); /* what tells the senders so */
-    ucch_unlock();
     return n;
 }
 
@@ -236,19 +233,14 @@ int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, ui
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;
     ucch_offer offer;
-    int missing = -1;
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     while (ucp_tag_probe_nb(worker, tag | UCCH_OFFER_TAG, mask | NOTE_TAG, 0, &info)) {
         int source = source_of(info.sender_tag);
-        if (!ucch_lanes_endpoint(lanes, source)) {
-            missing = source;
-            break;
-        }
+        if (!ucch_lanes_endpoint(lanes, source)) return source;
         matched = ucp_tag_probe_nb(worker, info.sender_tag, ~(uint64_t)0, 1, &info);
         ucch_discard_locked(worker, matched);
         if (note_of_locked(worker, info.sender_tag, 1, &offer)) refuse_locked(lanes, &offer);
     }
-    ucch_unlock();
-    return missing;
+    return -1;
 }

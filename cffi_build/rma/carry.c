@@ -153,7 +153,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
         c->taken &= ~bit;
     if (consumed == c->consumed) return;
     __atomic_store_n(&c->consumed, consumed, __ATOMIC_RELEASE);
-    ucch_flow_ring(c->flow);
+    ucch_flow_wake(c->flow);
 }
 
 static void carrier_free(ucch_carrier *c) {

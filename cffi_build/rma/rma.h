@@ -223,7 +223,7 @@ void ucch_peer_lose_locked(ucch_peer *peer);
 /* transfer.c */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout);
-int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes);
+int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
 void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);

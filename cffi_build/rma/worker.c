@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/lock.h"
-#include "base/process.h"
 #include "base/progress.h"
 #include "rma/rma.h"
 
@@ -33,7 +32,7 @@ static void notify_locked(ucch_rma *at, const ucch_header *h, const void *data, 
     if (bytes) memcpy(n->data, data, bytes);
     *at->last = n;
     at->last = &n->next;
-    ucch_ring();
+    ucch_doorbell_ring();
 }
 
 static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {

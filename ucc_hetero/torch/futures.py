@@ -222,18 +222,18 @@ class _Completer:
         """Complete the future of a call once the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
-        lib.ucch_ring()
+        lib.ucch_doorbell_ring()
 
     def _loop(self) -> None:
         here.ordinary = False
         works: list[Call] = []
         while self._on:
-            known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
+            known = lib.ucch_doorbell_count()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
                 works.append(self._new.get())
             left = [work for work in works if not self._completed(work)]
             if len(left) == len(works):
-                lib.ucch_await_ring(known, _SLICE)
+                lib.ucch_doorbell_wait(known, _SLICE)
             works = left
 
     @staticmethod
@@ -253,7 +253,7 @@ class _Completer:
     def stop(self) -> None:
         """End the thread; futures of what is under way get no result any more."""
         self._on = False
-        lib.ucch_ring()
+        lib.ucch_doorbell_ring()
         self._thread.join()
 
 

@@ -6,7 +6,7 @@
  * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
  * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
  * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -360,8 +360,8 @@ static int count_from_zero(ucch_channels *c) {
         c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
         c->in[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[c->size * UCCH_RINGS + i] : NULL;
     }
-    int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->lane[0]), "copy");
-    return status ? status : ucch_device_fail(ops->stream_sync(c->lane[0]), "stream");
+    int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->streams[0]), "copy");
+    return status ? status : ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
 static int open_locked(ucch_channels *c) {
@@ -370,16 +370,16 @@ static int open_locked(ucch_channels *c) {
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
     c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
-    for (int i = 0; i < QUEUE_LANES && !status; i++) {
-        if (i == LANE_WIRES && !c->copies) continue;
-        status = ucch_device_fail(ops->stream_new(&c->lane[i]), "stream");
+    for (int i = 0; i < STREAMS && !status; i++) {
+        if (i == STREAM_WIRES && !c->copies) continue;
+        status = ucch_device_fail(ops->stream_new(&c->streams[i]), "stream");
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
     if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event");
     if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
-    if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);
-    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
+    if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
+    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->streams[0]);
 }
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */
@@ -410,8 +410,8 @@ void ucch_channels_free(ucch_channels *c) {
         ucch_unlock();
     }
     int before = ucch_device_enter();
-    for (int i = 0; i < QUEUE_LANES; i++) {
-        if (c->lane[i]) ops->stream_free(c->lane[i]);
+    for (int i = 0; i < STREAMS; i++) {
+        if (c->streams[i]) ops->stream_free(c->streams[i]);
         if (c->tail[i]) ops->event_free(c->tail[i]);
     }
     if (c->began) ops->event_free(c->began);
@@ -478,7 +478,7 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c) {
 }
 
 /* A call that could not be queued: no stream will say that it has ended. */
-void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket) {
+void ucch_channels_end(ucch_channels *c, ucch_ticket ticket) {
     __atomic_store_n(c->done[ticket.slot].at, ticket.value, __ATOMIC_RELEASE);
 }
 
@@ -563,7 +563,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
         if (c->out[i].flow) ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow) ucch_flow_ring(c->out[i].flow);
+        if (c->out[i].flow) ucch_flow_wake(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
     let_go(c);
     c->drain.kind = &draining;
