@@ -15,7 +15,7 @@ int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
 int ucch_device_bind(int runtime, int device, int may_hold);
-void ucch_device_reserve(void);
+int ucch_device_reserve(void);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 

@@ -32,10 +32,9 @@ typedef struct arrival {
 
 typedef struct slot {
     int64_t pid;
-    uint64_t seq;  /* the last call entered or refused */
-    uint64_t open; /* calls entered that have not ended */
-    uint64_t
-        behind; /* of the ranks of other hosts that the rank hears of: the last one's call, and its number plus one */
+    uint64_t seq;    /* the last call entered or refused */
+    uint64_t open;   /* calls entered that have not ended */
+    uint64_t behind; /* of the ranks of other hosts that it is connected with: the last one's call, and rank plus one */
     uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
     uint64_t asked;  /* to do so, because of this call, by any rank */
     uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */

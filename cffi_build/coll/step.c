@@ -134,7 +134,7 @@ static size_t moved_by(const ucch_step *s) { return s->is.kind == STEP_SEND ? s-
  * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */
 int ucch_step_goes_first(const ucch_step *s) {
     const ucch_channels *c = s->program->channels;
-    return (s->is.kind == STEP_SEND || s->is.kind == STEP_RECV) && ucch_channels_carried(c, s->is.peer) &&
+    return (s->is.kind == STEP_SEND || s->is.kind == STEP_RECV) && ucch_channels_by_wire(c, s->is.peer) &&
            moved_by(s) <= MOST_SLOTS * c->slot;
 }
 

@@ -121,10 +121,6 @@ void ucch_lanes_reach(ucch_lanes *all, int peer, int slot, ucp_ep_h ep) {
     all->peers[peer].ep = ep;
 }
 
-ucp_ep_h ucch_lanes_endpoint(const ucch_lanes *all, int peer) { return all->peers[peer].ep; }
-
-int ucch_lanes_rank(const ucch_lanes *all) { return all->rank; }
-
 /* Have the lane for such messages to a rank: 0, or a failure. */
 int ucch_lanes_ready(ucch_lanes *all, int peer) {
     int status = 0;

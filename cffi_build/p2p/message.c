@@ -48,9 +48,17 @@ static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
-    if (s->what == START_RECV) {
+    if (s->what == START_MATCHED && s->found.serial) {
+        ucch_discard_locked(m->worker, s->matched);
+        int status = ucch_offer_taken_locked(m, &s->found);
+        if (status < 0) ucch_message_end_locked(m, status);
+        return status;
+    }
+    if (s->what >= START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
-        return posted_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+        return posted_locked(m, s->what == START_MATCHED
+                                    ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
+                                    : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
     }
     ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
@@ -105,11 +113,13 @@ static void forget_locked(ucch_message *m) {
 }
 
 /* Of a message that its caller begins, which waits for its turn or not, the flight recorder has a record. */
-static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint64_t mask) {
-    m->about.kind = (uint8_t)kind;
-    m->about.own = (tag & OWN_TAG) != 0;
-    m->about.bytes = bytes;
-    m->about.tag = mask & USER_TAG ? (int32_t)(tag & USER_TAG) : -1;
+static void describe(ucch_message *m, int receives) {
+    const ucch_start *s = &m->start;
+    int has_tag = !receives || s->mask & USER_TAG;
+    m->about.kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND;
+    m->about.own = (s->tag & OWN_TAG) != 0;
+    m->about.bytes = s->bytes;
+    m->about.tag = has_tag ? (int32_t)(s->tag & USER_TAG) : -1;
     m->about.comm = ucch_board_comm(m->board);
     m->op.about = &m->about;
     m->op.late = m->waits;
@@ -126,13 +136,13 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     UCCH_LOCKED;
     m->worker = worker;
     m->start = *start;
-    if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
+    int receives = start->what >= START_RECV;
+    if (!receives) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
-    m->waits = m->gate.closed || has_earlier_pending(m);
-    int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND;
-    describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
+    m->waits = start->what != START_MATCHED && (m->gate.closed || has_earlier_pending(m));
+    describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
     m->behind = NULL;
@@ -182,23 +192,16 @@ int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive what a matching probe has found and taken out of libucp's queue. */
+/* Receive what a matching probe has found. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       const ucch_offer *found, int mem_type, double timeout) {
-    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = receive_params(m, mem_type);
-    m->worker = worker;
-    m->request = NULL;
-    m->left = 0;
-    UCCH_LOCKED;
-    m->waits = 0;
-    describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
-    ucch_op_begin_locked(&m->op, timeout);
-    if (!found->serial) return posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
-    ucch_discard_locked(worker, matched);
-    int status = ucch_offer_taken_locked(m, found);
-    if (status < 0) ucch_message_end_locked(m, status);
-    return status;
+    ucch_start start = {.what = START_MATCHED,
+                        .buffer = buffer,
+                        .bytes = bytes,
+                        .mem_type = mem_type,
+                        .matched = matched,
+                        .found = *found};
+    return begin(m, worker, &start, timeout);
 }
 
 /* All that was sent by an endpoint, to be waited for like a message. */

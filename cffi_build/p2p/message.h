@@ -11,12 +11,14 @@
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_OFFER, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_OFFER, START_RECV, START_MATCHED } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
     int mem_type, dest;
+    ucp_tag_message_h matched; /* what a matching probe has found, and taken out of libucp's queue */
+    ucch_offer found;
 } ucch_start;
 
 /* What a receiver says of an offer: 0 and the number of its data in the lane, or why it does not want it. */

@@ -48,8 +48,8 @@ static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag)
 }
 
 static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
-    ucp_ep_h ep = ucch_lanes_endpoint(lanes, source_of(offer->code));
-    uint64_t tag = answer_tag(offer->code, ucch_lanes_rank(lanes), offer->serial);
+    ucp_ep_h ep = lanes->peers[source_of(offer->code)].ep;
+    uint64_t tag = answer_tag(offer->code, lanes->rank, offer->serial);
     return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
 }
 
@@ -237,7 +237,7 @@ int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, ui
     ucp_worker_progress(worker);
     while (ucp_tag_probe_nb(worker, tag | UCCH_OFFER_TAG, mask | NOTE_TAG, 0, &info)) {
         int source = source_of(info.sender_tag);
-        if (!ucch_lanes_endpoint(lanes, source)) return source;
+        if (!lanes->peers[source].ep) return source;
         matched = ucp_tag_probe_nb(worker, info.sender_tag, ~(uint64_t)0, 1, &info);
         ucch_discard_locked(worker, matched);
         if (note_of_locked(worker, info.sender_tag, 1, &offer)) refuse_locked(lanes, &offer);

@@ -158,15 +158,14 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
-static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
-
 /* True if wires carry data to and from a rank. */
-int ucch_channels_carried(const ucch_channels *c, int peer) { return by_wire(c, peer); }
+int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */
 static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
-    int wire = by_wire(c, peer), owner = comes && !wire ? peer : c->rank, other = owner == peer ? c->rank : peer;
+    int wire = ucch_channels_by_wire(c, peer), owner = comes && !wire ? peer : c->rank,
+        other = owner == peer ? c->rank : peer;
     const ucch_mapping *part = c->parts[owner];
     size_t line =
         line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
@@ -201,7 +200,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     memset(own->memory, 0, header); /* before the peers are told that they may have it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
-        if (other != peer && !by_wire(c, other)) channels_with(c, other, 0);
+        if (other != peer && !ucch_channels_by_wire(c, other)) channels_with(c, other, 0);
     for (size_t i = 0; i < MOST_CALLS; i++)
         c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
     return 0;
@@ -251,7 +250,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
 static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
-    int wire = by_wire(c, peer);
+    int wire = ucch_channels_by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
     return bytes <= slot_of(c, SHORT_RING, wire)                        ? SHORT_RING
            : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire)            ? MIDDLE_RING
@@ -298,7 +297,7 @@ int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, u
 }
 
 static int reserve(ucch_channels *c, int peer, int comes, int ring) {
-    int wire = by_wire(c, peer);
+    int wire = ucch_channels_by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     if (way->seen) return 0;
     ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];

@@ -113,7 +113,7 @@ static inline uint32_t ucch_channel_take(ucch_channel *channel, uint64_t pieces)
     return (uint32_t)__atomic_fetch_add(&channel->pieces, pieces, __ATOMIC_RELEASE);
 }
 
-int ucch_channels_carried(const ucch_channels *c, int peer);
+int ucch_channels_by_wire(const ucch_channels *c, int peer);
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
 void ucch_channels_end(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
