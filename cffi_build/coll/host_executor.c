@@ -31,11 +31,6 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
     return ucch_step_post_locked(p, s);
 }
 
-static void end_event_locked(uint64_t *event, int status) {
-    ucch_trace_end(*event, status);
-    *event = 0;
-}
-
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
     ucch_op_end_locked(&p->op, status, step, peer);
@@ -106,7 +101,8 @@ static int advance_locked(ucch_op *op) {
         }
         if (s->state == FINISHED) {
             moved++;
-            if (UCCH_TRACING) end_event_locked(&s->event, 0);
+            if (UCCH_TRACING) ucch_trace_end(s->event, 0);
+            s->event = 0;
             if (i == p->first) p->first++;
         }
     }
@@ -153,15 +149,6 @@ static int init_all_locked(ucch_program *p) {
     return 0;
 }
 
-/* Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
- * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
- * 1.4 crashes on it. */
-static int expected_otherwise(const ucch_program *p) {
-    int peer;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return ucch_board_verdict(p->board, p->op.error.seq, &peer);
-}
-
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
@@ -177,14 +164,10 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
         if (s->is.kind == STEP_COLL) ucch_team_enqueue_locked(s);
     }
     ucch_board_open(p->board, 1);
-    p->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
-    if (UCCH_TRACING) p->op.event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
-    p->op.about = &p->about;
     p->op.late = p->gate.closed;
-    ucch_op_begin_locked(&p->op, timeout);
-    ucch_board_began(p->board, p->op.started);
-    if (expected_otherwise(p))
+    int peer;
+    if (ucch_program_enter_locked(p, &p->op, &p->about, timeout, &peer))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))
         advance_locked(&p->op);

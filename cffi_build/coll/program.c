@@ -5,17 +5,13 @@
 #include "coll/stream_executor.h"
 
 /* Release the library's requests while their teams still exist; what is in progress stays the library's. */
-static void drop_requests_locked(ucch_program *p) {
+void ucch_program_drop(ucch_program *p) {
+    UCCH_LOCKED;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         if (s->request) ucch_request_drop_locked(s->request, p->on_device);
         s->request = NULL;
     }
-}
-
-void ucch_program_drop(ucch_program *p) {
-    UCCH_LOCKED;
-    drop_requests_locked(p);
 }
 
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
@@ -84,7 +80,7 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                       .bytes = part->bytes,
                                       .count = part->bytes / ucch_step_bytes(dtype, 1)};
     }
-    if (part->kind != STEP_SEND && part->kind != STEP_RECV) return 0;
+    if (!ucch_step_is_message(s)) return 0;
     s->message = ucch_message_new();
     return s->message ? 0 : UCCH_FAIL_MEMORY;
 }
@@ -133,3 +129,19 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
 }
 
 void ucch_program_bytes(ucch_program *p, uint64_t bytes) { p->about.bytes = bytes; }
+
+/* Enter a call, whose operation begins: tell the other ranks of it, and look what they call. A status and `peer` where
+ * that is something else, or 0.
+ *
+ * Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
+ * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
+ * 1.4 crashes on it. */
+int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer) {
+    op->about = about;
+    op->error.seq = ucch_board_publish(p->board, about->signature, about->label);
+    if (UCCH_TRACING) op->event = ucch_trace_begin(p->number, -1, op->error.seq);
+    ucch_op_begin_locked(op, timeout);
+    ucch_board_began(p->board, op->started);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return ucch_board_verdict(p->board, op->error.seq, peer);
+}

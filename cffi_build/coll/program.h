@@ -65,6 +65,15 @@ struct ucch_step {
     void *end;
 };
 
+static inline int ucch_step_is_message(const ucch_step *s) {
+    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
+}
+
+/* What a message sends, or where it is received. */
+static inline const ucch_span *ucch_step_span(const ucch_step *s) {
+    return s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+}
+
 struct ucch_program {
     ucch_op op; /* first: a program is an op */
     int nsteps, first;
@@ -116,6 +125,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
 void ucch_request_drop_locked(ucc_coll_req_h request, int on_device);
 
+int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer);
 void ucch_program_give_scratch(ucch_program *p);
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 

@@ -288,8 +288,8 @@ static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int la
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {
-    size_t bytes = s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count, piece = ucch_piece_of(q->c, s);
-    return (bytes + piece - 1) / piece;
+    size_t piece = ucch_piece_of(q->c, s);
+    return (ucch_step_span(s)->count + piece - 1) / piece;
 }
 
 /* Before a message's first piece: 0, or a failure. */
@@ -297,13 +297,11 @@ static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *st
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
     if (status || q->p->in_graph) return status;
     status = take_over(q, channel, mine, stream);
-    return status ? status
-                  : announce(q, channel, s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count,
-                             ucch_piece_of(q->c, s));
+    return status ? status : announce(q, channel, ucch_step_span(s)->count, ucch_piece_of(q->c, s));
 }
 
 static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
-    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    const ucch_span *span = ucch_step_span(s);
     uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
@@ -344,7 +342,7 @@ static int is_copy(const ucch_step *s, int kind) {
 
 /* One message more for the kernel. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
-    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
     int status = begin_message(q, s, channel, stream);
     if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->is.kind == STEP_RECV);
@@ -378,7 +376,7 @@ static int by_kernel(queue *q, int first, int end) {
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        s->left = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? pieces_of(q, s) : 0;
+        s->left = ucch_step_is_message(s) ? pieces_of(q, s) : 0;
     }
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--) {
@@ -405,8 +403,7 @@ int ucch_enqueue_scratch(ucch_program *p) {
     int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
     int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
-        if (p->steps[i].is.kind == STEP_SEND || p->steps[i].is.kind == STEP_RECV)
-            status = ucch_step_reserve(c, &p->steps[i]);
+        if (ucch_step_is_message(&p->steps[i])) status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
     return status;
 }
@@ -420,9 +417,7 @@ int ucch_enqueue_ready_locked(ucch_program *p) {
 static uint64_t moved_by(const ucch_program *p) {
     uint64_t bytes = 0;
     for (int i = 0; i < p->nsteps; i++)
-        bytes += p->steps[i].is.kind == STEP_SEND   ? p->steps[i].is.src.count
-                 : p->steps[i].is.kind == STEP_RECV ? p->steps[i].is.dst.count
-                                                    : 0;
+        bytes += ucch_step_is_message(&p->steps[i]) ? ucch_step_span(&p->steps[i])->count : 0;
     return bytes;
 }
 
@@ -444,8 +439,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
-            if (p->steps[end].is.kind != STEP_SEND && p->steps[end].is.kind != STEP_RECV && !status)
-                status = step(&q, &p->steps[end]);
+            if (!ucch_step_is_message(&p->steps[end]) && !status) status = step(&q, &p->steps[end]);
         if (!status) status = messages(&q, i, end);
     }
     if (!status && graph) status = flush(&q);

@@ -169,18 +169,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->board = p->board;
     l->about = p->about;
     l->about.kind = UCCH_RECORD_STREAM;
-    l->op.about = &l->about;
     l->op.late = 1; /* no host sees it begin */
     l->channels = p->channels;
     ucch_board_launched(l->board, 1);
-    l->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
-    if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
-    ucch_op_begin_locked(&l->op, a->timeout);
-    ucch_board_began(l->board, l->op.started);
-    if (a->has_parent) adopt_locked(p, l);
     l->alone = !under_way++;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
-    int peer, bad = ucch_board_verdict(p->board, l->op.error.seq, &peer);
+    int peer, bad = ucch_program_enter_locked(p, &l->op, &l->about, a->timeout, &peer);
+    if (a->has_parent) adopt_locked(p, l);
     if (!bad && l->channels) {
         l->ticket = ucch_channels_ticket(l->channels);
         l->queueing = 1;

@@ -218,7 +218,6 @@ void ucch_transfer_leave_locked(ucch_transfer *t);
 /* target.c */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
-void ucch_peer_lose_locked(ucch_peer *peer);
 
 /* transfer.c */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,

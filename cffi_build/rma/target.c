@@ -41,15 +41,11 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     return NULL;
 }
 
-void ucch_peer_lose_locked(ucch_peer *peer) {
-    if (!peer->status) peer->status = UCCH_FAIL_PEER;
-    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
-}
-
 /* From now on it counts as dead. */
 void ucch_peer_lose(ucch_peer *peer) {
     UCCH_LOCKED;
-    ucch_peer_lose_locked(peer);
+    if (!peer->status) peer->status = UCCH_FAIL_PEER;
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
 uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
@@ -74,7 +70,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
     ucp_ep_h ep = peer->ep;
     peer->ep = NULL;
-    ucch_peer_lose_locked(peer);
+    ucch_peer_lose(peer);
     ucch_unlock();
     int busy;
     while ((busy = ucch_staged_busy(peer)) && ucch_now() < until)
@@ -144,9 +140,8 @@ int ucch_region_users(ucch_rma *at, ucch_region *region) {
 }
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
-    ucch_lock();
+    UCCH_LOCKED;
     UCCH_UNLINK(at->regions, region, next);
-    ucch_unlock();
     free(region);
 }
 

@@ -54,7 +54,7 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
     else if (h->what == UCCH_HERE && bytes == sizeof(ucch_here))
         ucch_chunk_here_locked(peer, h, data);
     else if (h->what == UCCH_LEAVE)
-        ucch_peer_lose_locked(peer);
+        ucch_peer_lose(peer);
     else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
         ucch_transfer_answered_locked(t, h->status);
     else if (h->what == UCCH_REVOKED) {
@@ -249,10 +249,9 @@ uint64_t ucch_rma_counter(ucch_rma *at, int number) {
 
 /* End a counter's use, so that what is still on its way to it counts for nothing: its number in the next one. */
 int ucch_rma_counter_next(ucch_rma *at, int number) {
-    ucch_lock();
+    UCCH_LOCKED;
     uint64_t which = (uint64_t)number % UCCH_RMA_COUNTERS, use = ((uint64_t)number / UCCH_RMA_COUNTERS + 1) % USES;
     at->uses[which] = use;
     at->counters[which] = 0;
-    ucch_unlock();
     return (int)(use * UCCH_RMA_COUNTERS + which);
 }
