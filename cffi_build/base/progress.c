@@ -124,7 +124,7 @@ static void sleep_locked(double seconds, double then) {
     ucch_unlock();
     for (int up = sleep_until_woken(seconds); !up && waiters;) {
         thread_dozes = then <= LAUNCH_TICK_S;
-        thread_asleep = 1; /* first: who leaves off waiting either sees this or is seen */
+        thread_asleep = 1; /* before `waiters` is read: a caller that stops waiting sees this, or is seen */
         if (waiters) up = sleep_until_woken(then);
     }
     pthread_mutex_unlock(&sleep_lock);

@@ -47,8 +47,8 @@ __attribute__((format(printf, 1, 2))) static void explain(const char *format, ..
 /* Why a call that this thread made has failed. */
 const char *ucch_device_error(void) { return text; }
 
-/* Why the last call has failed, whichever thread made it: operations fail in the thread that makes progress, and those
- * who wait for them ask here. Valid until this thread asks again. */
+/* Why the last call has failed, whichever thread made it: operations fail in the thread that makes progress, and
+ * threads that wait for them ask here. Valid until this thread asks again. */
 const char *ucch_device_last_error(void) {
     static _Thread_local char copy[sizeof(last_text)];
     pthread_mutex_lock(&last_lock);

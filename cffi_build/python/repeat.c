@@ -293,7 +293,7 @@ static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     ucch_region *local = (ucch_region *)(uintptr_t)v[LOCAL];
     ucch_target *target = (ucch_target *)(uintptr_t)v[TARGET];
     uintptr_t found;
-    /* With the interpreter's lock who waits for the engine's may wait for a thread that waits for that one. */
+    /* The engine's lock is only tried with the interpreter's: a thread that has it may wait for the interpreter's. */
     if (ucch_transfer_is_short(local, target, v[BYTES]) && ucch_trylock()) {
         found = ucch_transfer_piece(peer, (int)v[WHAT], local, target, v[HERE], v[THERE], v[BYTES], timeout);
         ucch_unlock();

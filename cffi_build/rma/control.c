@@ -1,4 +1,4 @@
-/* Control messages of one-sided communication as they are sent, and who is meant by those that come. */
+/* Control messages of one-sided communication: sending them, and finding what received ones name. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>

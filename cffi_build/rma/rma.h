@@ -39,7 +39,7 @@ enum {
 typedef struct ucch_header {
     uint16_t version, what;
     int32_t status;
-    uint64_t from;          /* who sends it */
+    uint64_t from;          /* the sender's uid */
     uint64_t serial;        /* of the transfer, where it was begun */
     uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, HERE: the counter and 1 */
     uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */

@@ -1,5 +1,5 @@
-/* Regions, peers and their regions: who may write where, and until when. A region ends when all peers have let go of
- * it; what is put there afterwards is refused here, before a byte is written. */
+/* Regions of this process, peers, and regions of peers. A region ends when all peers have let go of it; what is put
+ * there afterwards is refused here, before a byte is written. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sched.h>

@@ -143,7 +143,7 @@ static int is_behind(const ucch_transfer *t) {
     return 0;
 }
 
-/* Whether a counter of ours is as far as is wanted: 1, 0 when not yet, or a failure. */
+/* 1 if a counter of ours has reached what is waited for, 0 when not yet, or a failure. */
 static int counted_locked(ucch_transfer *t) {
     const uint64_t *counter = ucch_rma_counter_of(t->at, (uint64_t)t->is.counter);
     if (!counter) return UCCH_FAIL_CANCELLED;

@@ -1,4 +1,5 @@
-/* The worker of one-sided communication: control messages that come in, who attends to them, notifications, counters.
+/* The worker of one-sided communication: control messages that come in, the threads that see to them, notifications,
+ * counters.
  *
  * What peers send is seen by the progress thread. While nothing comes it sleeps, and so does a thread of ours, until
  * the file of libucp's that says when something does. */
@@ -162,8 +163,9 @@ static void *thread_main(void *arg) {
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
-    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK)) return UCCH_FAIL_MEMORY; /* who calls has the lock, and never waits */
-    ucch_lock(); /* it looks at has_thread with the lock, as others do */
+    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK))
+        return UCCH_FAIL_MEMORY; /* writers have the engine's lock and must not block */
+    ucch_lock();                 /* it looks at has_thread with the lock, as others do */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
     return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
