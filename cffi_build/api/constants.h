@@ -131,7 +131,7 @@
 #define UCCH_LABEL_BYTES 48
 /* Bytes of the text of a refusal, and the signature of a call that is one. */
 #define UCCH_REFUSAL_BYTES 240
-#define UCCH_REFUSED_CALL 1380271701
+#define UCCH_REFUSED_CALL 1380271700
 /* The signature that is announced while a call is set up, to be made later: it fits any call but a refused one. */
 #define UCCH_ANY_CALL 1380271702
 

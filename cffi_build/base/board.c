@@ -227,12 +227,6 @@ static int read_arrival(const slot *s, uint64_t seq, uint64_t *signature, char *
     return __atomic_load_n(&a->seq, __ATOMIC_RELAXED) == seq;
 }
 
-static int unlike(uint64_t one, uint64_t other) {
-    if (one == UCCH_ANY_CALL) return other == UCCH_REFUSED_CALL;
-    if (other == UCCH_ANY_CALL) return one == UCCH_REFUSED_CALL;
-    return one != other;
-}
-
 static uint64_t call_of(const slot *s) { return __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE); }
 
 static ucch_refusal refusal_by(uint64_t call, int rank, const char *text) {
@@ -450,7 +444,7 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
         return other; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
-        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && unlike(ours, theirs)) return i;
+        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) return i;
     return other;
 }
 

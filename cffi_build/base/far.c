@@ -34,9 +34,9 @@ void ucch_far_free(ucch_far *far) { free(far); }
 
 /* This rank makes call `seq`, or refuses it. Under the engine's lock. */
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
-    uint32_t hash = (uint32_t)(signature ^ signature >> 32) | 1, *at = &far->hashes[seq % UCCH_CALLS_SEEN];
-    if (signature == UCCH_REFUSED_CALL) hash = UCCH_REFUSED_HASH;
-    if (signature == UCCH_ANY_CALL) hash = UCCH_ANY_HASH;
+    /* The two signatures that are no hashes, which are even, stay as they are. */
+    uint32_t hash = signature >> 32 ? (uint32_t)(signature ^ signature >> 32) | 1 : (uint32_t)signature;
+    uint32_t *at = &far->hashes[seq % UCCH_CALLS_SEEN];
     uint64_t none = 0;
     int was_told = far->called == seq && *at != hash;
     __atomic_store_n(at, hash, __ATOMIC_RELAXED);

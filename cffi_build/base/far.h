@@ -6,13 +6,18 @@
 
 /* Calls that are remembered, for ranks of other hosts to compare theirs with. */
 #define UCCH_CALLS_SEEN 8192
-/* The hash of a refused call; those of other calls are odd. */
-#define UCCH_REFUSED_HASH 2
-#define UCCH_ANY_HASH 4
 /* Seconds in which a call that has failed on one rank may still end well on other ranks; and where the ranks are on
  * several hosts, which are told why some time after it has failed, and on busy ones later still. */
 #define UCCH_GRACE_S 1.0
 #define UCCH_GRACE_FAR_S 5.0
+
+/* True if two ranks have made different calls, by their signatures or by hashes of these. One that is only set up fits
+ * any call but a refused one. */
+static inline int ucch_calls_differ(uint64_t one, uint64_t other) {
+    if (one == UCCH_ANY_CALL) return other == UCCH_REFUSED_CALL;
+    if (other == UCCH_ANY_CALL) return one == UCCH_REFUSED_CALL;
+    return one != other;
+}
 
 typedef struct ucch_far ucch_far;
 

@@ -91,12 +91,6 @@ static ucch_circle *circle_of(uint64_t key) {
     return c;
 }
 
-static int unlike(uint32_t one, uint32_t other) {
-    if (one == UCCH_ANY_HASH) return other == UCCH_REFUSED_HASH;
-    if (other == UCCH_ANY_HASH) return one == UCCH_REFUSED_HASH;
-    return one != other;
-}
-
 /* ---- news ---- */
 
 static void forward_news(ucch_circle *c) {
@@ -150,7 +144,7 @@ static void report_left(ucch_circle *c) {
     if (c->ended) return;
     c->ended = 1;
     if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
-        report refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
+        report refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_CALL};
         memcpy(refused.text, end.text, sizeof(refused.text));
         note_report(c, &refused);
     }
@@ -165,10 +159,10 @@ static void compare_reports(ucch_circle *c) {
         report o = c->news[i].report; /* the list may move */
         if (c->news[i].kind != REPORT) continue;
         uint32_t mine = ucch_far_hash(c->far, o.call);
-        if (mine && unlike(mine, o.hash)) report_own(c, o.call, mine);
-        if (o.hash == UCCH_REFUSED_HASH)
+        if (mine && ucch_calls_differ(mine, o.hash)) report_own(c, o.call, mine);
+        if (o.hash == UCCH_REFUSED_CALL)
             ucch_board_end(c->board, o.call, o.rank, o.text);
-        else if (mine && unlike(mine, o.hash) && mine != UCCH_REFUSED_HASH)
+        else if (mine && ucch_calls_differ(mine, o.hash) && mine != UCCH_REFUSED_CALL)
             ucch_far_note_differs(c->far, o.call, o.rank, o.text);
     }
 }
@@ -182,7 +176,7 @@ static void compare(ucch_circle *c, contact *s) {
     for (; s->compared < until; s->compared++) {
         uint64_t call = s->compared + 1;
         uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
-        if (mine && theirs && unlike(mine, theirs)) report_own(c, call, mine);
+        if (mine && theirs && ucch_calls_differ(mine, theirs)) report_own(c, call, mine);
     }
 }
 

@@ -159,7 +159,7 @@ def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> No
 def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None:
     """Heard before this rank comes to it."""
     here = rank()
-    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, 2, b"why"))
+    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
     found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
     until(lambda: lib.ucch_board_refusal(here.board, found))
     assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
@@ -180,7 +180,7 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank
     assert lib.ucch_board_broken(here.board)
     lib.ucch_board_leave(here.board)
     opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION, GONE))
-    assert opinion == (1, 1, 2, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    assert opinion == (1, 1, lib.UCCH_REFUSED_CALL, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
     assert struct.unpack("<QQii", here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
     lib.ucch_board_free(beside)
 
