@@ -132,7 +132,7 @@ with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
     for n in (10, 5000, LONG):
         stream, gate = held(gpu, 0)

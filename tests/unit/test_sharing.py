@@ -103,7 +103,7 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
         members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
         used=used,
     )
-    comm._run = run
+    comm._runner = run
     assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
 
 

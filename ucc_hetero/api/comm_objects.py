@@ -32,7 +32,7 @@ class ObjectMethods(ABC):
     """
 
     _mpi: Any
-    _run: Runner
+    _runner: Runner
 
     @cached_property
     @abstractmethod
@@ -122,7 +122,7 @@ class ObjectMethods(ABC):
         Returns:
             The result.
         """
-        return self._reduced("scan", sendobj, op, slice(self._run.rank + 1))
+        return self._reduced("scan", sendobj, op, slice(self._runner.rank + 1))
 
     def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Reduce the objects of the ranks before this one.
@@ -130,7 +130,7 @@ class ObjectMethods(ABC):
         Returns:
             The result; None on rank 0.
         """
-        return self._reduced("exscan", sendobj, op, slice(self._run.rank))
+        return self._reduced("exscan", sendobj, op, slice(self._runner.rank))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all neighbours.
@@ -154,10 +154,12 @@ class ObjectMethods(ABC):
             An object of each.
         """
         things, name, outof = self._listed(sendobj), "neighbor_alltoall", self._edges.outof
-        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._run.size)]
-        with self._run.refusing:
+        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
+        with self._runner.refusing:
             if len(things) != len(outof):
-                raise ValueError(f"{name} on rank {self._run.rank}: {len(things)} objects for {len(outof)} neighbours")
+                raise ValueError(
+                    f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(outof)} neighbours"
+                )
         for (dest, tag), thing in zip(outof, things, strict=True):
             if dest >= 0:
                 sent[dest].setdefault(tag, []).append(thing)
@@ -167,11 +169,11 @@ class ObjectMethods(ABC):
         return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
-        with self._run.refusing:
+        with self._runner.refusing:
             return list(things)
 
     def _reduced(self, name: str, sendobj: Any, op: Any, among: slice, root: Any = -1) -> Any:
-        with self._run.refusing:
+        with self._runner.refusing:
             operation = self._operation(name, op)
         found = self._objects.exchange(name, "allgather", [sendobj], root)
         if found is None:
@@ -187,16 +189,18 @@ class ObjectMethods(ABC):
         try:
             ours = str(op_of(op))
         except (TypeError, ValueError) as mistake:
-            raise type(mistake)(f"{name} on rank {self._run.rank}: {mistake}") from None
+            raise type(mistake)(f"{name} on rank {self._runner.rank}: {mistake}") from None
         if not hasattr(MPI, ours):
-            raise ValueError(f"{name} on rank {self._run.rank}: op {ours} is for arrays: {name.capitalize()}")
+            raise ValueError(f"{name} on rank {self._runner.rank}: op {ours} is for arrays: {name.capitalize()}")
         return getattr(MPI, ours)
 
     def _by_mpi(self, name: str, *args: Any) -> Any:
         """The result of MPI's collective of this name, for objects that are long on some rank."""
         if not hasattr(self._mpi, name):
             raise NotSupported(
-                f"{name} on rank {self._run.rank}: a communicator without MPI takes short objects only; pass arrays"
+                f"{name} on rank {self._runner.rank}: a communicator without MPI takes short objects only; pass arrays"
             )
-        self._run.labelled(f"{name} of long objects", CallSpec("barrier", None, None))  # a root has not seen the others
-        return timely(self._mpi, self._run.timeout, name).apart(partial(getattr(self._mpi, name), *args))
+        self._runner.run_labelled(
+            f"{name} of long objects", CallSpec("barrier", None, None)
+        )  # a root has not seen the others
+        return timely(self._mpi, self._runner.timeout, name).apart(partial(getattr(self._mpi, name), *args))

@@ -76,17 +76,17 @@ class _Args:
     def spec(self, which: str) -> Any:
         return self.send if which == "sendbuf" else self.recv
 
-    def _about(self, which: str) -> dict[str, Any]:
+    def _how_to_read(self, which: str) -> dict[str, Any]:
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
         return {"writable": writable, "argument": which, "rank": self.rank, "pointer_vendor": pointer_vendor}
 
     def buffer(self, which: str, blocks: int = 1) -> Buffer:
-        found = as_buffer(self.spec(which), blocks=blocks, **self._about(which))
+        found = as_buffer(self.spec(which), blocks=blocks, **self._how_to_read(which))
         self._plain(found, which)
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
-        found = as_vbuffer(self.spec(which), self.size, **self._about(which))
+        found = as_vbuffer(self.spec(which), self.size, **self._how_to_read(which))
         self._plain(found.buffer, which)
         if found.blocks:
             found = replace(found, buffer=self.staged(found.blocks, found.buffer.dtype, which))
@@ -94,7 +94,7 @@ class _Args:
 
     def blocks(self, which: str) -> Buffer:
         """Blocks of a datatype each, as bytes."""
-        return self.staged(as_blocks(self.spec(which), self.size, **self._about(which)), DTYPES["uint8"], which)
+        return self.staged(as_blocks(self.spec(which), self.size, **self._how_to_read(which)), DTYPES["uint8"], which)
 
     def staged(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
         """New memory for blocks that lie anywhere, one after the other; each is a part of it."""
@@ -365,7 +365,7 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
     return number
 
 
-def delegated(call: CallSpec, rank: int) -> bool:
+def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
     """True if MPI computes the call's operation, as it is the user's own, or works on pairs. ``TypeError`` or
     ``ValueError`` for what is no operation."""
     if call.op is None:
@@ -388,7 +388,7 @@ _Known = TypeVar("_Known")
 _UNKNOWN = None, None, _NULL, _NULL
 
 
-def look(
+def look_up(
     known: Mapping[Hashable, _Known], in_place: Any, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
 ) -> tuple[Hashable, _Known | None, Any, Any]:
     """Signature of a call (all of its arguments but addresses), what is ``known`` by it, and its two addresses.
@@ -423,7 +423,7 @@ def look(
 
 
 def number_of(address: Any) -> int:
-    """An address that :func:`look` has found, as a number."""
+    """An address that :func:`look_up` has found, as a number."""
     return address if type(address) is int else int(ffi.cast("uintptr_t", address))
 
 

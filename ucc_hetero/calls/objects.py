@@ -41,15 +41,15 @@ class _Slots(NamedTuple):
 class Objects:
     """Exchanges of objects among the ranks of one communicator."""
 
-    def __init__(self, run: Runner) -> None:
+    def __init__(self, runner: Runner) -> None:
         from mpi4py import MPI
 
-        self._run, self._pickle = run, MPI.pickle
+        self._runner, self._pickle = runner, MPI.pickle
         self._slots: dict[tuple[str, int], _Slots] = {}
         self._room = {
             "bcast": _BYTES,
-            "allgather": _BYTES if run.size <= lib.UCCH_PARCEL_RANKS else _FEW,
-            **dict.fromkeys(("alltoall", "scatter"), max(_LEAST, _BYTES // run.size)),
+            "allgather": _BYTES if runner.size <= lib.UCCH_PARCEL_RANKS else _FEW,
+            **dict.fromkeys(("alltoall", "scatter"), max(_LEAST, _BYTES // runner.size)),
         }
 
     def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any] | None:
@@ -64,25 +64,25 @@ class Objects:
         Returns:
             The objects that have come, in the order of the ranks; None, on all ranks, if one of them is too long.
         """
-        run, room = self._run, self._room[name]
-        with run.refusing:
-            root = root_of(CallSpec(what, None, None, None, root), run.size, run.rank)
-            gives = name == "allgather" or root in (-1, run.rank)
+        runner, room = self._runner, self._room[name]
+        with runner.refusing:
+            root = root_of(CallSpec(what, None, None, None, root), runner.size, runner.rank)
+            gives = name == "allgather" or root in (-1, runner.rank)
             given = [self._pickle.dumps(thing) for thing in things] if gives else []
-            if gives and name in ("alltoall", "scatter") and len(given) != run.size:
-                raise ValueError(f"{what} on rank {run.rank}: {len(given)} objects for {run.size} ranks")
+            if gives and name in ("alltoall", "scatter") and len(given) != runner.size:
+                raise ValueError(f"{what} on rank {runner.rank}: {len(given)} objects for {runner.size} ranks")
         slots = self._slots.get((name, len(given)))
         if slots is None:
-            came = run.size if name in ("allgather", "alltoall") else 1
+            came = runner.size if name in ("allgather", "alltoall") else 1
             slots = self._slots[name, len(given)] = _Slots.of(room, len(given) if name != "bcast" else 0, came)
         self._fill(slots.send if name != "bcast" else slots.recv, given, room)
         label = what + " of objects" * what.islower() + f" root={root}" * (root >= 0)  # not of Dup and the like
         call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
-        run.labelled(label, call, slots.outof, slots.into)
+        runner.run_labelled(label, call, slots.outof, slots.into)
         found = self._taken(slots.recv.tobytes(), room)
         if found is None:
             return None
-        return [self._pickle.loads(each) for each in found] if name != "allgather" or root in (-1, run.rank) else []
+        return [self._pickle.loads(each) for each in found] if name != "allgather" or root in (-1, runner.rank) else []
 
     def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
         longer = max(map(len, given), default=0) > room - _HEAD

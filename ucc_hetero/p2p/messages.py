@@ -20,7 +20,7 @@ from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
-from ..calls.preparation import Kinds
+from ..calls.preparation import BoundedDict
 from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
 from ..calls.state import LOST, recorded
@@ -77,7 +77,7 @@ class Arrays:
         self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
         self._bounce: Bounce | None = None
         #: Kinds of arrays, by what tells them apart and whether they are written to.
-        self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
+        self._known: BoundedDict[tuple[Hashable, bool], Buffer] = BoundedDict()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
         """The buffer that a caller's ``buf`` is, unchecked for ``PROC_NULL``; errors as those of

@@ -92,7 +92,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._again(key, None, tensor, opts)) is not None:
+            if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
         return self._allreduce_one(tensors, opts)
 
@@ -141,7 +141,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._again(key, None, tensor, opts)) is not None:
+            if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
         return self._broadcast_one(tensors, opts, root)
 
@@ -185,7 +185,7 @@ class Collectives(Dispatch):
         """Collect every rank's tensor, one after the other, in one tensor."""
         count, inside = input.numel(), self._inside(input, output)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
-        if (work := self._again(key, None if inside else input, output, opts)) is not None:
+        if (work := self._repeat(key, None if inside else input, output, opts)) is not None:
             return work
         return self._gather_one(output, input, opts, key)
 
@@ -292,7 +292,7 @@ class Collectives(Dispatch):
         """Reduce over all ranks and give rank r the r-th of equal parts."""
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
         key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
-        if (work := self._again(key, input, output, opts)) is not None:
+        if (work := self._repeat(key, input, output, opts)) is not None:
             return work
         return self._reduce_scatter_one(output, input, opts, key)
 
@@ -423,14 +423,14 @@ class Messages(Dispatch):
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self._message_again(tensor, dest, tag, True)) is not None:
+        if (work := self._repeat_message(tensor, dest, tag, True)) is not None:
             return work
         return self._post_message(source(tensor), dest, tag, True, [], None)
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self._message_again(tensor, origin, tag, False)) is not None:
+        if (work := self._repeat_message(tensor, origin, tag, False)) is not None:
             return work
         target, finish = room(tensor)
         return self._post_message(target, origin, tag, False, [tensor], finish)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..api.comm import Communicator, adopted
 from ..calls.arguments import CallSpec
 from ..calls.request import Captured
-from ..calls.runner import Short
+from ..calls.runner import RepeatableCall
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
@@ -135,8 +135,8 @@ class Dispatch:
     ) -> Work:
         """Start a collective; one that its caller would only wait for runs to its end here.
 
-        With a ``key`` :meth:`_again` may make such calls from now on. A profiler names it by ``form``, the dispatcher's
-        name, and shows the shapes of ``inputs``: by default those that the call's name stands for, and ``outputs``.
+        With a ``key`` such calls can be repeated (:meth:`_repeat`). A profiler names the call by ``form``, the
+        dispatcher's name, or else by the call's own, and shows the shapes of ``inputs``, or else of ``outputs``.
         """
         if active._is_profiler_enabled and not self._batch.recorded:
             again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
@@ -182,10 +182,10 @@ class Dispatch:
                 finish()
             work = Work(self, outputs)
         if key is not None and comm is self._comms[0]:
-            comm.run.remember(key, call, mean=mean)
+            comm.runner.make_repeatable(key, call, mean=mean)
         return work
 
-    def _again(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
+    def _repeat(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
         """Make a call, if one with this key was posted. None where it has to be posted.
 
         On a device it is launched into a stream and left to it: into the caller's where that would wait at once. The
@@ -193,8 +193,8 @@ class Dispatch:
         are called here: each takes a hundredth of a short call.
         """
         comm = self._comms[0]
-        short = comm.run.known.get(key)
-        if short is None or not _plain_at(send, recv):
+        repeatable = comm.runner.repeatable.get(key)
+        if repeatable is None or not _plain_at(send, recv):
             return None
         if active._is_profiler_enabled or self._batch.works is not None or futures.here.level:
             return None
@@ -204,22 +204,31 @@ class Dispatch:
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
         try:
             if getattr(opts, "asyncOp", True):
-                return None if short.mean or device is None else self._beside(comm, short, both, seconds, (send, recv))
+                return (
+                    None
+                    if repeatable.mean or device is None
+                    else self._repeat_async(comm, repeatable, both, seconds, (send, recv))
+                )
             if self._aborted or self._closed or self.in_flight:
                 self._usable()
             stream = None if device is None else current_handle(device)
-            made = comm.remake(short, both, seconds, stream, (send, recv))
+            made = comm.repeat(repeatable, both, seconds, stream, (send, recv))
         except UCCHError as failure:
             raise torch_error(failure) from failure
         self._posted += made
-        if made and short.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
+        if made and repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
             divide()
         return self.left if made else None
 
-    def _beside(
-        self, comm: GroupComm, short: Short, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
+    def _repeat_async(
+        self,
+        comm: GroupComm,
+        repeatable: RepeatableCall,
+        both: tuple[int, int],
+        seconds: float,
+        memory: tuple[Any, Any],
     ) -> Work | None:
-        """As :meth:`_again`, of an asynchronous call on a device."""
+        """As :meth:`_repeat`, of an asynchronous call on a device."""
         if self._aborted or self._closed or self.in_flight:
             self._usable()
         device, joined = memory[1].device, self._batch.joined
@@ -230,7 +239,7 @@ class Dispatch:
             entered = side.enter()
         else:
             entered = joined.get(side) or joined.setdefault(side, side.enter())
-        request = comm.relaunch(short, both, seconds, entered.handle)
+        request = comm.repeat_in_stream(repeatable, both, seconds, entered.handle)
         if request is None:
             return None
         self._posted += 1
@@ -354,7 +363,7 @@ class Dispatch:
         assert isinstance(message, CapturedMessage), "the stream is being captured"
         return InGraph(self, outputs, message, finish, stream_query(tensor.device))
 
-    def _message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
+    def _repeat_message(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
         """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
         posted: what is not looked at here has to be looked at there."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
@@ -423,9 +432,9 @@ class Dispatch:
     def broke(self, error: Exception) -> None:
         """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
         self._unfit = self._unfit or error
-        run = self._comms[0].run
-        if not run.broken:
-            run.abandon(str(error))
+        runner = self._comms[0].runner
+        if not runner.broken:
+            runner.abandon(str(error))
 
     def check_data(self) -> None:
         """Raise when a stream had to go on without the data of a message that it waited for: its time was over."""

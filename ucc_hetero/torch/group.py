@@ -73,8 +73,8 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
             return
         self._aborted = "abort() was called"
         for comm in list(self._comms.values()):
-            if not comm.run.broken:
-                comm.run.abandon(self._aborted)
+            if not comm.runner.broken:
+                comm.runner.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
                 if not comm.communicator.Is_revoked():
                     quarantine.keep(_vote(comm.communicator, False))
@@ -105,17 +105,17 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if self._fabric is not None:
             self._fabric.close(self.seconds)
         for comm in self._comms.values():
-            if not ended and not comm.run.broken:
-                comm.run.abandon("a callback did not end")  # it may be using the communicator
-            comm.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
+            if not ended and not comm.runner.broken:
+                comm.runner.abandon("a callback did not end")  # it may be using the communicator
+            comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._comms, reverse=True):
             _leave(self._comms[at].communicator, self.seconds, self._name)
 
     def _discard(self) -> None:
         """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
         for comm in self._comms.values():
-            if not comm.run.broken:
-                comm.run.members.discard_users()
+            if not comm.runner.broken:
+                comm.runner.members.discard_users()
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -194,7 +194,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     @property
     def _inherited(self) -> bool:
         """True in a process made by fork of the rank whose group it is: it may end nothing there."""
-        return bool(self._comms[0].run.orphaned)
+        return bool(self._comms[0].runner.orphaned)
 
     @property
     def communicator(self) -> Communicator:
@@ -210,26 +210,26 @@ def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
     return comm.mpi.Iallreduce(mine, worst, op=MPI.MIN), mine, worst
 
 
-def _look(run: Any) -> bool:
+def _look(runner: Any) -> bool:
     """While a vote is under way: True if a rank has died."""
     run_poll_hooks()
-    return bool(run.board.dead() >= 0)
+    return bool(runner.board.dead() >= 0)
 
 
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
-    run = runner_of(comm)
+    runner = runner_of(comm)
     try:
-        vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
+        vote = request, _, worst = _vote(comm, not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(request.Test, seconds, partial(_look, run))
+            together = progress_until(request.Test, seconds, partial(_look, runner))
     except EXCHANGE_ERRORS:  # MPI's, or the store's
-        run.abandon("a rank of it died")
+        runner.abandon("a rank of it died")
         return
     if not together:
         quarantine.keep(vote)
-        dead = run.board.dead()
-        run.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
+        dead = runner.board.dead()
+        runner.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
         if dead < 0:
             log.log("torch").warning(
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
@@ -237,5 +237,5 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
             )  # fmt: skip
     elif worst[0]:
         comm.Free()
-    elif not run.broken:
-        run.abandon("a rank of it failed")
+    elif not runner.broken:
+        runner.abandon("a rank of it failed")

@@ -32,7 +32,7 @@ def _free(datatype: Any) -> None:
         datatype.Free()
 
 
-def in_blocks(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
+def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
     """The calls that an allreduce of a long vector is made of, where one may follow another: each rank reduces a block
     of it. Nothing for any other call, nor for an operation that does not commute: it gets whole vectors, as with Open
     MPI."""
@@ -59,12 +59,12 @@ def in_blocks(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
     return calls
 
 
-class Delegated:
-    """A reduction of this ``rank``: ``moved`` is the call that moves the data, :meth:`finish` what MPI does with it.
+class MPIReduction:
+    """A reduction of this ``rank``: ``transfer`` is the call that moves the data, :meth:`finish` what MPI does with it.
 
     A rank's part is the memory of its entries with the gaps between them, as the operation is to find it, and behind
     it how many entries of a reduce_scatter's result are its own. The next call that looks the same, but for its
-    addresses and its operation, can have all of this (:meth:`again`).
+    addresses and its operation, can have all of this (:meth:`use_again`).
     """
 
     def __init__(self, call: CallSpec, size: int, rank: int) -> None:
@@ -93,13 +93,13 @@ class Delegated:
         if self._by_blocks:
             self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
             self._own = np.empty(self._parts.size, np.uint8)
-            self.moved = CallSpec("alltoall", self._own, self._parts)
+            self.transfer = CallSpec("alltoall", self._own, self._parts)
         else:
             part = -(-nbytes // _ALIGNED) * _ALIGNED
             self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
             self._own = self._parts[0 if into is None else rank]
             to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
-            self.moved = CallSpec("allgather", None, self._parts) if root < 0 else to_root
+            self.transfer = CallSpec("allgather", None, self._parts) if root < 0 else to_root
         #: What is reduced, by the first entry that is needed.
         self._operands: tuple[int, list[list[Any]]] = -1, []
         self._fills = self._own.ctypes.data
@@ -138,18 +138,18 @@ class Delegated:
         at = self._outof, self._into or number_of(into)
         return self._parts.nbytes < _LONG and at == (number_of(outof or into), number_of(into))
 
-    def again(self, outof: Any, into: Any, op: Any) -> None:
+    def use_again(self, outof: Any, into: Any, op: Any) -> None:
         """Make it another call: of memory at other addresses, by another operation if that is the user's own."""
         self._outof, self._into = number_of(outof or into), self._into and number_of(into)
         self._keep, self._op = (outof, into), self._op if op_of(op) else op
         self.fill()
 
-    def rest(self) -> None:
-        """Let go of the caller's memory."""
+    def release(self) -> None:
+        """Drop the caller's memory."""
         self._keep = None
 
     def fill(self) -> None:
-        """Take the caller's data, from which a persistent call starts anew."""
+        """Copy the caller's data, before each start of a persistent call."""
         start, end = self._span
         ctypes.memmove(self._fills, self._outof + start, end - start)
         if self._name == "reduce_scatter":
