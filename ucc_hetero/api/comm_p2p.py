@@ -303,7 +303,7 @@ class MessageMethods(ABC):
 
     def Flush_buffer(self) -> None:
         """Return at once: no message is in an attached buffer."""
-        self._messages.usable()
+        self._messages.check_usable()
 
     def Iflush_buffer(self) -> Request:
         """:meth:`Flush_buffer` as a request.
@@ -311,7 +311,7 @@ class MessageMethods(ABC):
         Returns:
             A request that has finished.
         """
-        self._messages.usable()
+        self._messages.check_usable()
         return finished()
 
     # --- probes -------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def _hash(data: Any) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True) or 1
 
 
-class Moved:
+class MovedData:
     """Checksums of a collective that moves data, on ``rank``.
 
     ``outof`` and ``into`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
@@ -180,8 +180,8 @@ class Moved:
             return f"0x{data[::-1].tobytes().hex()}"
 
 
-class Reduced:
-    """Checksums of a reduction, on ``rank``: ``outof`` and ``into`` as in :class:`Moved`."""
+class ReducedData:
+    """Checksums of a reduction, on ``rank``: ``outof`` and ``into`` as in :class:`MovedData`."""
 
     def __init__(self, call: Call, how: Reduction, dtype: DType, rank: int) -> None:
         self.call, self._how, self._dtype, self._rank = call, how, dtype, rank
@@ -255,7 +255,7 @@ class Reduced:
         return None, []
 
     def count(self, span: Span) -> int:
-        """As in :class:`Moved`: every rank knows."""
+        """As in :class:`MovedData`: every rank knows."""
         return span.stop
 
     def _pieces(self, span: Span) -> list[Any]:

@@ -26,7 +26,7 @@ from ..planner.select import Choice, Tuning, choose, make_plan, reason, supporte
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
-from .arguments import Bound, CallSpec, bind, look_up, reduced_by_mpi
+from .arguments import Bound, CallSpec, Copy, bind, look_up, reduced_by_mpi
 from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -114,15 +114,6 @@ class _BoundCall(NamedTuple):
     exchange: CountExchange | None = None
 
 
-class _Copy(NamedTuple):
-    """Memory that a program works on in place of the caller's ``original``, which the call reads, writes, or both."""
-
-    copy: Buffer
-    original: Buffer
-    read: bool
-    written: bool
-
-
 class Prepared:
     """A bound call of ``rank`` with its program, addresses, and the copies around it.
 
@@ -156,15 +147,15 @@ class Prepared:
         self.send: Any = _NULL
         self.recv: Any = _NULL
         #: Of memory that has gaps, or lies on a device.
-        self.copies = [_Copy(copy, original, True, receives) for copy, original, receives in bound.parts]
+        self.copies = list(bound.copies)
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
             # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
             # The root of a bcast may have it in memory that cannot be written to.
             self.recv = self._address(bound.recv, receives=not bound.recv.readonly)
-        for copy, original, _ in bound.parts:
-            copy_elements(original, copy)
+        for each in bound.copies:
+            copy_elements(each.original, each.copy)
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         if not buffer.nbytes and buffer.vendor == "host":
@@ -174,12 +165,12 @@ class Prepared:
             if found.read:
                 self.staged.down(buffer, found.copy, self._stream)
         else:
-            found = _Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
+            found = Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
         if found.copy is not buffer:
             self.copies.append(found)
         return ffi.cast("void *", found.copy.ptr)
 
-    def _on_host(self, bounce: Bounce, buffer: Buffer) -> _Copy:
+    def _on_host(self, bounce: Bounce, buffer: Buffer) -> Copy:
         """Pinned memory for a buffer of the device."""
         read, written, bound = True, False, self.bound
         if buffer is bound.recv:
@@ -188,7 +179,7 @@ class Prepared:
             whole = buffer.count == recv_length(call, self._rank) and bound.recv_displs is None
             read = bound.in_place or not whole
             written = not buffer.readonly and bool(ROWS[call.collective].post(Shape(call), self._rank))
-        return _Copy(bounce.memory_for(buffer), buffer, read, written)
+        return Copy(bounce.memory_for(buffer), buffer, read, written)
 
     def refill(self) -> None:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
@@ -391,7 +382,7 @@ class Preparation:
 
     def _on_device(self, name: str, bound: Bound) -> bool:
         """True if the call's data is on this rank's device."""
-        if any(original.vendor != "host" for _, original, _ in bound.parts):
+        if any(each.original.vendor != "host" for each in bound.copies):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         buffers = ("sendbuf", bound.send), ("recvbuf", bound.recv)
         if all(buffer is None or buffer.vendor == "host" for _, buffer in buffers):
@@ -501,7 +492,7 @@ class Preparation:
         try:
             program = Lowering(plan, self.rank, spec, members.teams, members.board, route).program(label)
         except CollectiveError as error:
-            self._state.broke(error, plan)
+            self._state.fail(error, plan)
             raise
         finally:
             members.teams.look = None

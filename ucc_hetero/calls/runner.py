@@ -112,9 +112,11 @@ class Runner(State):
 
     # --- before a call ------------------------------------------------------------------------------------------------
 
-    def usable(self, *, calls: bool = True) -> None:
-        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
-        until this rank comes to the refused call that has ended it."""
+    def check_usable(self, *, calls: bool = True) -> None:
+        """Raise if the communicator cannot be used.
+
+        Messages and set-ups are no ``calls`` on the board: of a refused call they go on until this rank comes to it.
+        """
         if self.orphaned:
             raise CollectiveError(
                 f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
@@ -126,7 +128,7 @@ class Runner(State):
                 raise RevokedError(
                     f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
                 )
-            if calls and self.ended(self.board.next):
+            if calls and self.ended_by_refusal(self.board.next):
                 raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
             raise CollectiveError(
@@ -136,9 +138,9 @@ class Runner(State):
         if dropped_calls:
             reap()
 
-    def ready(self, *, calls: bool = True) -> None:
-        """As :meth:`usable`, for a collective."""
-        self.usable(calls=calls)
+    def check_ready(self, *, calls: bool = True) -> None:
+        """Run the poll hooks, and raise if no collective can be made."""
+        self.check_usable(calls=calls)
         if poll_hooks:
             run_poll_hooks()
 
@@ -185,8 +187,8 @@ class Runner(State):
             raise
 
     def _run_unknown(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
-        """A call that was not made before, or not like this."""
-        self.ready()
+        """Run a call that no pool has a program for."""
+        self.check_ready()
         if self.size > 2 and reduced_by_mpi(call, self.rank) and (blocks := block_calls(call, self.size, self.rank)):
             for block in blocks:
                 self._run_unknown(block, (None, None, None), None)
@@ -199,14 +201,16 @@ class Runner(State):
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
-        """Run a call on host memory to its end that is a part of something larger: by ``label``, which says all of it
-        but its addresses, the ranks compare it, and it is known when it comes again."""
+        """Run a call on host memory to its end that is a part of something larger.
+
+        The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
+        """
         repeatable = self.repeatable.get(label)
         try:
             with self.refusing:
                 if repeatable is not None and self.repeat(repeatable, outof, into, None, call):
                     return
-                self.ready()
+                self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
                 self._run_prepared(prepared)
                 if prepared.repeatable:
@@ -219,9 +223,9 @@ class Runner(State):
     def _run_from_pool(
         self, pool: ProgramPool, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
-        """Run a call of a known kind to its end; False when it could not start like this.
+        """Run a program of a pool to its end; False if it could not be started.
 
-        Given the whole ``call``, the next one of its kind will need no Python.
+        With the whole ``call``, the next one like it needs no Python.
         """
         program = pool.take()
         if program is None:
@@ -283,7 +287,7 @@ class Runner(State):
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
-        self.usable()
+        self.check_usable()
         key, pool, outof, into = look_up(self._cache, self._in_place, *call)
         if pool is not None and pool.exchange is None and (program := pool.take()) is not None:
             if type(outof) is int:
@@ -294,7 +298,7 @@ class Runner(State):
             if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
                 return self._request(program, pool, keep)
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
-        self.ready()
+        self.check_ready()
         prepared = self._prepared.prepare(call)
         prepared.keep(self._cache, key, outof, into)
         return self._start(prepared)
@@ -339,7 +343,7 @@ class Runner(State):
                 pool.give_back(program)
             if launched is not None:
                 return launched
-        self.ready()
+        self.check_ready()
         if reduced_by_mpi(call, self.rank):
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
@@ -359,7 +363,7 @@ class Runner(State):
         return launched
 
     def _same_counts(self, pool: ProgramPool) -> tuple[ProgramPool | None, Any]:
-        """A kind whose ranks exchange counts, if these are what they were, and the counts."""
+        """(a pool, if the counts that its ranks exchange now are those that it was made for; these counts)."""
         assert pool.exchange is not None
         self._run_prepared(pool.exchange.prepared)
         rows = pool.exchange.rows
@@ -419,8 +423,7 @@ class Runner(State):
         return self._launched(program, pool.label, outof, into, stream)
 
     def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
-        """The request of a program that was left to a stream; None where that cannot be, or not before earlier
-        calls."""
+        """Launch a program into a stream, and return its request; None if the stream cannot take it now."""
         if program.execution < _LAUNCHED:
             return None
         op = _launch(program.handle, number_of(outof), number_of(into), self._timeout, stream)
@@ -430,7 +433,7 @@ class Runner(State):
         return Launched(op, (program, label, self._timeout), self)
 
     def _not_launched(self, program: Program, label: str) -> None:
-        """Raise why the calling thread's last launch failed; None where the general way handles it, or refuses it."""
+        """Raise if an earlier call has failed. Otherwise the general way makes the call, or refuses it."""
         op = lib.ucch_launch_failed()
         if op != ffi.NULL:
             self.failed_in_stream(op, program, label, self._timeout)
@@ -440,7 +443,7 @@ class Runner(State):
     def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
         """Raise why a call that was left to a stream has failed."""
         failure = self.failure_of(op, label, timeout)
-        self.broke(failure, program)
+        self.fail(failure, program)
         raise failure
 
     @property
@@ -477,7 +480,7 @@ class Runner(State):
 
     def _set_up(self, call: CallSpec) -> Prepared:
         """A call that is ready to be started again and again."""
-        self.ready(calls=False)
+        self.check_ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
@@ -491,7 +494,7 @@ class Runner(State):
         program = prepared.program
 
         def start() -> int:
-            self.ready()
+            self.check_ready()
             if not prepared.in_place:
                 prepared.refill()
             state = int(lib.ucch_program_again(program.handle))
@@ -515,8 +518,6 @@ class Runner(State):
             program.op, prepared, *ways, free=free, direct=direct, owner=self, in_stream=partial(self.start, call),
             refuse=self.refuse,
         )  # fmt: skip
-
-    # --- books --------------------------------------------------------------------------------------------------------
 
     def _run_prepared(self, prepared: Prepared) -> None:
         """Run a prepared call to its end, in this thread."""
@@ -553,7 +554,7 @@ class Runner(State):
             failure = self._verification.found() or failure
         if isinstance(keep, Prepared):
             failure = keep.explained(failure)
-        self.broke(failure, (program, keep))
+        self.fail(failure, (program, keep))
         raise failure
 
     def retune(self, tuning: Tuning) -> None:
@@ -586,12 +587,12 @@ class Runner(State):
         Raises:
             ValueError: The caller holds active requests; nothing was changed.
         """
-        self.ended()
+        self.ended_by_refusal()
         together = self._drain()
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         free_all(self)
-        if self.broken or self.ended():
+        if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
             quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
@@ -663,7 +664,7 @@ class Runner(State):
         """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
         self._discard()
         run_poll_hooks()
-        return self.ended() or bool(self.broken) or self.board.dead() >= 0
+        return self.ended_by_refusal() or bool(self.broken) or self.board.dead() >= 0
 
     def _discard(self) -> None:
         """Throw away messages that came for receives that were taken back, but not those of collectives."""

@@ -33,10 +33,10 @@ from ..planner.select import Choice, make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
 from .arguments import Bound, CallSpec, Completion, bind
-from .checksums import PIECES, Fault, Moved, Reduced, Span, length
+from .checksums import PIECES, Fault, MovedData, ReducedData, Span, length
 from .preparation import label_of, reduction_of
 from .request import Request, poll_hooks
-from .state import State, recorded
+from .state import State, with_record_path
 
 #: Seconds that the end of a call waits for other ranks' words of it; those that the ranks take to find an element; and
 #: how long ranks are waited for at the end, once one is known to be gone.
@@ -52,7 +52,7 @@ class _Sample:
         self.number, self.name = number, name
         self.label, self.call = name, 0
         self.bound: Bound | None = None
-        self.sums: Moved | Reduced | None = None
+        self.sums: MovedData | ReducedData | None = None
         self.over = False
         self.read: Callable[[Buffer], Any] = _no_memory
 
@@ -85,10 +85,10 @@ class _Sample:
         self.over = True
 
     def _refresh(self) -> None:
-        """Take what lies all over the place into the copy that stands for it."""
+        """Copy blocks that lie anywhere to where the call has them one behind the other."""
         assert self.bound is not None
-        for copy, original, _ in self.bound.parts:
-            copy_elements(original, copy)
+        for each in self.bound.copies:
+            copy_elements(each.original, each.copy)
 
     def row(self, ranks: int) -> Any:
         """This rank's words for the first round."""
@@ -213,9 +213,9 @@ class Verification:
         sample.label, sample.read = label_of(call.name, bound, op), lambda buffer: self._read(buffer, stream)
         sample.bound = bound
         if how is not None:
-            sample.sums = Reduced(bound.call, how, dtype, rank)
+            sample.sums = ReducedData(bound.call, how, dtype, rank)
         else:
-            sample.sums = Moved(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
+            sample.sums = MovedData(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
         sample.take(rank)
 
     @cached_property
@@ -303,11 +303,11 @@ class Verification:
             fault = self._search(sums, span, ranks) or fault
         where = f"rank {self._state.rank}: {sample.label} (call {sample.call} of this communicator)"
         flight.failed()
-        self._failure = recorded(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
+        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
         self._state.abandon(str(self._failure))
         raise self._failure
 
-    def _search(self, sums: Moved | Reduced, span: Span, ranks: Sequence[int]) -> Fault | None:
+    def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
         """The first wrong element, which all ranks look for together."""
         if span.stop < 0:
             span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))

@@ -23,7 +23,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
 from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, recorded
+from ..calls.state import LOST, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -170,9 +170,9 @@ class Messages:
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
-    def usable(self) -> None:
+    def check_usable(self) -> None:
         """Raise when the communicator is broken; release what was held until now."""
-        self.state.usable(calls=False)
+        self.state.check_usable(calls=False)
         if self.captured.waiting:
             self.captured.check()
         if _held:
@@ -249,7 +249,7 @@ class Messages:
     ) -> Moved | CapturedMessage:
         """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
         what the buffer holds when ``stream`` gets there."""
-        self.usable()
+        self.check_usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         what, at = "synchronous send" if sync else "send", self._stream(stream)
@@ -338,7 +338,7 @@ class Messages:
 
     def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Moved | CapturedMessage:
         """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
-        self.usable()
+        self.check_usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
@@ -374,7 +374,7 @@ class Messages:
         limit. The caller has checked peer, tag and memory; each function that is called here takes a hundredth of a
         short message."""
         if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
-            self.usable()
+            self.check_usable()
         how = _COMES if comes else 0
         letter = Letter(how, address, nbytes, peer, tag, stream, keep)
         slot = self._slots.get(peer, self.size)
@@ -526,7 +526,7 @@ class Messages:
         """A transfer that can be started many times, with what the buffer then holds."""
 
         def start() -> int:
-            self.usable()
+            self.check_usable()
             self.arrays.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
             transfer.refill()
             if copy:
@@ -586,7 +586,7 @@ class Messages:
             _held.append(transfer)
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
-        return recorded(self._explain(transfer, error))
+        return with_record_path(self._explain(transfer, error))
 
     def _explain(self, transfer: Moved, error: Any) -> UCCHError:
         where = f"rank {self.rank}: {self._said(transfer)}"

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request, finished
-from ..calls.state import ANEW, Watch, refused
+from ..calls.state import ANEW, Watch, refusal_text
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
@@ -148,7 +148,7 @@ class Neighbourhood:
         name = watch.label
         self._broken = self._broken or f"{name} failed ({error or type(error).__name__})"
         lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # its messages have records of their own
-        why = refused(watch.board, watch.seq)
+        why = refusal_text(watch.board, watch.seq)
         if why and not isinstance(error, RefusedError):
             raise RefusedError(f"rank {self._messages.rank}: {name}: {why}; {ANEW}") from error
         raise error

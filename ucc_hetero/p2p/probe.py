@@ -150,7 +150,7 @@ class Message:
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
     """Look once for an arrived message; ``remove`` takes it out of the queue."""
-    messages.usable()
+    messages.check_usable()
     source, tag = messages.check("source", source, tag)
     if source == messages.null:
         set_status(status, messages.null, messages.any_tag, 0)

@@ -142,7 +142,7 @@ class Dispatch:
             again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
             return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
-            self._usable()
+            self._check_usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
         try:
             work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
@@ -210,7 +210,7 @@ class Dispatch:
                     else self._repeat_async(comm, repeatable, both, seconds, (send, recv))
                 )
             if self._aborted or self._closed or self.in_flight:
-                self._usable()
+                self._check_usable()
             stream = None if device is None else current_handle(device)
             made = comm.repeat(repeatable, both, seconds, stream, (send, recv))
         except UCCHError as failure:
@@ -230,7 +230,7 @@ class Dispatch:
     ) -> Work | None:
         """As :meth:`_repeat`, of an asynchronous call on a device."""
         if self._aborted or self._closed or self.in_flight:
-            self._usable()
+            self._check_usable()
         device, joined = memory[1].device, self._batch.joined
         if module(device).is_current_stream_capturing():
             return None  # a stream that is entered in vain would be left out of the capture
@@ -305,7 +305,7 @@ class Dispatch:
 
     def refuse(self, mistake: Exception) -> None:
         """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
-        self._usable()
+        self._check_usable()
         self._posted += 1
         (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
 
@@ -319,7 +319,7 @@ class Dispatch:
             again = partial(self._post_message, tensor, peer, tag, outgoing, outputs, finish)
             return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
-            self._usable()
+            self._check_usable()
         self._posted += 1
         comm, stream = self._comms[0], None
         try:
@@ -373,7 +373,7 @@ class Dispatch:
         if active._is_profiler_enabled or self._lane_captured():
             return None
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
-            self._usable()
+            self._check_usable()
         self._posted += 1
         try:
             return self._in_lane(tensor, peer, tag, outgoing, () if outgoing else (tensor,), None)
@@ -461,7 +461,7 @@ class Dispatch:
         if self._aborted:
             raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
 
-    def _usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._aborted:
             self.check_aborted()
         if self._ended or (self._closed and not futures.level()):

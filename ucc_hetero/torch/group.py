@@ -46,7 +46,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Barrier of the hosts whose error on rank 0 names the first rank that has not come, or all of them."""
-        self._usable()
+        self._check_usable()
         self._monitored += 1
         seconds = (self.seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
         key = f"ucch/monitored/{self._monitored}"
