@@ -174,10 +174,8 @@ def _equal(args: _Args, outof: str, into: str) -> Bound:
         buffer = args.buffer(which, args.size if many else 1)
         call = args.call(args.per_rank(buffer, which) if many else buffer.count)
         return Bound(call, buffer.dtype, True, *((buffer, None) if scatters else (None, buffer)))
-    send, recv = (
-        args.buffer(which, args.size if blocks == "each" else 1)
-        for which, blocks in (("sendbuf", outof), ("recvbuf", into))
-    )
+    blocks = {"one": 1, "each": args.size}
+    send, recv = args.buffer("sendbuf", blocks[outof]), args.buffer("recvbuf", blocks[into])
     dtype, count = args.common_dtype(send, recv), recv.count
     if outof == into:
         args.check_count("recvbuf", recv.count, send.count, "as in sendbuf")

@@ -12,9 +12,9 @@ from ..calls.state import ANEW, Watch, refusal_text
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
-from .exchange import Exchange, PersistentExchange, start_all
+from .composite import MessageGroup, PersistentMessages, start_all
 from .messages import Messages, part_of
-from .transfer import Moved
+from .transfer import AnyTransfer
 
 #: The least tag of messages along edges; what is below belongs to partitioned messages.
 _FIRST_TAG = 1
@@ -98,19 +98,19 @@ class Neighbourhood:
             began = start_all(self._messages, [*incoming, *outgoing])
         except BaseException as error:
             self._fail(watch, error)
-        return Exchange(began, end=end, fail=lambda error: self._fail(watch, error))
+        return MessageGroup(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
         """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
-        return PersistentExchange(lambda: self.start(name, send, recv), self._messages.state)
+        return PersistentMessages(lambda: self.start(name, send, recv), self._messages.state)
 
-    def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
+    def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         """The messages of a call; a mistake is a refused call, as that of any collective."""
         with self._messages.state.refusing:
             return self._transfers(name, send, recv)
 
-    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
+    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
@@ -131,7 +131,7 @@ class Neighbourhood:
         about = {"argument": argument, "rank": self._messages.rank, "pointer_vendor": pointer_vendor}
         return divide(spec, edges, writable=writable, **about) if edges else ()
 
-    def _check(self, name: str, incoming: list[Moved]) -> None:
+    def _check(self, name: str, incoming: list[AnyTransfer]) -> None:
         """Compare what came with what was expected; more than that has failed already."""
         messages = self._messages
         for i, transfer in enumerate(incoming):

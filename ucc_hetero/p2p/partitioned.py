@@ -23,7 +23,7 @@ from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from .exchange import Composite
+from .composite import CompositeRequest
 from .messages import Messages, part_of
 from .probe import Message, mprobe, probe
 
@@ -115,7 +115,7 @@ class Partitions:
         return known[number]
 
 
-class PartitionedRequest(Composite, PersistentRequest):
+class PartitionedRequest(CompositeRequest, PersistentRequest):
     """A message in partitions that can be started many times: what ``Psend_init`` and ``Precv_init`` return."""
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
@@ -131,7 +131,7 @@ class PartitionedRequest(Composite, PersistentRequest):
         self._started, self._waited_since = {}, 0.0
         return 0
 
-    def _said(self) -> str:
+    def _described(self) -> str:
         way = "send to" if isinstance(self, _Send) else "receive from"
         return f"rank {self._messages.rank}: partitioned {way} rank {self._peer}, tag {self._tag}"
 
@@ -141,9 +141,9 @@ class PartitionedRequest(Composite, PersistentRequest):
             try:
                 found.append(index(each))
             except TypeError:
-                raise TypeError(f"{self._said()}: partition {each!r} is not an integer") from None
+                raise TypeError(f"{self._described()}: partition {each!r} is not an integer") from None
             if not 0 <= found[-1] < len(self._parts):
-                raise ValueError(f"{self._said()}: there is no partition {found[-1]} among the {len(self._parts)}")
+                raise ValueError(f"{self._described()}: there is no partition {found[-1]} among the {len(self._parts)}")
         return found
 
     def Pready(self, partition: int) -> None:
@@ -178,7 +178,7 @@ class PartitionedRequest(Composite, PersistentRequest):
         Raises:
             TypeError, ValueError: As :meth:`Pready`.
         """
-        raise ValueError(f"{self._said()}: only partitions of a send are marked ready")
+        raise ValueError(f"{self._described()}: only partitions of a send are marked ready")
 
     def Parrived(self, partition: int) -> bool:
         """Tell if a partition is there.
@@ -192,7 +192,7 @@ class PartitionedRequest(Composite, PersistentRequest):
         Raises:
             TypeError, ValueError: There is no such partition, or this is a send.
         """
-        raise ValueError(f"{self._said()}: only partitions of a receive arrive")
+        raise ValueError(f"{self._described()}: only partitions of a receive arrive")
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
@@ -250,12 +250,12 @@ class _Send(PartitionedRequest):
     def Pready_list(self, partitions: Sequence[int]) -> None:
         """Send partitions, which may not be written to until the end."""
         if self._done:
-            raise ValueError(f"{self._said()}: it has not been started")
+            raise ValueError(f"{self._described()}: it has not been started")
         messages = self._messages
         with self._marking:
             for i in self._numbers(partitions):
                 if i in self._started:
-                    raise ValueError(f"{self._said()}: partition {i} has been marked ready already")
+                    raise ValueError(f"{self._described()}: partition {i} has been marked ready already")
                 transfer = messages.outgoing(self._parts[i], self._peer, self._first + i)
                 self._started[i] = messages.start(transfer)
 
@@ -269,7 +269,7 @@ class _Send(PartitionedRequest):
         if not progress_until(complete, self._messages.timeout):
             missing = [i for i in range(len(self._parts)) if i not in self._started]
             raise CollectiveTimeout(
-                f"{self._said()}: partitions {missing} were not marked ready (Pready) within "
+                f"{self._described()}: partitions {missing} were not marked ready (Pready) within "
                 f"{self._messages.timeout:g} s (UCCH_TIMEOUT)"
             )
         return True
@@ -326,8 +326,8 @@ class _Receive(PartitionedRequest):
         size = whole.dtype.itemsize
         if header.partitions * header.nbytes != total or header.nbytes % size:
             raise TruncationError(
-                f"{self._said()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the buffer has "
-                f"{len(self._parts)} of {whole.nbytes}"
+                f"{self._described()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the "
+                f"buffer has {len(self._parts)} of {whole.nbytes}"
             )
         each = header.nbytes // size
         return [part_of(whole, i * each, each) for i in range(header.partitions)]

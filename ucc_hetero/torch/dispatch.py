@@ -21,7 +21,7 @@ from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
 from ..p2p.captured import CapturedMessage
-from ..p2p.transfer import TAG_MASK, Letter
+from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
 from . import futures
 from .devices import capture_query, module
@@ -332,7 +332,7 @@ class Dispatch:
                 fabric = self._fabric
                 if fabric is not None and fabric.carries(peer, tag):
                     return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
-                if comm.by_lane(peer):
+                if comm.goes_by_lane(peer):
                     comm.check_lane(tensor, peer, tag, outgoing)
                     self._lane_of(device)
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
@@ -392,13 +392,15 @@ class Dispatch:
         """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
         messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
         messages.timeout = seconds
-        letter = messages.hand(tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing)
-        work = InLane(self, outputs, letter, finish, stream, seconds)
+        message = messages.start_in_lane(
+            tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing
+        )
+        work = InLane(self, outputs, message, finish, stream, seconds)
         return work if self._batch.works is None else self._noted(work)
 
-    def failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, message: LaneMessage) -> UCCHError:
         """Why a message by a lane has failed."""
-        return self._comms[0].messages.failure(letter)
+        return self._comms[0].messages.failure(message)
 
     # --- others -------------------------------------------------------------------------------------------------------
 

@@ -95,12 +95,12 @@ class GroupComm:
             messages.timeout = seconds
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
 
-    def by_lane(self, peer: int) -> bool:
-        """As :meth:`.Messages.by_lane`; ``peer`` -1 is any."""
-        return self.messages.by_lane(self.messages.any_source if peer < 0 else peer)
+    def goes_by_lane(self, peer: int) -> bool:
+        """As :meth:`.Messages.goes_by_lane`; ``peer`` -1 is any."""
+        return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
-        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`by_lane` is true for."""
+        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`goes_by_lane` is true for."""
         self.check_message(outgoing, peer, tag)
         messages, arrays = self.messages, self.messages.arrays
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))

@@ -19,7 +19,7 @@ from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_ho
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from ..p2p.captured import CapturedMessage
-from ..p2p.transfer import Letter
+from ..p2p.transfer import LaneMessage
 from .futures import Future, InOrder, complete_later, here
 from .layout import Finish
 from .streams import Ready, used_in_current
@@ -111,7 +111,7 @@ class Group(Protocol):
     def callbacks(self, at: int) -> InOrder:
         """Thread that runs the callbacks of a level."""
 
-    def failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, message: LaneMessage) -> UCCHError:
         """Why a message has failed."""
 
     def broke(self, error: Exception) -> None:
@@ -416,7 +416,7 @@ class InLane(Work):
         self,
         group: Group,
         outputs: Sequence[Any],
-        letter: Letter,
+        message: LaneMessage,
         finish: Finish,
         stream: Callable[[], int],
         seconds: float,
@@ -424,8 +424,8 @@ class InLane(Work):
         """``stream`` tells the calling thread's; the message has so many ``seconds`` from when it is waited for."""
         dist.Work.__init__(self)  # a function less than by way of the base
         self._group, self._outputs, self._lock = group, outputs, threading.Lock()
-        self._letter: Letter | None = letter
-        self._peer, self._stream, self._seconds = letter.peer, stream, seconds
+        self._lane_message: LaneMessage | None = message
+        self._peer, self._stream, self._seconds = message.peer, stream, seconds
         if finish is not None:
             self._finish = finish
         self._done = False
@@ -444,29 +444,29 @@ class InLane(Work):
 
     def pending(self) -> list[Pending]:
         """As :meth:`Work.pending`."""
-        letter = self._letter
-        return [] if letter is None else [Pending(self, letter.op, letter)]
+        message = self._lane_message
+        return [] if message is None else [Pending(self, message.op, message)]
 
     def is_over(self) -> bool:
         """As :meth:`Work.is_over`."""
-        letter = self._letter
-        if letter is not None and (state := _peek(letter.op)):
-            self._end(letter, state)
+        message = self._lane_message
+        if message is not None and (state := _peek(message.op)):
+            self._end(message, state)
         return self._done
 
-    def _end(self, letter: Letter, state: int) -> None:
+    def _end(self, message: LaneMessage, state: int) -> None:
         """Note how the message has ended; once."""
         with self._lock:
-            if self._letter is None:
+            if self._lane_message is None:
                 return
             if state != 1:
-                self._error = torch_error(self._group.failure_of(letter))
+                self._error = torch_error(self._group.failure_of(message))
             elif self._finish is not None:
                 try:
                     self._deliver()
                 except Exception as failure:  # whichever thread looks: it is raised where the message is waited for
                     self._error = failure
-            self._letter, self._finish, self._done = None, None, True
+            self._lane_message, self._finish, self._done = None, None, True
         self._group.in_flight.pop(self, None)
         if self._error is not None and self._followed:  # a stream has gone on without its data
             self._group.broke(self._error)
@@ -479,8 +479,8 @@ class InLane(Work):
             for each in self.pending():  # its stream gets it once it need not wait for it
                 self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
             self._follow()
-        letter = self._letter
-        if letter is not None and _peek(letter.op) > 1:
+        message = self._lane_message
+        if message is not None and _peek(message.op) > 1:
             self.is_over()
         if self._ready is not None:
             self._ready.order()
@@ -489,10 +489,10 @@ class InLane(Work):
     def _follow(self) -> bool:
         """Let the current stream wait, if the message is with a stream. True if it does, or has nothing to wait for."""
         with self._lock:
-            letter = self._letter
-            if letter is None:
+            message = self._lane_message
+            if message is None:
                 return True
-            if _follow(letter.handle, self._stream(), self._seconds) != 1:
+            if _follow(message.handle, self._stream(), self._seconds) != 1:
                 return False
             self._followed = self._group.streams_wait = True
             if self._finish is not None:
@@ -502,9 +502,9 @@ class InLane(Work):
 
     def is_completed(self) -> bool:
         """As :meth:`Work.is_completed`."""
-        letter = self._letter
-        if letter is not None and (state := lib.ucch_test(letter.op)):
-            self._end(letter, state)
+        message = self._lane_message
+        if message is not None and (state := lib.ucch_test(message.op)):
+            self._end(message, state)
         if self._ready is None or self._error is not None:
             return self._done
         return bool(self._ready.query())
