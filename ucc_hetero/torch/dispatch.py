@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 
 from ..api.comm import Communicator, adopted
 from ..calls.arguments import CallSpec
@@ -25,23 +26,23 @@ from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
 from . import futures
 from .devices import capture_query, module
-from .fabric import Fabric
-from .futures import InOrder
+from .fabric_messages import FabricMessages
+from .futures import CallbackThread
 from .group_comm import GroupComm
-from .layout import Finish, plain
-from .ranges import active, recorded
+from .layout import Finish, is_plain
+from .not_compiled import not_compiled
+from .profiling import profiled
 from .streams import (
-    Entered,
+    EnteredStream,
     Ready,
-    Side,
+    SideStream,
     captures,
     current_handle,
     device_of,
     mean_of,
     stream_query,
 )
-from .uncompiled import uncompiled
-from .work import InFlight, InGraph, InLane, Source, Work, Works, limit_of, torch_error
+from .work import CombinedWork, GraphWork, LaneWork, PendingWork, ReceiveStatus, Work, limit_of, torch_error
 
 #: Seconds that an asynchronous call is given to finish before its caller goes on.
 _MOMENT = 20e-6
@@ -58,12 +59,12 @@ class _Batch(threading.local):
 
     works: list[Work] | None = None
     #: The streams that calls of one Work have entered, each once for all of them; None while there is no such Work.
-    joined: dict[Side, Entered] | None = None
+    joined: dict[SideStream, EnteredStream] | None = None
     #: The thread is within a call that a profiler records: the calls that it is made of are not recorded.
-    recorded = False
+    profiled = False
 
 
-@uncompiled
+@not_compiled
 class Dispatch:
     """Base of a process group's methods: start a collective or a message, and return its Work.
 
@@ -72,7 +73,7 @@ class Dispatch:
     """
 
     #: Posted and not yet collected, in order; keeps their tensors alive.
-    in_flight: dict[InFlight, None]
+    in_flight: dict[PendingWork, None]
     #: True once a stream was left to wait for a message by itself; how many operations of this process had failed at
     #: the last look; and why such a stream had to go on without its data.
     streams_wait = False
@@ -81,14 +82,14 @@ class Dispatch:
     #: True once messages were captured in graphs: from then on it is looked at whether all of them were waited for.
     _in_graphs = False
     #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
-    _fabric: Fabric | None = None
+    _fabric: FabricMessages | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
         """Begin; takes the place of a constructor, which torch's base class has for itself."""
         self._place = comm.rank, comm.size
         self._comms = {0: GroupComm(comm, self.check_aborted)}
-        self._sides: dict[Any, Side] = {}
-        self._callbacks: dict[int, InOrder] = {}
+        self._sides: dict[Any, SideStream] = {}
+        self._callbacks: dict[int, CallbackThread] = {}
         #: Ranks with which messages have gone by lanes; the device of their tensors, and what tells its current stream
         #: and whether that is being captured.
         self._lane_peers: set[int] = set()
@@ -138,19 +139,19 @@ class Dispatch:
         With a ``key`` such calls can be repeated (:meth:`_repeat`). A profiler names the call by ``form``, the
         dispatcher's name, or else by the call's own, and shows the shapes of ``inputs``, or else of ``outputs``.
         """
-        if active._is_profiler_enabled and not self._batch.recorded:
+        if profiler._is_profiler_enabled and not self._batch.profiled:
             again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
-            return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
+            return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
         try:
-            work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
+            work = self._start(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        return self._noted(work)
+        return self._register(work)
 
-    def _made(
+    def _start(
         self,
         comm: GroupComm,
         seconds: float,
@@ -196,7 +197,7 @@ class Dispatch:
         repeatable = comm.runner.repeatable.get(key)
         if repeatable is None or not _plain_at(send, recv):
             return None
-        if active._is_profiler_enabled or self._batch.works is not None or futures.here.level:
+        if profiler._is_profiler_enabled or self._batch.works is not None or futures.this_thread.level:
             return None
         device = None if recv.is_cpu else recv.device
         own = 0.0 if opts is None else opts.timeout.total_seconds()
@@ -245,25 +246,25 @@ class Dispatch:
         self._posted += 1
         return Work(self, memory[1:], (request,), None, memory, ready=side.ready(entered, marked=joined is None))
 
-    def _side(self, device: Any) -> Side:
-        return self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
+    def _side(self, device: Any) -> SideStream:
+        return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
 
-    def _joined(self, side: Side) -> Entered | None:
+    def _joined(self, side: SideStream) -> EnteredStream | None:
         """The stream that all calls of the Work that is being made enter; None where there is no such Work."""
         joined = self._batch.joined
         if joined is None:
             return None
         return joined.get(side) or joined.setdefault(side, side.enter())
 
-    def _recorded(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+    def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
         """Start a call within ranges of the active profiler."""
-        self._batch.recorded = True
+        self._batch.profiled = True
         try:
-            return recorded(self, name, inputs, start)
+            return profiled(self, name, inputs, start)
         finally:
-            self._batch.recorded = False
+            self._batch.profiled = False
 
-    def _noted(self, work: Work) -> Work:
+    def _register(self, work: Work) -> Work:
         """Register a call that was made, also with the batch that collects this thread's calls."""
         if self._batch.works is not None:
             self._batch.works.append(work)
@@ -315,9 +316,9 @@ class Dispatch:
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
-        if active._is_profiler_enabled and not self._batch.recorded:
+        if profiler._is_profiler_enabled and not self._batch.profiled:
             again = partial(self._post_message, tensor, peer, tag, outgoing, outputs, finish)
-            return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
+            return self._profiled(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()
         self._posted += 1
@@ -328,10 +329,10 @@ class Dispatch:
                 self._known(device)
                 stream = current_handle(device)
                 if module(device).is_current_stream_capturing():
-                    return self._noted(self._captured(tensor, peer, tag, outgoing, outputs, finish, stream))
+                    return self._register(self._captured(tensor, peer, tag, outgoing, outputs, finish, stream))
                 fabric = self._fabric
                 if fabric is not None and fabric.carries(peer, tag):
-                    return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
+                    return self._register(fabric.post(self, tensor, peer, outgoing, outputs, finish))
                 if comm.goes_by_lane(peer):
                     comm.check_lane(tensor, peer, tag, outgoing)
                     self._lane_of(device)
@@ -344,10 +345,10 @@ class Dispatch:
                 request = comm.receive(tensor, peer, tag, self.seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, tensor, None if outgoing else Source())
+        work = Work(self, outputs, (request,), finish, tensor, None if outgoing else ReceiveStatus())
         if tensor.is_cpu:
             work.poll(_MOMENT)
-        return self._noted(work)
+        return self._register(work)
 
     def _captured(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, stream: int
@@ -361,16 +362,16 @@ class Dispatch:
         else:
             message = messages.incoming(tensor, messages.any_source if peer < 0 else peer, tag, stream=stream)
         assert isinstance(message, CapturedMessage), "the stream is being captured"
-        return InGraph(self, outputs, message, finish, stream_query(tensor.device))
+        return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
     def _repeat_message(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
         """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
         posted: what is not looked at here has to be looked at there."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
-        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (plain(tensor) and tensor.nbytes):
+        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
             return None
-        if active._is_profiler_enabled or self._lane_captured():
+        if profiler._is_profiler_enabled or self._lane_captured():
             return None
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()
@@ -395,8 +396,8 @@ class Dispatch:
         message = messages.start_in_lane(
             tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing
         )
-        work = InLane(self, outputs, message, finish, stream, seconds)
-        return work if self._batch.works is None else self._noted(work)
+        work = LaneWork(self, outputs, message, finish, stream, seconds)
+        return work if self._batch.works is None else self._register(work)
 
     def failure_of(self, message: LaneMessage) -> UCCHError:
         """Why a message by a lane has failed."""
@@ -404,10 +405,10 @@ class Dispatch:
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def _together(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
+    def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
         """One Work for several calls; a profiler that knows the name shows them as one."""
-        if form and active._is_profiler_enabled and not self._batch.recorded:
-            return self._recorded(form, inputs, partial(self._together, calls))
+        if form and profiler._is_profiler_enabled and not self._batch.profiled:
+            return self._profiled(form, inputs, partial(self._combined, calls))
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -415,18 +416,18 @@ class Dispatch:
             ready = [Ready(each.stream, behind=each.behind) for each in batch.joined.values()]
         finally:
             batch.joined, batch.works = joined, collected
-        return self._noted(works[0] if len(works) == 1 and not ready else Works(self, works, ready))
+        return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
 
     def _done(self, outputs: Sequence[Any]) -> Work:
         """The Work of a call that has nothing to do."""
         return Work(self, outputs)
 
-    def callbacks(self, at: int) -> InOrder:
+    def callbacks(self, at: int) -> CallbackThread:
         """Thread that runs the callbacks of a level; of a group that has ended, the thread that attaches them."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
-                found = self._callbacks[at] = InOrder(at, f"{self._name}-callbacks-{at}")
+                found = self._callbacks[at] = CallbackThread(at, f"{self._name}-callbacks-{at}")
                 if self._ended:
                     found.stop(0.0)
             return found
@@ -492,7 +493,7 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
     return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
-def _oldest(works: dict[InFlight, None]) -> tuple[InFlight, ...]:
+def _oldest(works: dict[PendingWork, None]) -> tuple[PendingWork, ...]:
     """The calls that may have ended: as many as are made meanwhile, and one more, so that none stays for long."""
     try:
         return tuple(islice(works, 2))

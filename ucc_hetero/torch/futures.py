@@ -20,28 +20,28 @@ import torch
 
 from .. import log
 from ..native.libraries import lib
-from .streams import beside
+from .streams import in_idle_stream
 
 #: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
 _SLICE = 0.25
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """Level of the calling thread, 0 in ordinary code; the thread that completes futures is not the user's either."""
 
     level, ordinary = 0, True
 
 
 #: Of the calling thread.
-here = _Here()
+this_thread = _ThreadState()
 
 
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
-    return here.level
+    return this_thread.level
 
 
-class Call(Protocol):
+class Completable(Protocol):
     """A call as its future, and the thread that completes futures, see it."""
 
     @property
@@ -61,7 +61,7 @@ class Call(Protocol):
         """Set the result of the future."""
 
 
-class InOrder:
+class CallbackThread:
     """A thread that does what it is given, one after the other. Calls posted from there are of level ``at``."""
 
     def __init__(self, at: int, name: str) -> None:
@@ -80,7 +80,7 @@ class InOrder:
         job()
 
     def _loop(self) -> None:
-        here.level, here.ordinary = self._level, False
+        this_thread.level, this_thread.ordinary = self._level, False
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -129,7 +129,10 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     waited = False
 
     def __init__(
-        self, callbacks: Callable[[int], InOrder], work: Call | None = None, devices: Sequence[Any] | None = None
+        self,
+        callbacks: Callable[[int], CallbackThread],
+        work: Completable | None = None,
+        devices: Sequence[Any] | None = None,
     ) -> None:
         #: Devices of the tensors that the result may hold; None for the host's alone.
         self._devices = work.devices if work is not None else devices
@@ -140,7 +143,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
-        if here.ordinary:
+        if this_thread.ordinary:
             self.waited = True
         work = self._work
         if work is not None:
@@ -169,7 +172,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
-            with beside(self._devices):
+            with in_idle_stream(self._devices):
                 self._settle()
                 try:
                     result = callback(self)
@@ -180,7 +183,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                 else:
                     out.set_result(result)
 
-        if self.waited and here.ordinary:
+        if self.waited and this_thread.ordinary:
             out.waited = True
             job()
         else:
@@ -213,20 +216,20 @@ class _Completer:
     """
 
     def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Completable] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
-    def add(self, work: Call) -> None:
+    def add(self, work: Completable) -> None:
         """Complete the future of a call once the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
         lib.ucch_ring()
 
     def _loop(self) -> None:
-        here.ordinary = False
-        works: list[Call] = []
+        this_thread.ordinary = False
+        works: list[Completable] = []
         while self._on:
             known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
@@ -237,10 +240,10 @@ class _Completer:
             works = left
 
     @staticmethod
-    def _completed(work: Call) -> bool:
+    def _completed(work: Completable) -> bool:
         try:
             work.listen()  # it may have begun only now
-            with beside(work.devices):
+            with in_idle_stream(work.devices):
                 done = work.is_over()
                 if done:
                     work.publish()
@@ -261,7 +264,7 @@ _completer: _Completer | None = None
 _lock = threading.Lock()
 
 
-def complete_later(work: Call) -> None:
+def complete_later(work: Completable) -> None:
     """Set the result of a call's future once the call has finished."""
     global _completer
     with _lock:
@@ -270,7 +273,7 @@ def complete_later(work: Call) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> bool:
+def stop_all(threads: Sequence[CallbackThread], seconds: float = 5.0) -> bool:
     """End threads; what they were given is done before. True if all have ended."""
     end = time.monotonic() + seconds
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]

@@ -19,16 +19,16 @@ from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
 from . import futures
-from .collectives import Collectives, Messages
+from .collectives import Collectives, PointToPoint
 from .dispatch import Dispatch
-from .fabric import Fabric
-from .monitored import NO_LIMIT, monitored_barrier
-from .uncompiled import uncompiled
+from .fabric_messages import FabricMessages
+from .monitored_barrier import NO_LIMIT, monitored_barrier
+from .not_compiled import not_compiled
 from .work import Work, limit_of
 
 
-@uncompiled
-class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
+@not_compiled
+class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     """A process group of torch over a :class:`~ucc_hetero.Communicator`: what ``init_process_group("ucch")`` and
     ``new_group`` make.
 
@@ -37,7 +37,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     """
 
     def __init__(
-        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: Fabric | None = None
+        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: FabricMessages | None = None
     ) -> None:
         super().__init__(comm.rank, comm.size)
         self._open(comm, name, timeout)
@@ -61,7 +61,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     def _end_coalescing(self, device: Any = None) -> Work:
         """The Work of this thread's calls since :meth:`_start_coalescing`, also of those that have ended."""
         works, self._batch.works = self._batch.works, None
-        return self._together(works or [])
+        return self._combined(works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 

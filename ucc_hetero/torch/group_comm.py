@@ -11,9 +11,7 @@ from ..api.comm import Communicator, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Request, run_poll_hooks, wait_op
 from ..calls.runner import RepeatableCall, Runner
-
-#: Seconds that stand for "no limit" where one is needed.
-_LONG = 1e7
+from .monitored_barrier import NO_LIMIT
 
 
 class GroupComm:
@@ -85,7 +83,7 @@ class GroupComm:
         runner = self.runner
         if self._seconds != seconds:
             self._seconds = runner.timeout = seconds
-            runner.members.teams.timeout = seconds or _LONG
+            runner.members.teams.timeout = seconds or NO_LIMIT
         return runner
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:

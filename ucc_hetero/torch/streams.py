@@ -79,18 +79,18 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
 _idle: dict[Any, Any] = {}
 
 
-def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
+def in_idle_stream(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
     """A stream with nothing else in it, for what is left to do after a call that the host has seen end."""
     if not devices:
         return nullcontext()
     stream = _idle.get(devices[0])
     if stream is None:
         stream = _idle[devices[0]] = module(devices[0]).Stream(devices[0])
-    return within(devices[0], stream)
+    return using_stream(devices[0], stream)
 
 
 @contextmanager
-def within(device: Any, stream: Any) -> Iterator[None]:
+def using_stream(device: Any, stream: Any) -> Iterator[None]:
     """Make a stream the calling thread's, in whichever thread.
 
     A thread that has chosen no device is at the first one. Leaving a stream of another device torch goes back there and
@@ -133,12 +133,12 @@ class Ready:
 
     def order(self) -> bool:
         """Let the current stream of the calling thread wait; the host does not. True if the call was made behind it."""
-        here = current(self._stream.device)
-        if not self._over and here is not self._stream and here != self._stream:
+        caller = current(self._stream.device)
+        if not self._over and caller is not self._stream and caller != self._stream:
             event = self._event or self._stream.record_event()
             if not self._over:  # else the event, if there was one, is in use for something else
-                here.wait_event(event)
-        return self._behind is not None and (here is self._behind or here == self._behind)
+                caller.wait_event(event)
+        return self._behind is not None and (caller is self._behind or caller == self._behind)
 
     def query(self) -> bool:
         """True if the results are there."""
@@ -158,7 +158,7 @@ class Ready:
             future.set_result(outputs)
 
 
-class Entered(NamedTuple):
+class EnteredStream(NamedTuple):
     """A stream that calls go into, its handle, and the stream that it has waited for."""
 
     stream: Any
@@ -171,7 +171,7 @@ def captures() -> bool:
     return any(module.is_current_stream_capturing() for _, module in started())
 
 
-class Side:
+class SideStream:
     """A stream of its own for the asynchronous calls of one group on one device, so that computing goes on beside it.
 
     A call that its caller would wait for at once goes into the caller's stream. ``many``: streams that calls take in
@@ -186,17 +186,17 @@ class Side:
         self._posted, self._lock = self._module.Event(), threading.Lock()
         self._events: deque[Any] = deque()
 
-    def enter(self) -> Entered:
+    def enter(self) -> EnteredStream:
         """The stream of the asynchronous call to come, which waits for what the caller's stream was given so far."""
-        here = current(self._device)
+        caller = current(self._device)
         with self._lock:  # recorded again and again: who waits, waits for the latest
             entered = self._streams[0]
             self._streams.rotate()
-            self._posted.record(here)
+            self._posted.record(caller)
             entered[0].wait_event(self._posted)
-        return Entered(*entered, here)
+        return EnteredStream(*entered, caller)
 
-    def ready(self, entered: Entered, *, marked: bool) -> Ready:
+    def ready(self, entered: EnteredStream, *, marked: bool) -> Ready:
         """Moment when a call without anything to be done after it has passed a stream."""
         return Ready(entered.stream, marked=marked, events=self._events, behind=entered.behind)
 
@@ -207,7 +207,7 @@ class Side:
         finish: Finish,
         *,
         asynchronous: bool,
-        joined: Entered | None = None,
+        joined: EnteredStream | None = None,
     ) -> tuple[Request, Ready | None]:
         """Make a call, and what is to be done after it, part of a stream; ``joined``: one that was entered before.
 

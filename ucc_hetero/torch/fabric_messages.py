@@ -28,13 +28,13 @@ from . import creation
 from .devices import module
 from .futures import Future
 from .layout import Finish
-from .monitored import NO_LIMIT
-from .streams import beside, current, used_in_current, within
-from .uncompiled import uncompiled
+from .monitored_barrier import NO_LIMIT
+from .not_compiled import not_compiled
+from .streams import current, in_idle_stream, used_in_current, using_stream
 from .work import Work, limit_of, seconds_of, torch_error
 
 #: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
-Maker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
+BackendMaker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
 
 
 def _nccl(store: Any, rank: int, places: Sequence[int], seconds: float) -> Any:
@@ -48,24 +48,24 @@ _KNOWN = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8
 })  # fmt: skip
 #: By torch's name of the vendor's backend.
-MAKERS: dict[str, Maker] = {"nccl": _nccl}
+BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
-def fabric_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> Fabric | None:
+def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
     """Ways within the fabric of a group's rank ``at``, whose ranks in the default group are ``ranks``; None without."""
-    name, places = creation.beside(ranks, at)
-    if not places or name not in MAKERS:
+    name, places = creation.fabric_peers(ranks, at)
+    if not places or name not in BACKENDS:
         return None
     log.log("torch").info("messages between rank %d and ranks %s: torch's %s", at, sorted(places), name)
-    return Fabric(MAKERS[name], at, places, store, limit_of(timeout) or NO_LIMIT)
+    return FabricMessages(BACKENDS[name], at, places, store, limit_of(timeout) or NO_LIMIT)
 
 
-class Fabric:
+class FabricMessages:
     """The ways between one rank of a group and those that share its fabric, made when first needed."""
 
-    def __init__(self, make: Maker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
+    def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
-        self._ways: dict[tuple[int, bool], _Way] = {}
+        self._ways: dict[tuple[int, bool], _Direction] = {}
         self._lock = threading.Lock()
 
     def reaches(self, peer: int) -> bool:
@@ -83,15 +83,15 @@ class Fabric:
 
     def post(self, group: Any, tensor: Any, peer: int, outgoing: bool, outputs: Sequence[Any], finish: Finish) -> Work:
         """Start a message of a group's on contiguous device memory, behind what the current stream has to do."""
-        message = InFabric(group, tensor, peer, outgoing, outputs, finish, self._seconds)
+        message = FabricWork(group, tensor, peer, outgoing, outputs, finish, self._seconds)
         self._way(peer, outgoing).post(message)
         return message
 
-    def _way(self, peer: int, outgoing: bool) -> _Way:
+    def _way(self, peer: int, outgoing: bool) -> _Direction:
         with self._lock:
             way = self._ways.get((peer, outgoing))
             if way is None:
-                way = self._ways[peer, outgoing] = _Way(lambda: self._backend(peer, outgoing))
+                way = self._ways[peer, outgoing] = _Direction(lambda: self._backend(peer, outgoing))
             return way
 
     def _backend(self, peer: int, outgoing: bool) -> Any:
@@ -112,23 +112,23 @@ class Fabric:
             if way.is_drained(until):
                 way.end()
 
-    def _all(self) -> list[_Way]:
+    def _all(self) -> list[_Direction]:
         with self._lock:
             return list(self._ways.values())
 
 
-class _Way:
+class _Direction:
     """One direction between two ranks: its messages, in order."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._lock, self._waiting = make, threading.Lock(), deque[InFabric]()
+        self._make, self._lock, self._waiting = make, threading.Lock(), deque[FabricWork]()
         self._backend: Any = None
         self._connected = False
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._last: InFabric | None = None
+        self._last: FabricWork | None = None
 
-    def post(self, message: InFabric) -> None:
+    def post(self, message: FabricWork) -> None:
         """Start a message, or leave that to the thread until this way is there."""
         with self._lock:
             if self._failure is not None:
@@ -144,7 +144,7 @@ class _Way:
                 self._thread.start()
 
     def _connect(self) -> None:
-        message: InFabric | None = None
+        message: FabricWork | None = None
         try:
             self._backend = self._make()
             while True:
@@ -178,8 +178,8 @@ class _Way:
             self._backend.abort()
 
 
-@uncompiled
-class InFabric(Work):
+@not_compiled
+class FabricWork(Work):
     """A message by the vendor's own backend: its ``wait`` makes the current stream wait, as with that backend."""
 
     _work: Any = None
@@ -213,7 +213,7 @@ class InFabric(Work):
         device = self._tensor.device
         stream = module(device).Stream(device)
         stream.wait_event(self._posted)
-        with within(device, stream):
+        with using_stream(device, stream):
             self.begin(backend)
 
     def fail(self, failure: Exception) -> None:
@@ -255,7 +255,7 @@ class InFabric(Work):
         if not self._work.is_completed():
             return False
         if self._finish is not None:
-            with beside([self._tensor.device]):
+            with in_idle_stream([self._tensor.device]):
                 self.wait()
         return self._ready is None or bool(self._ready.query())
 
@@ -270,7 +270,7 @@ class InFabric(Work):
 
     def get_future(self) -> Future:
         """As :meth:`Work.get_future`."""
-        with beside([self._tensor.device]):
+        with in_idle_stream([self._tensor.device]):
             self.wait()
             with self._lock:
                 if self._ready is None:
