@@ -47,7 +47,7 @@ with Communicator() as comm:
     comm.Probe(1, 5)
     if WAIT:
         os.kill(victim, signal.SIGKILL)
-        while not comm._messages.gone(1):
+        while not comm._messages.is_gone(1):
             time.sleep(0.001)
     receive = comm.Irecv(y, 1, 5)
     if not WAIT:

@@ -476,7 +476,7 @@ class Runner(State):
         """Set a collective up once, to be started many times."""
         with self.refusing:
             prepared = self._set_up(call)
-        return self._standing(prepared, call)
+        return self._persistent_request(prepared, call)
 
     def _set_up(self, call: CallSpec) -> Prepared:
         """A call that is ready to be started again and again."""
@@ -489,8 +489,8 @@ class Runner(State):
         self._persistent[id(prepared)] = prepared
         return prepared
 
-    def _standing(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        """The request by which a call that was set up is started again and again."""
+    def _persistent_request(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
+        """The request of a call that was set up."""
         program = prepared.program
 
         def start() -> int:

@@ -562,7 +562,11 @@ class Messages:
     def _request_hooks(self, transfer: AnyTransfer) -> dict[str, Any]:
         """Arguments of a request: what it calls at its end, to cancel, and to fill a status before its end is taken."""
         cancel = transfer.cancel if transfer.what == "receive" else nothing
-        return {"finish": partial(self._end, transfer), "cancel": cancel, "tell": partial(self._fill_status, transfer)}
+        return {
+            "finish": partial(self._end, transfer),
+            "cancel": cancel,
+            "fill_status": partial(self._fill_status, transfer),
+        }
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

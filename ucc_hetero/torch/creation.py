@@ -39,7 +39,7 @@ replaced: set[str] = set()
 
 
 class RankFacts(NamedTuple):
-    """Facts of a rank by which all ranks choose the same backends, without a message for each group."""
+    """Facts of a rank. All ranks know them of each other, and so choose the same backends without a message."""
 
     #: torch's backend for the rank's devices; empty where there is none, or none is wanted.
     backend: str = ""
@@ -169,8 +169,10 @@ def share_fabric(members: Sequence[RankFacts]) -> bool:
 
 
 def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
-    """torch's backend for the vendor of the rank ``at`` that place of a group, and the places of the ranks that share
-    its fabric; these are as many of their own devices. Known without a message, and alike at both of two ranks."""
+    """torch's backend for the vendor of rank ``at`` of a group, and the ranks of the group that share its fabric.
+
+    Each of these has a device of its own. No message is needed, and both ranks of a pair find the same.
+    """
     mine = _known.get(ranks[at])
     if mine is None or not mine.backend:
         return "", frozenset()
@@ -256,7 +258,7 @@ def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: fl
 
 
 def _note(row: Vendor, size: int, name: str) -> None:
-    """Say what the group is, and see to the end of a process of MPI's."""
+    """Log what serves a group, and have a rank of MPI's that fails end the job."""
     log.log("torch").info("group %s: %d ranks of %s on one fabric: torch's %s", name, size, row.name, row.torch_backend)
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():

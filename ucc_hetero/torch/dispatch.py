@@ -1,5 +1,4 @@
-"""From a torch call to a started call of ours: on which communicator, as part of which stream, and what waits for
-it."""
+"""From a call of torch's to a started call: on which communicator, in which stream, and which Work waits for it."""
 
 from __future__ import annotations
 
@@ -44,9 +43,9 @@ from .streams import (
 )
 from .work import CombinedWork, GraphWork, LaneWork, PendingWork, ReceiveStatus, Work, limit_of, torch_error
 
-#: Seconds that an asynchronous call is given to finish before its caller goes on.
+#: Seconds that an asynchronous call is polled before it returns.
 _MOMENT = 20e-6
-#: Of so many calls one looks at all that are under way, the others at the oldest ones.
+#: Every so many calls, all calls under way are polled; otherwise the oldest.
 _MANY = 64
 
 
@@ -55,43 +54,45 @@ _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_
 
 
 class _Batch(threading.local):
-    """The calls that a thread wants to wait for together; None while it does not."""
+    """State of the calling thread."""
 
+    #: Works of the calls since coalescing began; None outside of it.
     works: list[Work] | None = None
-    #: The streams that calls of one Work have entered, each once for all of them; None while there is no such Work.
+    #: The streams of the calls that one Work is made of, each entered once; None outside of such a Work.
     joined: dict[SideStream, EnteredStream] | None = None
-    #: The thread is within a call that a profiler records: the calls that it is made of are not recorded.
+    #: True within a call that a profiler records: the calls that it is made of are not recorded.
     profiled = False
 
 
 @not_compiled
 class Dispatch:
-    """Base of a process group's methods: start a collective or a message, and return its Work.
+    """Base of a process group: starts a collective or a message, and returns its Work.
 
-    Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
+    Collectives are posted in program order and run in that order. The group's time limit is that of every call, unless
     the call brings its own.
     """
 
-    #: Posted and not yet collected, in order; keeps their tensors alive.
+    #: Works whose end the host has not seen, in order; keeps their tensors alive.
     in_flight: dict[PendingWork, None]
-    #: True once a stream was left to wait for a message by itself; how many operations of this process had failed at
-    #: the last look; and why such a stream had to go on without its data.
+    #: True once a stream waits for a message by itself, without the host.
     streams_wait = False
+    #: Failed operations of this process at the last check.
     _failures = 0
+    #: Why a stream had to go on without the data of a message.
     _unfit: Exception | None = None
-    #: True once messages were captured in graphs: from then on it is looked at whether all of them were waited for.
+    #: True once messages were captured in graphs: each later call checks that all of them were waited for.
     _in_graphs = False
-    #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
+    #: Messages by the vendor's library; None where no other rank of the group shares this rank's fabric.
     _fabric: FabricMessages | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
-        """Begin; takes the place of a constructor, which torch's base class has for itself."""
+        """Initialize; not a constructor, as torch's base class needs that for itself."""
         self._place = comm.rank, comm.size
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}
-        #: Ranks with which messages have gone by lanes; the device of their tensors, and what tells its current stream
-        #: and whether that is being captured.
+        #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
+        #: current stream, and True if that is being captured.
         self._lane_peers: set[int] = set()
         self._lane_device: Any = None
         self._lane_stream: Callable[[], int] = _no_device
@@ -101,13 +102,13 @@ class Dispatch:
         #: Time limit of a call; 0: none.
         self.seconds = limit_of(timeout)
         self._aborted = ""
-        #: No calls any more but those of callbacks; and none at all.
+        #: True once only callbacks may make calls; and once no call may be made.
         self._closed = self._ended = False
         self._posted = 0
         self._batch = _Batch()
         self.in_flight = {}
-        #: Work of calls without a waiter: they have ended, or were left to their caller's stream.
-        self.left = Work(self, [])
+        #: Work of calls that have ended when they return, or run in their caller's stream.
+        self.done_work = Work(self, [])
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -187,11 +188,11 @@ class Dispatch:
         return work
 
     def _repeat(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
-        """Make a call, if one with this key was posted. None where it has to be posted.
+        """Make a call that differs from an earlier one in its addresses alone; None if it has to be posted.
 
-        On a device it is launched into a stream and left to it: into the caller's where that would wait at once. The
-        key has all but addresses. Of a device's memory that a stream works on torch takes care itself. Few functions
-        are called here: each takes a hundredth of a short call.
+        ``key`` is all of the call but its addresses. A call on a device is launched into a stream: the caller's own, if
+        that would wait at once. torch keeps memory that its streams work on. Few functions are called here: each takes
+        a hundredth of the time of a short call.
         """
         comm = self._comms[0]
         repeatable = comm.runner.repeatable.get(key)
@@ -219,7 +220,7 @@ class Dispatch:
         self._posted += made
         if made and repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
             divide()
-        return self.left if made else None
+        return self.done_work if made else None
 
     def _repeat_async(
         self,
@@ -234,7 +235,7 @@ class Dispatch:
             self._check_usable()
         device, joined = memory[1].device, self._batch.joined
         if module(device).is_current_stream_capturing():
-            return None  # a stream that is entered in vain would be left out of the capture
+            return None  # a stream that is entered and gets no call would not join the capture again
         side = self._sides.get(device) or self._side(device)
         if joined is None:
             entered = side.enter()
@@ -250,14 +251,14 @@ class Dispatch:
         return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
 
     def _joined(self, side: SideStream) -> EnteredStream | None:
-        """The stream that all calls of the Work that is being made enter; None where there is no such Work."""
+        """The stream that the calls of one Work share; None if the call has a Work of its own."""
         joined = self._batch.joined
         if joined is None:
             return None
         return joined.get(side) or joined.setdefault(side, side.enter())
 
     def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-        """Start a call within ranges of the active profiler."""
+        """Start a call that the active profiler shows."""
         self._batch.profiled = True
         try:
             return profiled(self, name, inputs, start)
@@ -265,7 +266,7 @@ class Dispatch:
             self._batch.profiled = False
 
     def _register(self, work: Work) -> Work:
-        """Register a call that was made, also with the batch that collects this thread's calls."""
+        """Add a Work to the thread's batch, if calls are coalesced."""
         if self._batch.works is not None:
             self._batch.works.append(work)
         return work
@@ -305,7 +306,7 @@ class Dispatch:
         return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception) -> None:
-        """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
+        """Tell the other ranks that this one cannot make its next collective: if one makes it, the group ends."""
         self._check_usable()
         self._posted += 1
         (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
@@ -365,8 +366,7 @@ class Dispatch:
         return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
     def _repeat_message(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
-        """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
-        posted: what is not looked at here has to be looked at there."""
+        """Start a message by a lane, if one with this rank has gone by it; None if it has to be posted."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
         if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
@@ -390,7 +390,7 @@ class Dispatch:
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
-        """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
+        """Start a message by a lane, behind what the current stream has to do."""
         messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
         messages.timeout = seconds
         message = messages.start_in_lane(
@@ -423,7 +423,7 @@ class Dispatch:
         return Work(self, outputs)
 
     def callbacks(self, at: int) -> CallbackThread:
-        """Thread that runs the callbacks of a level; of a group that has ended, the thread that attaches them."""
+        """The thread that runs the callbacks of a level; once the group has ended, they run where they are attached."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
@@ -433,14 +433,14 @@ class Dispatch:
             return found
 
     def broke(self, error: Exception) -> None:
-        """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
+        """End the group, as a call has failed whose result is in use already; waits raise from now on."""
         self._unfit = self._unfit or error
         runner = self._comms[0].runner
         if not runner.broken:
             runner.abandon(str(error))
 
     def check_data(self) -> None:
-        """Raise when a stream had to go on without the data of a message that it waited for: its time was over."""
+        """Raise if a stream that waited for a message had to go on without its data, as its time was over."""
         failures = lib.ucch_failures()
         if failures != self._failures:
             self._failures = failures
@@ -474,7 +474,7 @@ class Dispatch:
         if self._in_graphs:
             self._check_captured()
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
-        # then. Work after them is no part of a graph that is being captured.
+        # then. What is left to do after them must not become part of a graph that is being captured.
         for oldest in _oldest(self.in_flight):
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
@@ -494,7 +494,7 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
 
 
 def _oldest(works: dict[PendingWork, None]) -> tuple[PendingWork, ...]:
-    """The calls that may have ended: as many as are made meanwhile, and one more, so that none stays for long."""
+    """The two oldest calls: one more than each call adds, so that none stays for long."""
     try:
         return tuple(islice(works, 2))
     except RuntimeError:  # another thread collected one meanwhile
@@ -502,5 +502,5 @@ def _oldest(works: dict[PendingWork, None]) -> tuple[PendingWork, ...]:
 
 
 def _no_device() -> Any:
-    """What tells of a device before there is one."""
+    """Stands for the queries of a device until there is one."""
     raise AssertionError("no message has gone by a lane")

@@ -52,7 +52,10 @@ BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
 def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
-    """Ways within the fabric of a group's rank ``at``, whose ranks in the default group are ``ranks``; None without."""
+    """Messages within the fabric of rank ``at`` of a group; None if no other rank of the group shares its fabric.
+
+    ``ranks`` are the group's ranks by their numbers in the default group.
+    """
     name, places = creation.fabric_peers(ranks, at)
     if not places or name not in BACKENDS:
         return None
@@ -61,7 +64,10 @@ def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timed
 
 
 class FabricMessages:
-    """The ways between one rank of a group and those that share its fabric, made when first needed."""
+    """Messages between one rank of a group and those that share its fabric, by a backend for each pair and direction.
+
+    Backends are made when they are first needed.
+    """
 
     def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
@@ -73,7 +79,7 @@ class FabricMessages:
         return peer in self._places
 
     def carries(self, peer: int, tag: int) -> bool:
-        """True if messages with a rank and a tag go this way; it is so on both sides. ``ValueError`` for any tag."""
+        """True if messages with a rank and a tag go by its backend, on both sides alike. ``ValueError`` for any tag."""
         if peer in self._places and tag < 0:
             raise ValueError(
                 f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
@@ -106,7 +112,7 @@ class FabricMessages:
             way.end()
 
     def close(self, seconds: float) -> None:
-        """Release what the ways hold, once what was posted has gone; ways whose other rank never came are left."""
+        """Release the backends, once what was posted has gone; those whose other rank never came are left."""
         until = time.monotonic() + (seconds or NO_LIMIT)
         for way in self._all():
             if way.is_drained(until):
@@ -118,7 +124,7 @@ class FabricMessages:
 
 
 class _Direction:
-    """One direction between two ranks: its messages, in order."""
+    """One direction between two ranks: its backend, and its messages in order."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make, self._lock, self._waiting = make, threading.Lock(), deque[FabricWork]()
@@ -129,7 +135,7 @@ class _Direction:
         self._last: FabricWork | None = None
 
     def post(self, message: FabricWork) -> None:
-        """Start a message, or leave that to the thread until this way is there."""
+        """Start a message; until the backend is there, the thread starts it."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -163,7 +169,7 @@ class _Direction:
                 each.fail(self._failure)
 
     def is_drained(self, until: float) -> bool:
-        """True if this way is there and the last message has gone, by then."""
+        """True if the backend is there and its last message has gone, by this time."""
         if self._thread is not None:
             self._thread.join(max(until - time.monotonic(), 0.0))
         last = self._last
@@ -203,13 +209,13 @@ class FabricWork(Work):
         self._begun.set()
 
     def mark(self) -> None:
-        """It is to start behind what the current stream has to do now."""
+        """Note what the current stream has to do now: the message is to start behind that."""
         device = self._tensor.device
         self._posted = module(device).Event()
         self._posted.record(current(device))
 
     def begin_marked(self, backend: Any) -> None:
-        """Start behind that, in another thread."""
+        """Start, in another thread, behind what :meth:`mark` has noted."""
         device = self._tensor.device
         stream = module(device).Stream(device)
         stream.wait_event(self._posted)
@@ -217,7 +223,7 @@ class FabricWork(Work):
             self.begin(backend)
 
     def fail(self, failure: Exception) -> None:
-        """It will not start."""
+        """End the message with a failure, without starting it."""
         self._error = failure
         self._begun.set()
 

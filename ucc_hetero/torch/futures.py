@@ -27,12 +27,11 @@ _SLICE = 0.25
 
 
 class _ThreadState(threading.local):
-    """Level of the calling thread, 0 in ordinary code; the thread that completes futures is not the user's either."""
+    """The level of the calling thread, 0 in ordinary code; ``ordinary`` is False in threads of this package."""
 
     level, ordinary = 0, True
 
 
-#: Of the calling thread.
 this_thread = _ThreadState()
 
 
@@ -42,7 +41,7 @@ def level() -> int:
 
 
 class Completable(Protocol):
-    """A call as its future, and the thread that completes futures, see it."""
+    """A call as its future, and the thread that completes futures, use it."""
 
     @property
     def devices(self) -> Sequence[Any] | None:
@@ -62,7 +61,7 @@ class Completable(Protocol):
 
 
 class CallbackThread:
-    """A thread that does what it is given, one after the other. Calls posted from there are of level ``at``."""
+    """A thread that runs callbacks one after the other. Calls that they post are of level ``at``."""
 
     def __init__(self, at: int, name: str) -> None:
         self._level = at
@@ -88,7 +87,7 @@ class CallbackThread:
                 log.log("torch").warning("%s: %s", self._thread.name, failure)
 
     def stop(self, seconds: float) -> bool:
-        """Let the thread end after what it has been given; wait for that. True if it has."""
+        """Have the thread end after the callbacks that it has been given, and wait so long. True if it has ended."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -99,9 +98,9 @@ class CallbackThread:
 
 
 class _Failed:
-    """Value of the future of a failed call. C++ (DDP's reducer) takes the tensors out of it, and gets the failure.
+    """The value of a failed call's future: C++ that takes tensors out of it, as DDP's reducer does, gets the failure.
 
-    A future of devices takes them out itself when it gets the result (``looks`` times): it finds none.
+    A future of devices takes tensors out itself when it gets the value, ``looks`` times: it finds none.
     """
 
     def __init__(self, failure: Exception, looks: int) -> None:
@@ -114,7 +113,7 @@ class _Failed:
         raise self.failure
 
     def __str__(self) -> str:
-        """Raise the failure: C++ that wants one tensor of a hook's future (DDP) says so what it has got instead."""
+        """Raise the failure: DDP's C++ puts the value of a hook's future into its error text if it is no tensor."""
         raise self.failure
 
 
@@ -161,7 +160,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self.set_result(_Failed(result, looks=int(bool(self._devices))))
 
     def settled(self) -> None:
-        """The result is there: the call, which knows this future, need not be kept."""
+        """Drop the call, which refers to this future, as the result is there."""
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
@@ -211,8 +210,8 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 class _Completer:
     """The thread that completes the futures of calls that no thread waits for.
 
-    It sleeps until the engine's doorbell rings: for the end of a call that it listens to, for a new one, for the end of
-    all. Progress is made by the engine's own thread, or by a thread that waits in it.
+    It sleeps until the engine's doorbell rings: when a call that it listens to has ended, when a call is added, and
+    when it is to stop. The engine's own thread makes progress, or a thread that waits in the engine.
     """
 
     def __init__(self) -> None:

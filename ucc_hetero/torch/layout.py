@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them: contiguous, of a type it knows, several in one piece; and back again."""
+"""Tensors as the engine takes them, contiguous and of a type that it knows, and the copies back of its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..types import DTYPES
 
-#: Callback for the rest of a call once its data is there, such as a copy out of a flat buffer; None for nothing.
+#: What is left to do once the data of a call is there, such as copies out of a flat tensor; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 
 #: Element types that the engine knows; others are moved as bytes.
@@ -30,12 +30,12 @@ def _bytes(tensor: Any) -> Any:
 
 
 def elements_of(tensor: Any) -> int:
-    """How many of the engine's elements one of the tensor's is moved as."""
+    """Elements of the engine's type that one element of a tensor is moved as."""
     return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
 
 
 def to_send(tensor: Any) -> Any:
-    """Tensor to send for ``tensor``: itself, or a contiguous copy."""
+    """The tensor to send for ``tensor``: itself, or a contiguous copy."""
     if is_plain(tensor):
         return tensor
     return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
@@ -47,7 +47,7 @@ def copy_back(fresh: Any, tensor: Any) -> Finish:
 
 
 def to_receive(tensor: Any) -> tuple[Any, Finish]:
-    """Where to receive for ``tensor``, and how it then gets there."""
+    """(the tensor to receive into for ``tensor``, what copies it there)."""
     if is_plain(tensor):
         return tensor, None
     tensor = tensor.detach()
@@ -76,7 +76,7 @@ def _adjacent(tensors: Sequence[Any]) -> Any:
 
 
 def to_send_all(tensors: Sequence[Any]) -> Any:
-    """The elements of several tensors, one after the other, in one flat tensor to send."""
+    """One flat tensor to send, with the elements of several tensors, one behind the other."""
     together = _adjacent(tensors)
     if together is not None:
         return together
@@ -85,7 +85,7 @@ def to_send_all(tensors: Sequence[Any]) -> Any:
 
 
 def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
-    """One flat tensor to receive for several, and how the elements then get to where they belong."""
+    """(one flat tensor to receive into for several, what copies its elements to them)."""
     together = _adjacent(tensors)
     if together is not None:
         return together, None
@@ -108,5 +108,5 @@ def overlap(one: Any, other: Any) -> bool:
 
 
 def without_overlap(send: Any, target: Any) -> Any:
-    """A contiguous tensor to send, or a copy of it where it shares memory with the one to receive into."""
+    """A contiguous tensor to send; a copy of it if it shares memory with the one to receive into."""
     return send.clone() if overlap(send, target) else send

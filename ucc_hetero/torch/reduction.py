@@ -1,4 +1,4 @@
-"""torch's reduce operations: which of ours they are, and in which type they are computed."""
+"""torch's reduce operations as operations of the engine, and the types in which they are computed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TorchReduction(NamedTuple):
     factor: Any = None
 
     def operand(self, tensor: Any) -> Any:
-        """Tensor to reduce for ``tensor``: itself where nothing has to be done to it, else a contiguous tensor."""
+        """The tensor to reduce for ``tensor``: itself, or a contiguous copy in the type that is computed in."""
         wider = _WIDER.get(tensor.dtype)
         if wider is None and self.factor is None and is_plain(tensor):
             return tensor
@@ -56,7 +56,7 @@ class TorchReduction(NamedTuple):
         return tensor.contiguous()
 
     def to_receive(self, tensor: Any) -> tuple[Any, Finish]:
-        """Where a result for ``tensor`` is to be received, and how it then gets there."""
+        """(the tensor to receive a result for ``tensor`` into, what copies it there)."""
         wider = _WIDER.get(tensor.dtype)
         if wider is None and is_plain(tensor):
             return tensor, None
