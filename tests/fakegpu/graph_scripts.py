@@ -8,12 +8,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from arrays import Graph
-from ucc_hetero.trace import dumps, flight
+from ucc_hetero.trace import flight, flight_files
 
 def flown():
     "What this rank's flight recorder has."
     with tempfile.TemporaryDirectory() as folder:
-        return dumps.parse(flight.dump(Path(folder) / "flight").read_bytes())
+        return flight_files.parse(flight.dump(Path(folder) / "flight").read_bytes())
 
 def bring(array, values, stream):
     "Contents that are there when the stream gets there, and garbage until then."

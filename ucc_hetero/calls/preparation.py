@@ -22,7 +22,7 @@ from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_length
 from ..planner.plan import Plan
-from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
+from ..planner.select import Choice, Tuning, choose, cut_to_length, make_plan, reason
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
@@ -472,7 +472,7 @@ class Preparation:
         """The choice for a call with counts, and what made it."""
         nbytes = elements(spec.call) * spec.dtype.itemsize
         inputs = self.members.topology, spec.call.collective, nbytes, tuning
-        return supported(choose(*inputs), nbytes), reason(*inputs)
+        return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
 
     def _build(
         self,

@@ -337,7 +337,7 @@ class Verification:
         rank = ranks[0] if ranks else self._state.rank
         plan = make_plan(self._state.members.topology, sample.sums.call, choice[0], rank)
         steps = [
-            f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.program(rank) if step.link != "local"
+            f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.steps_of(rank) if step.link != "local"
         ]
         return f"it went by the algorithm {choice[0].algorithm}: on rank {rank} by {', '.join(dict.fromkeys(steps))}"
 

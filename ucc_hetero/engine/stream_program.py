@@ -10,7 +10,7 @@ from ..device import kernels
 from ..errors import LibraryError
 from ..native.libraries import lib
 from ..planner.plan import KINDS, Plan, Step, regions
-from ..trace.record import Note
+from ..trace.timeline import Note
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS
 from .placement import Placement

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ucc_hetero.planner.algorithms.registry import cut_at
-from ucc_hetero.planner.plan import KINDS, Blocks, Fragment, Plan, Region, Step, regions
+from ucc_hetero.planner.plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
 
 #: Elements up to which two ranks exchange their operands whole, and which each of more ranks sends at most if they do:
 #: one crossing in place of two. Two send no more bytes for it, but take scratch for all of an operand, not for half.
@@ -179,11 +179,11 @@ def _reductions(step: Step) -> list[Step]:
 
 def _unequal(step: Step) -> bool:
     """True if a step is a reduce_scatter among several ranks, of shares that differ in length or do not touch."""
-    equal = all(isinstance(side, Blocks) and side.stride == side.count for side in step.src)
+    equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
     return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
 
 
-def spell(plan: Plan, only: int | None = None) -> Plan:
+def expand_plan(plan: Plan, only: int | None = None) -> Plan:
     """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
 
     A stage becomes several of the same depth, so that what runs on teams keeps its order.
