@@ -1,8 +1,8 @@
-"""Checksums of a call's data: hashes of what is moved, sums of what is reduced; and where they differ, the element.
+"""Checksums of a call's data, hashes of what is moved and sums of what is reduced, and the search for a wrong element.
 
-A rank describes a range of elements, cut into pieces, by a row of words (:meth:`Moved.words`, :meth:`Reduced.words`).
-From the rows of all ranks each finds the same first piece that is wrong, and asks for the words of that piece alone: a
-few rounds name the element, whatever the length.
+A rank describes a range of elements, cut into pieces, by a row of words (:meth:`MovedData.words`,
+:meth:`ReducedData.words`). From the rows of all ranks each rank finds the same first wrong piece, and the next round is
+about that piece alone: a few rounds find the element, however long the data is.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FLOATS = {
 class Span(NamedTuple):
     """Elements ``start`` to ``stop``, in ``pieces``.
 
-    ``about``: of which block (sender, receiver); of a reduction which rank's share, 0 for the whole vector, and nothing
-    for one whose replicas differ.
+    ``about``: (sender, receiver) of the block; of a reduction (the rank whose share it is,), 0 for the whole vector,
+    and empty for a vector that should be equal on all ranks and is not.
     """
 
     start: int
@@ -157,7 +157,7 @@ class MovedData:
         return words.ravel()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """The first piece that differs; -1 for none."""
+        """Number of the first piece that differs; -1 for none."""
         sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
@@ -190,13 +190,13 @@ class ReducedData:
         self.into: Any = None
         self._exact = dtype.kind not in ("float", "complex")
         #: The comparison of pieces; none where those of the result tell nothing.
-        self._ufunc = None if self._untold() else _UFUNCS[how.op.name]
+        self._ufunc = None if self._not_comparable() else _UFUNCS[how.op.name]
         self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
         #: Numbers of an element.
         self._each = 2 if dtype.kind == "complex" else 1
 
-    def _untold(self) -> bool:
-        """Products of rounded numbers have no bound that means anything, nor have means that are cut off."""
+    def _not_comparable(self) -> bool:
+        """True if pieces cannot be compared: errors of rounded products, and of truncated means, have no bound."""
         return (not self._exact and self._how.op.name == "PROD") or (self._exact and self._how.divide)
 
     def _segments(self) -> list[Span]:
@@ -333,7 +333,7 @@ class ReducedData:
         return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """The first wrong piece."""
+        """Number of the first wrong piece; -1 for none."""
         cut = self._cut(rows, span)
         if not span.about:  # replicas
             differ = (cut[:, 3] != cut[0, 3]).any(axis=0)

@@ -1,8 +1,8 @@
-"""Reductions whose operation MPI alone knows: the user's own, MINLOC and MAXLOC.
+"""Reductions whose operation MPI computes: the user's own, MINLOC and MAXLOC.
 
-The data of all ranks moves as that of any call does, in bytes, and MPI combines it where it has come to. No collective
-of MPI's is begun: one that a rank refuses, or calls something else for, would stay on the others, and take what they
-begin next for its own.
+The data of all ranks moves as bytes by a call of this package, and ``Reduce_local`` of MPI combines it on the ranks
+that get the result. No collective of MPI's is begun: if one rank refused it, it would stay under way on the others, and
+match the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .arguments import CallSpec, counts_of, number_of, root_of
 
 #: A rank's part of the data begins at a multiple of so many bytes, as allocated memory does.
 _ALIGNED = 16
-#: Bytes from which on ranks reduce a block each, and not all of it.
+#: Bytes from which on each rank reduces a block, in place of the whole vector.
 _LONG = 1 << 17
 
 
@@ -33,9 +33,10 @@ def _free(datatype: Any) -> None:
 
 
 def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
-    """The calls that an allreduce of a long vector is made of, where one may follow another: each rank reduces a block
-    of it. Nothing for any other call, nor for an operation that does not commute: it gets whole vectors, as with Open
-    MPI."""
+    """The calls that an allreduce of a long vector becomes, in which each rank reduces a block; none for other calls.
+
+    Operations that do not commute get whole vectors, as with Open MPI.
+    """
     from mpi4py import MPI
 
     name, send, recv, op = call[:4]
@@ -60,11 +61,11 @@ def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
 
 
 class MPIReduction:
-    """A reduction of this ``rank``: ``transfer`` is the call that moves the data, :meth:`finish` what MPI does with it.
+    """A reduction on this ``rank``: ``transfer`` is the call that moves the data, which :meth:`finish` reduces by MPI.
 
-    A rank's part is the memory of its entries with the gaps between them, as the operation is to find it, and behind
-    it how many entries of a reduce_scatter's result are its own. The next call that looks the same, but for its
-    addresses and its operation, can have all of this (:meth:`use_again`).
+    A rank's part of the data is the memory of its entries with the gaps between them, as the operation needs it. Behind
+    it stands how many entries of a reduce_scatter's result are the rank's. The next call of the same signature can use
+    all of this with other addresses and another operation (:meth:`use_again`).
     """
 
     def __init__(self, call: CallSpec, size: int, rank: int) -> None:
@@ -134,12 +135,12 @@ class MPIReduction:
         return due
 
     def fits(self, outof: Any, into: Any) -> bool:
-        """True if calls like it may have its memory: it is short, and the caller's begins at these addresses."""
+        """True if it can be used again: it is short, and its data begins at these addresses of the signature."""
         at = self._outof, self._into or number_of(into)
         return self._parts.nbytes < _LONG and at == (number_of(outof or into), number_of(into))
 
     def use_again(self, outof: Any, into: Any, op: Any) -> None:
-        """Make it another call: of memory at other addresses, by another operation if that is the user's own."""
+        """Use it for a call with other addresses, and with another operation if that is the user's own."""
         self._outof, self._into = number_of(outof or into), self._into and number_of(into)
         self._keep, self._op = (outof, into), self._op if op_of(op) else op
         self.fill()
@@ -193,7 +194,7 @@ class MPIReduction:
         return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
     def _give(self, into: int, result: int) -> None:
-        """Let the caller have the result; what lies in gaps between entries stays as it was."""
+        """Copy the result to the caller's memory, whose gaps between entries stay as they are."""
         from mpi4py import MPI
 
         datatype, (start, end) = self._datatype, self._given

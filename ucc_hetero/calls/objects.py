@@ -1,7 +1,6 @@
-"""Collectives of Python objects: their pickles move by one call of ours where all of them are short.
+"""Collectives of Python objects: short pickles move by one call of this package, longer ones by MPI.
 
-Nothing of MPI's is begun before all ranks have come: a rank that refuses its part would leave it under way on the
-others.
+No call of MPI's is begun before all ranks have come: if one rank refused it, it would stay under way on the others.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from ..native.libraries import ffi, lib
 from .arguments import CallSpec, root_of
 from .runner import Runner
 
-#: Bytes of a rank's slots, in the order of the ranks that get them; and of what is written before a pickle: its length,
-#: and whether this rank has one for any rank that is longer than a slot.
+#: Bytes of all slots of a rank, one for each rank that gets a pickle; and of the header before a pickle: its length,
+#: and a bit that is set if this rank has any pickle that is longer than a slot.
 _BYTES, _HEAD = int(lib.UCCH_PARCEL_BYTES), 8
 #: The least room for a pickle; and for one that goes to all of more ranks than the arrival board carries data for.
 _LEAST, _FEW = 24, 64
 
 
 class _Slots(NamedTuple):
-    """Memory of an exchange: what goes and what comes, and where it lies."""
+    """Memory of an exchange: what is sent, what is received, and their addresses."""
 
     send: Any
     recv: Any

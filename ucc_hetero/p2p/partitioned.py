@@ -93,7 +93,7 @@ class Partitions:
         return [part_of(whole, i * each, each) for i in range(count)]
 
     def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
-        """That of the sender's ``number``-th partitioned message under a tag; None when it has not come."""
+        """The header of a sender's ``number``-th partitioned message with a tag; None if it has not come."""
         messages, known = self._messages, self._headers[source, tag]
         while len(known) <= number:
             found: Message | None
@@ -118,10 +118,13 @@ class Partitions:
 class PartitionedRequest(CompositeRequest, PersistentRequest):
     """A message in partitions that can be started many times: what ``Psend_init`` and ``Precv_init`` return."""
 
+    #: Words for error texts.
+    _direction: str
+
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
         super().__init__(*idle(), self._launch, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
-        self._nobody = peer == messages.null
+        self._to_null = peer == messages.null
         #: The messages of this start, by their number.
         self._started: dict[int, Request] = {}
         #: When the first wait for this start began.
@@ -132,8 +135,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         return 0
 
     def _described(self) -> str:
-        way = "send to" if isinstance(self, _Send) else "receive from"
-        return f"rank {self._messages.rank}: partitioned {way} rank {self._peer}, tag {self._tag}"
+        return f"rank {self._messages.rank}: partitioned {self._direction} rank {self._peer}, tag {self._tag}"
 
     def _numbers(self, partitions: Iterable[Any]) -> list[int]:
         found = []
@@ -196,7 +198,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
-        """True if all messages of this start have begun."""
+        """True if all messages of this start have begun; with ``wait``, begin them as soon as that can be."""
 
     # --- as of any request --------------------------------------------------------------------------------------------
 
@@ -221,14 +223,11 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         self._describe(1, status)
 
     def _describe(self, state: int, status: Any) -> None:
-        if state and isinstance(self, _Receive):
-            set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
-        else:
-            fill_empty(status)
+        fill_empty(status)
 
     def _ended(self) -> int:
         if not self._complete_set(wait=False):
-            # Waiting says then what is missing.
+            # Over time it counts as ended: the wait then raises what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
         return int(all(r.finished or r._ended() for r in self._begun()))
 
@@ -242,6 +241,8 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
 
 class _Send(PartitionedRequest):
     """The sender's side. Partitions may be marked ready by any thread."""
+
+    _direction = "send to"
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, first: int) -> None:
         super().__init__(messages, parts, peer, tag)
@@ -276,7 +277,9 @@ class _Send(PartitionedRequest):
 
 
 class _Receive(PartitionedRequest):
-    """The receiver's side: its memory is divided as the sender's is, and its partitions are looked up in that."""
+    """The receiver's side. It receives the sender's partitions, and finds out which of its own these make up."""
+
+    _direction = "receive from"
 
     def __init__(
         self, partitions: Partitions, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, number: int
@@ -291,10 +294,16 @@ class _Receive(PartitionedRequest):
         self._complete_set(wait=False)
         return 0
 
+    def _describe(self, state: int, status: Any) -> None:
+        if state:
+            set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
+        else:
+            fill_empty(status)
+
     def Parrived(self, partition: int) -> bool:
         """True if all of a partition has arrived."""
         (i,) = self._numbers([partition])
-        if self._done or self._nobody:
+        if self._done or self._to_null:
             return True
         if not self._complete_set(wait=False):
             return False
@@ -307,7 +316,7 @@ class _Receive(PartitionedRequest):
         return all(r.finished or bool(r._ended()) for r in list(self._started.values())[low:high])
 
     def _complete_set(self, *, wait: bool) -> bool:
-        if self._started or self._nobody:
+        if self._started or self._to_null:
             return True
         if self._header is None:
             header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
