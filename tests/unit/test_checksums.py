@@ -74,8 +74,8 @@ def checksums(call: Call, dtype: str, op: str, given: list[Any], got: list[Any])
         each: Any = (
             ReducedData(call, how, DTYPES[dtype], rank) if how else MovedData(call, DTYPES[dtype], rank, (None, None))
         )
-        each.outof = given[rank].view(np.uint8) if given[rank].size or call.collective != "bcast" else None
-        each.into = got[rank].view(np.uint8) if ROWS[call.collective].post(Shape(call), rank) else None
+        each.before = given[rank].view(np.uint8) if given[rank].size or call.collective != "bcast" else None
+        each.after = got[rank].view(np.uint8) if ROWS[call.collective].post(Shape(call), rank) else None
         made.append(each)
     return made
 

@@ -138,11 +138,11 @@ class ObjectMethods(ABC):
         Returns:
             An object of each neighbour.
         """
-        into = self._edges.into
+        sources = self._edges.sources
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
         if found is None:
             return list(self._by_mpi("neighbor_allgather", sendobj))
-        return [found[source] if source >= 0 else None for source, _ in into]
+        return [found[source] if source >= 0 else None for source, _ in sources]
 
     def neighbor_alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
         """Send an object to each neighbour.
@@ -153,20 +153,20 @@ class ObjectMethods(ABC):
         Returns:
             An object of each.
         """
-        things, name, outof = self._listed(sendobj), "neighbor_alltoall", self._edges.outof
+        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._edges.destinations
         sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
         with self._runner.refusing:
-            if len(things) != len(outof):
+            if len(things) != len(destinations):
                 raise ValueError(
-                    f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(outof)} neighbours"
+                    f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(destinations)} neighbours"
                 )
-        for (dest, tag), thing in zip(outof, things, strict=True):
+        for (dest, tag), thing in zip(destinations, things, strict=True):
             if dest >= 0:
                 sent[dest].setdefault(tag, []).append(thing)
         found = self._objects.exchange(name, "alltoall", sent)
         if found is None:
             return list(self._by_mpi(name, things))
-        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
+        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.sources]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
         with self._runner.refusing:

@@ -159,10 +159,10 @@ def _bcast(args: _Args) -> Bound:
     return Bound(args.call(buffer.count), buffer.dtype, False, None, buffer)
 
 
-def _equal(args: _Args, outof: str, into: str) -> Bound:
-    """Blocks of one length: in sendbuf (``outof``) and in recvbuf ``one``, or one of ``each`` rank."""
+def _equal(args: _Args, send_blocks: str, recv_blocks: str) -> Bound:
+    """Blocks of one length: in sendbuf (``send_blocks``) and in recvbuf ``one``, or one of ``each`` rank."""
     rooted = ROWS[args.name].rooted and not args.at_root
-    if rooted and outof == "one":  # the root alone receives, or sends
+    if rooted and send_blocks == "one":  # the root alone receives, or sends
         send = args.buffer("sendbuf")
         return Bound(args.call(send.count), send.dtype, False, send, None)
     if rooted:
@@ -170,17 +170,17 @@ def _equal(args: _Args, outof: str, into: str) -> Bound:
         return Bound(args.call(recv.count), recv.dtype, False, None, recv)
     scatters = args.name == "scatter"
     if is_in_place(args.recv if scatters else args.send):
-        which, many = "sendbuf" if scatters else "recvbuf", "each" in (outof, into)
+        which, many = "sendbuf" if scatters else "recvbuf", "each" in (send_blocks, recv_blocks)
         buffer = args.buffer(which, args.size if many else 1)
         call = args.call(args.per_rank(buffer, which) if many else buffer.count)
         return Bound(call, buffer.dtype, True, *((buffer, None) if scatters else (None, buffer)))
     blocks = {"one": 1, "each": args.size}
-    send, recv = args.buffer("sendbuf", blocks[outof]), args.buffer("recvbuf", blocks[into])
+    send, recv = args.buffer("sendbuf", blocks[send_blocks]), args.buffer("recvbuf", blocks[recv_blocks])
     dtype, count = args.common_dtype(send, recv), recv.count
-    if outof == into:
+    if send_blocks == recv_blocks:
         args.check_count("recvbuf", recv.count, send.count, "as in sendbuf")
-        count = args.per_rank(recv, "recvbuf") if into == "each" else count
-    elif into == "each":
+        count = args.per_rank(recv, "recvbuf") if recv_blocks == "each" else count
+    elif recv_blocks == "each":
         count = send.count
         args.check_count("recvbuf", recv.count, count * args.size, f"{args.size} times sendbuf's {count}")
     else:
@@ -264,20 +264,22 @@ def _scatterv(args: _Args) -> Bound:
 
 def _alltoallv(args: _Args) -> Bound:
     recv = args.vbuffer("recvbuf")
-    into = None if recv.dense else recv.displs
+    recv_displs = None if recv.dense else recv.displs
     p, me = args.size, args.rank
     counts = [0] * (p * p)
     counts[me::p] = recv.counts
     if is_in_place(args.send):
         # In place a rank sends where it receives: the matrix is symmetric.
         counts[me * p : (me + 1) * p] = recv.counts
-        return Bound(args.call(*counts), recv.buffer.dtype, True, None, recv.buffer, into, into, local=True)
+        return Bound(
+            args.call(*counts), recv.buffer.dtype, True, None, recv.buffer, recv_displs, recv_displs, local=True
+        )
     send = args.vbuffer("sendbuf")
     dtype = args.common_dtype(send.buffer, recv.buffer)
     args.check_count("recvbuf", recv.counts[me], send.counts[me], f"sendbuf's counts[{me}], this rank's own block")
     counts[me * p : (me + 1) * p] = send.counts
-    outof = None if send.dense else send.displs
-    return Bound(args.call(*counts), dtype, False, send.buffer, recv.buffer, outof, into, local=True)
+    send_displs = None if send.dense else send.displs
+    return Bound(args.call(*counts), dtype, False, send.buffer, recv.buffer, send_displs, recv_displs, local=True)
 
 
 def _alltoallw(args: _Args) -> Bound:
@@ -298,12 +300,12 @@ def _alltoallw(args: _Args) -> Bound:
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
-    **dict.fromkeys(_ALIKE, partial(_equal, outof="one", into="one")),
+    **dict.fromkeys(_ALIKE, partial(_equal, send_blocks="one", recv_blocks="one")),
     "barrier": _barrier,
     "bcast": _bcast,
-    **dict.fromkeys(("allgather", "gather"), partial(_equal, outof="one", into="each")),
-    **dict.fromkeys(("scatter", "reduce_scatter_block"), partial(_equal, outof="each", into="one")),
-    "alltoall": partial(_equal, outof="each", into="each"),
+    **dict.fromkeys(("allgather", "gather"), partial(_equal, send_blocks="one", recv_blocks="each")),
+    **dict.fromkeys(("scatter", "reduce_scatter_block"), partial(_equal, send_blocks="each", recv_blocks="one")),
+    "alltoall": partial(_equal, send_blocks="each", recv_blocks="each"),
     "gatherv": _gatherv,
     "scatterv": _scatterv,
     "allgatherv": _allgatherv,
@@ -406,8 +408,8 @@ def look_up(
     """
     sent: Any = None
     received: Any = None
-    outof: Any = _NULL
-    into: Any = _NULL
+    send_at: Any = _NULL
+    recv_at: Any = _NULL
     try:
         if op is not None and type(op) is not Op:
             op = op_of(op)  # MPI's own cannot be hashed
@@ -416,15 +418,15 @@ def look_up(
         if type(root) is not int:
             root = index(root)
         if type(send) is _ndarray:
-            sent, outof = (send.dtype, send.size), _from_buffer(send)
+            sent, send_at = (send.dtype, send.size), _from_buffer(send)
         elif send is not None and send is not in_place:
-            sent, outof = describe_fast(send) or _described(send, writable=False)
+            sent, send_at = describe_fast(send) or _described(send, writable=False)
         if type(recv) is _ndarray:
-            received, into = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
+            received, recv_at = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
         elif recv is not None and recv is not in_place:
-            received, into = describe_fast(recv) or _described(recv, writable=True)
+            received, recv_at = describe_fast(recv) or _described(recv, writable=True)
         key = name, sent, received, op, root, counts if counts is None else _numbers(counts)
-        return key, known.get(key), outof, into
+        return key, known.get(key), send_at, recv_at
     except (BufferError, TypeError, ValueError):
         return _UNKNOWN
 

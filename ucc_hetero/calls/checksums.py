@@ -76,20 +76,20 @@ def _hash(data: Any) -> int:
 class MovedData:
     """Checksums of a collective that moves data, on ``rank``.
 
-    ``outof`` and ``into`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
+    ``before`` and ``after`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
     blocks lie in them, in elements, where they are not dense.
     """
 
     def __init__(self, call: Call, dtype: DType, rank: int, displs: Sequence[Sequence[int] | None]) -> None:
         self.call, self._size, self._rank, self._displs = call, dtype.itemsize, rank, displs
         self._shape, self._dtype = Shape(call), dtype
-        self.outof: Any = None
-        self.into: Any = None
+        self.before: Any = None
+        self.after: Any = None
 
     def _sent(self, dest: int) -> Any:
         """The bytes that go to ``dest``; None where nothing does."""
         call, row = self.call, ROWS[self.call.collective]
-        if self.outof is None or (row.rooted and call.root not in (self._rank, dest)):
+        if self.before is None or (row.rooted and call.root not in (self._rank, dest)):
             return None
         if call.collective == "bcast":
             start, count = 0, call.counts[0]
@@ -98,15 +98,15 @@ class MovedData:
         else:
             block, displs = self._shape.send(self._rank, dest), self._displs[0]
             start, count = displs[dest] if displs else block.offset, block.count
-        return self._bytes(self.outof, start, count)
+        return self._bytes(self.before, start, count)
 
     def _got(self) -> Iterator[tuple[int, Any]]:
         """The bytes that have come, with their sources."""
-        if self.into is None:
+        if self.after is None:
             return
         for each in ROWS[self.call.collective].post(self._shape, self._rank):
             source, displs = each.ranks[0], self._displs[1]
-            yield source, self._bytes(self.into, displs[source] if displs else each.offset, each.count)
+            yield source, self._bytes(self.after, displs[source] if displs else each.offset, each.count)
 
     def _bytes(self, memory: Any, start: int, count: int) -> Any:
         return memory[start * self._size : (start + count) * self._size]
@@ -181,13 +181,13 @@ class MovedData:
 
 
 class ReducedData:
-    """Checksums of a reduction, on ``rank``: ``outof`` and ``into`` as in :class:`MovedData`."""
+    """Checksums of a reduction, on ``rank``: ``before`` and ``after`` as in :class:`MovedData`."""
 
     def __init__(self, call: Call, how: Reduction, dtype: DType, rank: int) -> None:
         self.call, self._how, self._dtype, self._rank = call, how, dtype, rank
         self._row, self._shape = ROWS[call.collective], Shape(call)
-        self.outof: Any = None
-        self.into: Any = None
+        self.before: Any = None
+        self.after: Any = None
         self._exact = dtype.kind not in ("float", "complex")
         #: The comparison of pieces; none where those of the result tell nothing.
         self._ufunc = None if self._not_comparable() else _UFUNCS[how.op.name]
@@ -229,7 +229,7 @@ class ReducedData:
             parts = self._pieces(span)
             for i, part in enumerate(parts[:3]):
                 words[1 + i * size + at :][: span.pieces] = part
-        words[0] = _hash(self.into) if self.into is not None and self._replicated else 0
+        words[0] = _hash(self.after) if self.after is not None and self._replicated else 0
         return words
 
     @property
@@ -262,17 +262,17 @@ class ReducedData:
         """Words of a span: operand, absolute values, result, hashes of the result."""
         found = [np.zeros(span.pieces, np.int64) for _ in range(4)]
         edges = span.edges()
-        if self.outof is not None:
-            part = self._values(self.outof, span.start, span.stop)
+        if self.before is not None:
+            part = self._values(self.before, span.start, span.stop)
             found[0] = self._reduce(part, edges - span.start)
             found[1] = self._reduce(np.abs(part), edges - span.start) if not self._exact else found[0]
-        if self.into is not None and self._expects(self._rank, span):
+        if self.after is not None and self._expects(self._rank, span):
             offset, size = self._offset(), self._dtype.itemsize
             found[2] = self._reduce(
-                self._values(self.into, span.start - offset, span.stop - offset), edges - span.start
+                self._values(self.after, span.start - offset, span.stop - offset), edges - span.start
             )
             cuts = (edges - offset) * size
-            found[3] = np.array([_hash(self.into[a:b]) for a, b in pairwise(cuts)], np.int64)
+            found[3] = np.array([_hash(self.after[a:b]) for a, b in pairwise(cuts)], np.int64)
         return found
 
     def _values(self, data: Any, start: int, stop: int) -> Any:

@@ -43,20 +43,20 @@ def block_calls(call: CallSpec, size: int, rank: int) -> list[CallSpec]:
     short = type(recv) is np.ndarray and recv.nbytes < _LONG
     if short or name != "allreduce" or not (op_of(op) or op.Is_commutative()):
         return []
-    into = as_entries(recv, writable=True, argument=f"{name}: recvbuf", rank=rank)
-    outof = into if is_in_place(send) else as_entries(send, writable=False, argument=f"{name}: sendbuf", rank=rank)
-    datatype, each = into.datatype, into.count // size
-    if outof.count != into.count or into.count * datatype.size < _LONG or not datatype.is_predefined:
+    target = as_entries(recv, writable=True, argument=f"{name}: recvbuf", rank=rank)
+    source = target if is_in_place(send) else as_entries(send, writable=False, argument=f"{name}: sendbuf", rank=rank)
+    datatype, each = target.datatype, target.count // size
+    if source.count != target.count or target.count * datatype.size < _LONG or not datatype.is_predefined:
         return []
 
     def some(entries: Entries, first: int, count: int) -> list[Any]:
         return [MPI.memory.fromaddress(entries.address + first * datatype.extent, 0), count, datatype]
 
-    blocks, rest = each * size, into.count - each * size
-    calls = [CallSpec("reduce_scatter_block", some(outof, 0, blocks), some(into, rank * each, each), op)]
-    calls.append(CallSpec("allgather", None, [some(into, 0, 0)[0], each * datatype.extent, MPI.BYTE]))
+    blocks, rest = each * size, target.count - each * size
+    calls = [CallSpec("reduce_scatter_block", some(source, 0, blocks), some(target, rank * each, each), op)]
+    calls.append(CallSpec("allgather", None, [some(target, 0, 0)[0], each * datatype.extent, MPI.BYTE]))
     if rest:
-        calls.append(CallSpec(name, some(outof, blocks, rest), some(into, blocks, rest), op))
+        calls.append(CallSpec(name, some(source, blocks, rest), some(target, blocks, rest), op))
     return calls
 
 
@@ -75,74 +75,74 @@ class MPIReduction:
         self._name, self._size, self._rank = name, size, rank
         found, root = op_of(op), root_of(call, size, rank)
         self._op = getattr(MPI, found.name) if found else op
-        into = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
-        in_place = into is not None and is_in_place(send)
-        outof = into if into and in_place else self._entries("sendbuf", send, writable=False)
+        target = self._entries("recvbuf", recv, writable=True) if root in (-1, rank) else None
+        in_place = target is not None and is_in_place(send)
+        source = target if target and in_place else self._entries("sendbuf", send, writable=False)
         #: Entries of this rank's data, and those of the result that come to it.
-        self._count, self._due = outof.count, self._entries_due(outof, into, counts, in_place=in_place)
+        self._count, self._due = source.count, self._entries_due(source, target, counts, in_place=in_place)
         #: Where the caller's data is and where the result goes, and what keeps that memory.
-        self._outof, self._into = outof.address, None if into is None else into.address
-        self._keep: Any = outof, into
-        self._datatype = datatype = outof.datatype
+        self._source_at, self._target_at = source.address, None if target is None else target.address
+        self._keep: Any = source, target
+        self._datatype = datatype = source.datatype
         if not datatype.is_predefined:  # its caller may free it before the call ends
             self._datatype = datatype = datatype.Dup()
             weakref.finalize(self, _free, datatype)
-        self._span, self._given = outof.span(outof.count), outof.span(self._due)
-        nbytes = max(self._span[1] - self._span[0], outof.count * datatype.extent)  # operations are shown that much
+        self._span, self._given = source.span(source.count), source.span(self._due)
+        nbytes = max(self._span[1] - self._span[0], source.count * datatype.extent)  # operations are shown that much
         #: True if ranks get a block of each other's entries; where entries overlap the last one ends behind its block.
-        self._by_blocks = name == "reduce_scatter_block" and nbytes == outof.count * datatype.extent
+        self._by_blocks = name == "reduce_scatter_block" and nbytes == source.count * datatype.extent
         if self._by_blocks:
             self._parts = np.empty((size, self._due * datatype.extent), np.uint8)
             self._own = np.empty(self._parts.size, np.uint8)
             self.transfer = CallSpec("alltoall", self._own, self._parts)
         else:
             part = -(-nbytes // _ALIGNED) * _ALIGNED
-            self._parts = np.empty((1 if into is None else size, part + _ALIGNED), np.uint8)
-            self._own = self._parts[0 if into is None else rank]
-            to_root = CallSpec("gather", self._own if into is None else None, into and self._parts, None, root)
+            self._parts = np.empty((1 if target is None else size, part + _ALIGNED), np.uint8)
+            self._own = self._parts[0 if target is None else rank]
+            to_root = CallSpec("gather", self._own if target is None else None, target and self._parts, None, root)
             self.transfer = CallSpec("allgather", None, self._parts) if root < 0 else to_root
         #: What is reduced, by the first entry that is needed.
         self._operands: tuple[int, list[list[Any]]] = -1, []
         self._fills = self._own.ctypes.data
         self.fill()
         shown = found.name if found else "own operation"
-        self.label = f"{name} {shown} {outof.count} x {self._datatype.size} B" + f" root={root}" * (root >= 0)
+        self.label = f"{name} {shown} {source.count} x {self._datatype.size} B" + f" root={root}" * (root >= 0)
 
     def _entries(self, argument: str, spec: Any, *, writable: bool) -> Entries:
         return as_entries(spec, writable=writable, argument=f"{self._name}: {argument}", rank=self._rank)
 
-    def _entries_due(self, outof: Entries, into: Entries | None, counts: Any, *, in_place: bool) -> int:
-        where, due = f"{self._name} on rank {self._rank}", outof.count
+    def _entries_due(self, source: Entries, target: Entries | None, counts: Any, *, in_place: bool) -> int:
+        where, due = f"{self._name} on rank {self._rank}", source.count
         if self._name == "reduce_scatter_block":
-            due, rest = divmod(outof.count, self._size)
+            due, rest = divmod(source.count, self._size)
             if rest:
                 raise ValueError(
-                    f"{where}: {outof.count} elements, which the communicator's {self._size} ranks do not divide"
+                    f"{where}: {source.count} elements, which the communicator's {self._size} ranks do not divide"
                 )
         elif self._name == "reduce_scatter" and counts is not None:
             listed = counts_of(counts, self._size, self._rank)
-            if sum(listed) != outof.count:
-                raise ValueError(f"{where}: {outof.count} elements, and the sum of recvcounts is {sum(listed)}")
+            if sum(listed) != source.count:
+                raise ValueError(f"{where}: {source.count} elements, and the sum of recvcounts is {sum(listed)}")
             due = listed[self._rank]
-        elif self._name == "reduce_scatter" and into is not None:
+        elif self._name == "reduce_scatter" and target is not None:
             if in_place:
                 raise ValueError(f"{where}: recvcounts is needed with an in-place sendbuf")
-            due = into.count
-        if into is not None and into.count != due and not in_place:
-            raise ValueError(f"{where}: recvbuf has {into.count} elements, {due} are due")
-        if into is not None and into.datatype != outof.datatype:
+            due = target.count
+        if target is not None and target.count != due and not in_place:
+            raise ValueError(f"{where}: recvbuf has {target.count} elements, {due} are due")
+        if target is not None and target.datatype != source.datatype:
             raise TypeError(f"{where}: sendbuf and recvbuf differ in their datatypes")
         return due
 
-    def fits(self, outof: Any, into: Any) -> bool:
+    def fits(self, send_at: Any, recv_at: Any) -> bool:
         """True if it can be used again: it is short, and its data begins at these addresses of the signature."""
-        at = self._outof, self._into or number_of(into)
-        return self._parts.nbytes < _LONG and at == (number_of(outof or into), number_of(into))
+        at = self._source_at, self._target_at or number_of(recv_at)
+        return self._parts.nbytes < _LONG and at == (number_of(send_at or recv_at), number_of(recv_at))
 
-    def use_again(self, outof: Any, into: Any, op: Any) -> None:
+    def use_again(self, send_at: Any, recv_at: Any, op: Any) -> None:
         """Use it for a call with other addresses, and with another operation if that is the user's own."""
-        self._outof, self._into = number_of(outof or into), self._into and number_of(into)
-        self._keep, self._op = (outof, into), self._op if op_of(op) else op
+        self._source_at, self._target_at = number_of(send_at or recv_at), self._target_at and number_of(recv_at)
+        self._keep, self._op = (send_at, recv_at), self._op if op_of(op) else op
         self.fill()
 
     def release(self) -> None:
@@ -152,14 +152,14 @@ class MPIReduction:
     def fill(self) -> None:
         """Copy the caller's data, before each start of a persistent call."""
         start, end = self._span
-        ctypes.memmove(self._fills, self._outof + start, end - start)
+        ctypes.memmove(self._fills, self._source_at + start, end - start)
         if self._name == "reduce_scatter":
             self._own[-8:].view(np.int64)[0] = self._due
 
     def finish(self) -> None:
         """Reduce what has come, in the order of the ranks."""
         ranks = {"scan": self._rank + 1, "exscan": self._rank}.get(self._name, self._size)
-        if self._into is None or not ranks:
+        if self._target_at is None or not ranks:
             return
         first = self._first_due()
         if not self._due:
@@ -169,7 +169,7 @@ class MPIReduction:
         result, *others = self._operands[1]
         for each in others:
             self._op.Reduce_local(each, result)
-        self._give(self._into, result[0].address)
+        self._give(self._target_at, result[0].address)
 
     def _first_due(self) -> int:
         """The first entry of the result that comes to this rank."""
@@ -193,15 +193,15 @@ class MPIReduction:
         address = parts.ctypes.data + rank * parts.strides[0] - self._span[0] + first * datatype.extent
         return [MPI.memory.fromaddress(address, 0), self._due, datatype]
 
-    def _give(self, into: int, result: int) -> None:
+    def _give(self, target: int, result: int) -> None:
         """Copy the result to the caller's memory, whose gaps between entries stay as they are."""
         from mpi4py import MPI
 
         datatype, (start, end) = self._datatype, self._given
         if datatype.is_predefined or datatype.size == datatype.extent:
-            ctypes.memmove(into + start, result + start, end - start)
+            ctypes.memmove(target + start, result + start, end - start)
             return
         packed = bytearray(datatype.Pack_size(self._due, MPI.COMM_SELF))
         whole = self._due * datatype.extent
         datatype.Pack(MPI.memory.fromaddress(result, whole), packed, 0, MPI.COMM_SELF)
-        datatype.Unpack(packed, 0, MPI.memory.fromaddress(into, whole), MPI.COMM_SELF)
+        datatype.Unpack(packed, 0, MPI.memory.fromaddress(target, whole), MPI.COMM_SELF)

@@ -26,8 +26,8 @@ class _Slots(NamedTuple):
 
     send: Any
     recv: Any
-    outof: Any
-    into: Any
+    send_at: Any
+    recv_at: Any
 
     @classmethod
     def of(cls, size: int, sent: int, came: int) -> _Slots:
@@ -77,7 +77,7 @@ class Objects:
         self._fill(slots.send if name != "bcast" else slots.recv, given, room)
         label = what + " of objects" * what.islower() + f" root={root}" * (root >= 0)  # not of Dup and the like
         call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
-        runner.run_labelled(label, call, slots.outof, slots.into)
+        runner.run_labelled(label, call, slots.send_at, slots.recv_at)
         found = self._taken(slots.recv.tobytes(), room)
         if found is None:
             return None

@@ -234,7 +234,7 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: ProgramCache, key: Hashable, outof: Any, into: Any) -> None:
+    def keep(self, cache: ProgramCache, key: Hashable, send_at: Any, recv_at: Any) -> None:
         """Store the pool for calls of this signature, if they differ in addresses alone."""
         if key is None or not self.repeatable:
             return
@@ -242,7 +242,7 @@ class Prepared:
         # use for.
         if any(
             used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
-            for used, seen in ((self.send, outof), (self.recv, into))
+            for used, seen in ((self.send, send_at), (self.recv, recv_at))
         ):
             return
         pool, mine = self.pool, self.exchange
@@ -328,17 +328,17 @@ class Preparation:
     def _prepare_mpi_reduction(self, call: CallSpec, sets_up: bool) -> Prepared:
         """Prepare a call whose operation MPI computes, or take one of the same signature that has ended."""
         name, send, recv, op, root, counts = call
-        key, ended, outof, into = look_up(
+        key, ended, send_at, recv_at = look_up(
             self.mpi_reductions, self._in_place, name, send, recv, op_of(op), root, counts
         )
         if ended and not sets_up:
             prepared = ended.pop()
             assert prepared.mpi_reduction is not None
-            prepared.mpi_reduction.use_again(outof, into, op)
+            prepared.mpi_reduction.use_again(send_at, recv_at, op)
             return prepared
         reduction = MPIReduction(call, self.size, self.rank)
         prepared = self.prepare(reduction.transfer, sets_up=sets_up, label=reduction.label)
-        if key is not None and prepared.repeatable and not sets_up and reduction.fits(outof, into):
+        if key is not None and prepared.repeatable and not sets_up and reduction.fits(send_at, recv_at):
             prepared.reusable_in = self.mpi_reductions.keep(key, []) if ended is None else ended
         prepared.mpi_reduction = reduction
         return prepared

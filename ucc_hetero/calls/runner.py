@@ -169,19 +169,19 @@ class Runner(State):
             return
         try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
-            key, pool, outof, into = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
+            key, pool, send_at, recv_at = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
             if pool is not None and not self.broken:
                 if pool.exchange is None:
                     same = (name, send, recv, op, root) if counts is None else ()
-                    if self._run_from_pool(pool, outof, into, (send, recv), same):
+                    if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
                         return
                 elif self.exchanges:
                     same_counts, rows = self._same_counts(pool)
-                    if same_counts and self._run_from_pool(pool, outof, into, (send, recv)):
+                    if same_counts and self._run_from_pool(pool, send_at, recv_at, (send, recv)):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
-            self._run_unknown(call, (key, outof, into), rows)
+            self._run_unknown(call, (key, send_at, recv_at), rows)
         except Exception as error:
             self.refuse(error)
             raise
@@ -196,11 +196,11 @@ class Runner(State):
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         self._run_prepared(prepared)
         prepared.finish()
-        key, outof, into = seen
-        prepared.keep(self._cache, key, outof, into)
+        key, send_at, recv_at = seen
+        prepared.keep(self._cache, key, send_at, recv_at)
         prepared.give_back()
 
-    def run_labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
+    def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
         """Run a call on host memory to its end that is a part of something larger.
 
         The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
@@ -208,7 +208,7 @@ class Runner(State):
         repeatable = self.repeatable.get(label)
         try:
             with self.refusing:
-                if repeatable is not None and self.repeat(repeatable, outof, into, None, call):
+                if repeatable is not None and self.repeat(repeatable, send_at, recv_at, None, call):
                     return
                 self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
@@ -221,7 +221,7 @@ class Runner(State):
             raise
 
     def _run_from_pool(
-        self, pool: ProgramPool, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
+        self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
     ) -> bool:
         """Run a program of a pool to its end; False if it could not be started.
 
@@ -231,11 +231,11 @@ class Runner(State):
         if program is None:
             return False  # all are in use
         try:
-            if type(outof) is int:
-                outof = _cast("void *", outof)
-            if type(into) is int:
-                into = _cast("void *", into)
-            state = _run(program.handle, outof, into, self._timeout, SLICE)
+            if type(send_at) is int:
+                send_at = _cast("void *", send_at)
+            if type(recv_at) is int:
+                recv_at = _cast("void *", recv_at)
+            state = _run(program.handle, send_at, recv_at, self._timeout, SLICE)
         except BaseException:
             self._interrupted(program, keep, pool.label)
             raise
@@ -288,19 +288,19 @@ class Runner(State):
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
         self.check_usable()
-        key, pool, outof, into = look_up(self._cache, self._in_place, *call)
+        key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         if pool is not None and pool.exchange is None and (program := pool.take()) is not None:
-            if type(outof) is int:
-                outof = _cast("void *", outof)
-            if type(into) is int:
-                into = _cast("void *", into)
-            keep = call, outof, into
-            if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
+            if type(send_at) is int:
+                send_at = _cast("void *", send_at)
+            if type(recv_at) is int:
+                recv_at = _cast("void *", recv_at)
+            keep = call, send_at, recv_at
+            if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
                 return self._request(program, pool, keep)
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
-        prepared.keep(self._cache, key, outof, into)
+        prepared.keep(self._cache, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -332,13 +332,13 @@ class Runner(State):
         stream is held for a call that the wait for its request completes: a thread that allocates on the device could
         wait for that stream, with the locks that the call needs to end.
         """
-        key, pool, outof, into = look_up(self._cache, self._in_place, *call)
+        key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
         if pool is not None and pool.exchange is not None:
             pool, rows = self._same_counts(pool) if exchange and not self.broken else (None, None)
         if pool is not None and not self.broken and (program := pool.take()) is not None:
             try:
-                launched = self._launched(program, pool.label, outof, into, stream)
+                launched = self._launched(program, pool.label, send_at, recv_at, stream)
             finally:
                 pool.give_back(program)
             if launched is not None:
@@ -358,7 +358,7 @@ class Runner(State):
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
-        prepared.keep(self._cache, key, outof, into)
+        prepared.keep(self._cache, key, send_at, recv_at)
         prepared.give_back()
         return launched
 
@@ -397,7 +397,7 @@ class Runner(State):
             pool.give_back(program)
 
     def repeat(
-        self, repeatable: RepeatableCall, outof: Any, into: Any, stream: int | None, keep: tuple[Any, ...]
+        self, repeatable: RepeatableCall, send_at: Any, recv_at: Any, stream: int | None, keep: tuple[Any, ...]
     ) -> bool:
         """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
@@ -407,26 +407,26 @@ class Runner(State):
         if self.broken:
             return False
         if stream is None:
-            return self._run_from_pool(pool, outof, into, keep)
+            return self._run_from_pool(pool, send_at, recv_at, keep)
         if program is None:
             return False
-        if _leave(program.handle, outof, into, self._timeout, stream):
+        if _leave(program.handle, send_at, recv_at, self._timeout, stream):
             return True
         self._not_launched(program, pool.label)
         return False
 
-    def repeat_in_stream(self, repeatable: RepeatableCall, outof: int, into: int, stream: int) -> Request | None:
+    def repeat_in_stream(self, repeatable: RepeatableCall, send_at: int, recv_at: int, stream: int) -> Request | None:
         """As :meth:`repeat` with a stream, and with a request; None where the general way has to make the call."""
         pool, program, _ = repeatable
         if program is None or self.broken:
             return None
-        return self._launched(program, pool.label, outof, into, stream)
+        return self._launched(program, pool.label, send_at, recv_at, stream)
 
-    def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
+    def _launched(self, program: Program, label: str, send_at: Any, recv_at: Any, stream: int) -> Request | None:
         """Launch a program into a stream, and return its request; None if the stream cannot take it now."""
         if program.execution < _LAUNCHED:
             return None
-        op = _launch(program.handle, number_of(outof), number_of(into), self._timeout, stream)
+        op = _launch(program.handle, number_of(send_at), number_of(recv_at), self._timeout, stream)
         if op == ffi.NULL:
             self._not_launched(program, label)
             return None

@@ -67,11 +67,11 @@ class _Sample:
             buffer = bound.recv
         if buffer is None:
             return
-        self.sums.outof = self.read(buffer)
+        self.sums.before = self.read(buffer)
         if bound.in_place and row.send is ROWS["allgather"].send:
             own, displs, size = Shape(call).own(rank), bound.recv_displs, buffer.dtype.itemsize
             start = displs[rank] if displs else own.offset
-            self.sums.outof = self.sums.outof[start * size : (start + own.count) * size]
+            self.sums.before = self.sums.before[start * size : (start + own.count) * size]
 
     def finish(self, failed: bool, call: int) -> None:
         """Copy what the call has written. A call that failed is not compared."""
@@ -80,7 +80,7 @@ class _Sample:
             self.sums = None
         elif self.sums is not None and self.bound is not None and self.bound.recv is not None:
             self._refresh()
-            self.sums.into = self.read(self.bound.recv)
+            self.sums.after = self.read(self.bound.recv)
         self.bound, self.read = None, _no_memory
         self.over = True
 

@@ -72,8 +72,8 @@ class Neighbourhood:
         grid = kind == MPI.CART
         #: The ranks from and to which edges lead, with their tags.
         # Data sent to a dimension's first neighbour arrives there as from that rank's second.
-        self.into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
-        self.outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
+        self.sources = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
+        self.destinations = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
         #: Why the edges can no longer be used: messages of a call that failed may be under way.
         self._broken = ""
 
@@ -117,13 +117,13 @@ class Neighbourhood:
                 f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "
                 f"{self._broken}; make a new one"
             )
-        outof, into = _DIVIDED[name]
-        targets = self._blocks(name, into, recv, len(self.into), "recvbuf")
-        sources = self._blocks(name, outof, send, len(self.outof), "sendbuf")
+        divide_send, divide_recv = _DIVIDED[name]
+        targets = self._blocks(name, divide_recv, recv, len(self.sources), "recvbuf")
+        sources = self._blocks(name, divide_send, send, len(self.destinations), "sendbuf")
         messages = self._messages
         return (
-            [messages.incoming(block, *edge) for edge, block in zip(self.into, targets, strict=True)],
-            [messages.outgoing(block, *edge) for edge, block in zip(self.outof, sources, strict=True)],
+            [messages.incoming(block, *edge) for edge, block in zip(self.sources, targets, strict=True)],
+            [messages.outgoing(block, *edge) for edge, block in zip(self.destinations, sources, strict=True)],
         )
 
     def _blocks(self, name: str, divide: Callable[..., _Blocks], spec: Any, edges: int, which: str) -> _Blocks:
