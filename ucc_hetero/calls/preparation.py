@@ -373,7 +373,8 @@ class Preparation:
             if not queues(channels, whole, Placement(plan, self.rank, spec)):
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
             pool = self._pool((spec, label), label)
-            program = pool.take() or self._build(spec, bound, label, False, (choice, "graph"), (plan, channels))
+            graph, chosen = (plan, channels), (choice, "graph")
+            program = pool.take() or self._build(spec, bound, label, chosen, sets_up=False, graph=graph)
         prepared = Prepared(bound, pool, program, self.rank)
         prepared.exchange = found.exchange
         if prepared.copies:
@@ -403,7 +404,7 @@ class Preparation:
         program = pool.take()
         if program is None:
             chosen = (self._choice_without_counts(spec), "counts unknown") if local else self._choice(spec, tuning)
-            program = self._build(spec, bound, label, sets_up, chosen)
+            program = self._build(spec, bound, label, chosen, sets_up=sets_up)
         if bounce is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
         return Prepared(bound, pool, program, self.rank, bounce, stream)
@@ -479,10 +480,12 @@ class Preparation:
         spec: ProgramSpec,
         bound: Bound,
         label: str,
-        sets_up: bool,
         chosen: tuple[Choice, str],
+        *,
+        sets_up: bool,
         graph: tuple[Plan, Channels] | None = None,
     ) -> Program:
+        """Plan and lower a call; ``chosen`` is its choice, and what made it. ``graph``: the plan for a capture."""
         members, (choice, why) = self.members, chosen
         channels = members.channels if spec.memory is not None else None
         plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)

@@ -434,17 +434,17 @@ class PointToPoint(Dispatch):
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self._repeat_message(tensor, dest, tag, True)) is not None:
+        if (work := self._repeat_message(tensor, dest, tag, outgoing=True)) is not None:
             return work
-        return self._post_message(to_send(tensor), dest, tag, True, [], None)
+        return self._post_message(to_send(tensor), dest, tag, outgoing=True, outputs=[])
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self._repeat_message(tensor, origin, tag, False)) is not None:
+        if (work := self._repeat_message(tensor, origin, tag, outgoing=False)) is not None:
             return work
         target, finish = to_receive(tensor)
-        return self._post_message(target, origin, tag, False, [tensor], finish)
+        return self._post_message(target, origin, tag, outgoing=False, outputs=[tensor], finish=finish)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from any rank; ``source_rank`` of the Work tells which."""

@@ -314,11 +314,11 @@ class Dispatch:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _post_message(
-        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+        self, tensor: Any, peer: int, tag: int, *, outgoing: bool, outputs: Sequence[Any], finish: Finish = None
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
         if profiler._is_profiler_enabled and not self._batch.profiled:
-            again = partial(self._post_message, tensor, peer, tag, outgoing, outputs, finish)
+            again = partial(self._post_message, tensor, peer, tag, outgoing=outgoing, outputs=outputs, finish=finish)
             return self._profiled(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
             self._check_usable()
@@ -365,7 +365,7 @@ class Dispatch:
         assert isinstance(message, CapturedMessage), "the stream is being captured"
         return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
-    def _repeat_message(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
+    def _repeat_message(self, tensor: Any, peer: int, tag: int, *, outgoing: bool) -> Work | None:
         """Start a message by a lane, if one with this rank has gone by it; None if it has to be posted."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None

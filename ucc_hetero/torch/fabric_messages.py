@@ -71,7 +71,7 @@ class FabricMessages:
 
     def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
-        self._ways: dict[tuple[int, bool], _Direction] = {}
+        self._directions: dict[tuple[int, bool], _Direction] = {}
         self._lock = threading.Lock()
 
     def reaches(self, peer: int) -> bool:
@@ -90,15 +90,15 @@ class FabricMessages:
     def post(self, group: Any, tensor: Any, peer: int, outgoing: bool, outputs: Sequence[Any], finish: Finish) -> Work:
         """Start a message of a group's on contiguous device memory, behind what the current stream has to do."""
         message = FabricWork(group, tensor, peer, outgoing, outputs, finish, self._seconds)
-        self._way(peer, outgoing).post(message)
+        self._direction(peer, outgoing).post(message)
         return message
 
-    def _way(self, peer: int, outgoing: bool) -> _Direction:
+    def _direction(self, peer: int, outgoing: bool) -> _Direction:
         with self._lock:
-            way = self._ways.get((peer, outgoing))
-            if way is None:
-                way = self._ways[peer, outgoing] = _Direction(lambda: self._backend(peer, outgoing))
-            return way
+            direction = self._directions.get((peer, outgoing))
+            if direction is None:
+                direction = self._directions[peer, outgoing] = _Direction(lambda: self._backend(peer, outgoing))
+            return direction
 
     def _backend(self, peer: int, outgoing: bool) -> Any:
         places = (self._rank, peer) if outgoing else (peer, self._rank)
@@ -108,19 +108,19 @@ class FabricMessages:
 
     def abort(self) -> None:
         """End what is under way."""
-        for way in self._all():
-            way.end()
+        for direction in self._all():
+            direction.end()
 
     def close(self, seconds: float) -> None:
         """Release the backends, once what was posted has gone; those whose other rank never came are left."""
         until = time.monotonic() + (seconds or NO_LIMIT)
-        for way in self._all():
-            if way.is_drained(until):
-                way.end()
+        for direction in self._all():
+            if direction.is_drained(until):
+                direction.end()
 
     def _all(self) -> list[_Direction]:
         with self._lock:
-            return list(self._ways.values())
+            return list(self._directions.values())
 
 
 class _Direction:

@@ -99,16 +99,11 @@ class GroupComm:
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
         """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`goes_by_lane` is true for."""
-        self.check_message(outgoing, peer, tag)
         messages, arrays = self.messages, self.messages.arrays
+        any_source = not outgoing and peer < 0
+        messages.check("dest" if outgoing else "source", messages.any_source if any_source else peer, tag)
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
         messages.captured.load()
-
-    def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
-        """Refuse a peer or a tag that cannot be."""
-        messages = self.messages
-        wild = not outgoing and peer < 0
-        messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
 
     def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
         """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""
