@@ -25,7 +25,7 @@ from ..p2p.neighbours import Neighbourhood
 from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS
-from .comm_faults import FaultMethods, News
+from .comm_faults import FaultMethods, FaultWatch
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
 from .comm_objects import ObjectMethods
@@ -34,9 +34,9 @@ from .comm_p2p import MessageMethods
 SUM = OPS["SUM"]
 
 
-#: Methods of mpi4py that move no buffers and are passed on: by their beginning, and by name.
-_ASKING = ("Get_", "Is_", "Set_")
-_OTHERS = (
+#: Methods of mpi4py that move no buffers, and are passed on to MPI's communicator: by prefix, and by name.
+_PASSED_ON_PREFIXES = ("Get_", "Is_", "Set_")
+_PASSED_ON = (
     "Abort", "Call_errhandler", "Cart_map", "Create_keyval", "Delete_attr", "Free_keyval", "Graph_map", "Shift",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ _FREED = "this communicator has been freed: make a new one"
 
 
 class _Freed:
-    """Stands where the runner was: every use after ``Free`` ends here."""
+    """Takes the place of the runner after ``Free``: every use raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(_FREED)
@@ -126,13 +126,13 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         self._mpi = mpi
         self._runner = Runner(self._mpi, known)
         self._messages = Messages(self._runner)
-        self._news = News(self._runner)
+        self._fault_watch = FaultWatch(self._runner)
         self.rank: int = self._runner.rank
         self.size: int = self._runner.size
         exit.living.append(exit.Living(self._runner, self.Free, self._orphan))
 
     def _orphan(self) -> None:
-        """In a process that was made by fork: the communicator is the parent's."""
+        """Make the communicator unusable in a child that was forked: it is the parent's."""
         self._runner.orphan()
         self._mpi = process.Inherited()
 
@@ -147,10 +147,10 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             return
         runner = self._runner
         together = not runner.orphaned and runner.close()
-        self._news.close()
+        self._fault_watch.close()
         exit.forget(runner)
         self._runner, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        for name in ("_own", "_edges", "_partitions", "_objects"):
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (calls/runner.py)
@@ -159,8 +159,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise runner.unfit
 
     @cached_property
-    def _own(self) -> Messages:
-        """The messages of the package's own calls, which no receive of the caller's matches."""
+    def _own_messages(self) -> Messages:
+        """Messages of the package's own calls, which no receive of the caller's matches."""
         return Messages(self._runner, own=True)
 
     Disconnect = Free  # which waits for all that is under way
@@ -170,12 +170,12 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         return Objects(self._runner)
 
     @cached_property
-    def _edges(self) -> Neighbourhood:
-        return Neighbourhood(self.mpi, self._own)
+    def _neighbourhood(self) -> Neighbourhood:
+        return Neighbourhood(self.mpi, self._own_messages)
 
     @cached_property
     def _partitions(self) -> Partitions:
-        return Partitions(self._own)
+        return Partitions(self._own_messages)
 
     def __bool__(self) -> bool:
         return not isinstance(self._runner, _Freed)
@@ -259,16 +259,17 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
     def __getattr__(self, name: str) -> Any:
-        # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
-        # give: they would run on the host and across no bridge.
-        if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
-            raise AttributeError(self._lacks(name))
+        # Methods for pickled objects, and those that ask MPI something about these ranks. Its other buffer methods are
+        # not passed on: they know nothing of devices and islands.
+        passed_on = not name[:1].isupper() or name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON
+        if name.startswith("_") or not passed_on:
+            raise AttributeError(self._missing(name))
         try:
             return getattr(self._mpi, name)
         except AttributeError:
-            raise AttributeError(self._lacks(name)) from None
+            raise AttributeError(self._missing(name)) from None
 
-    def _lacks(self, name: str) -> str:
+    def _missing(self, name: str) -> str:
         if not name.startswith("_") and hasattr(self._mpi, name):
             return f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory"
         known = {each.lower(): each for each in dir(type(self)) if each[0].isupper()}

@@ -27,21 +27,21 @@ _R = TypeVar("_R")
 _LOOK_S = 0.01
 
 
-class News:
-    """Looks for revocations of a communicator, and for deaths on other hosts, in all waits of this process."""
+class FaultWatch:
+    """A poll hook that looks for revocations of a communicator, and for deaths on other hosts."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._mpi = runner, runner.mpi
-        #: The board, until the communicator is given up or freed.
+        #: The board's native object, until the communicator is shrunk or freed.
         self.board: Any = runner.board.native
-        #: Why its ranks cannot go on after a death; empty where they can.
-        self.lacks = faults.lacking(runner.mpi)
+        #: Why ranks cannot go on after a death; empty if they can.
+        self.unsupported = faults.lacking(runner.mpi)
         self._looked, self._pause = 0.0, getattr(runner.mpi, "look_s", _LOOK_S)
-        if not self.lacks and runner.size > 1:
+        if not self.unsupported and runner.size > 1:
             poll_hooks.append(self.look)
 
     def look(self) -> None:
-        """Take note of a revocation, or of a death on another host: calls that are under way end."""
+        """End the calls that are under way, if the communicator was revoked or a rank of another host has died."""
         now = time.monotonic()
         if now - self._looked > self._pause and self.board is not None:
             self._looked = now
@@ -54,21 +54,21 @@ class News:
                     links.note_deaths(faults.dead_ranks(self._mpi))
 
     def close(self) -> None:
-        """Have nothing more to do with the board, which is gone."""
+        """Remove the hook, and forget the board."""
         self.board = None
         if self.look in poll_hooks:
             poll_hooks.remove(self.look)
 
 
 class FaultMethods(ABC):
-    """Methods for those that live when ranks have died (docs/faults.md).
+    """Methods for the ranks that live when others have died (docs/faults.md).
 
     They need an exchange that goes on itself: ``mpirun --with-ft ulfm``, or torch's store. ``NotSupported`` otherwise.
     """
 
     _mpi: Any
     _runner: Runner
-    _news: News
+    _fault_watch: FaultWatch
 
     @classmethod
     @abstractmethod
@@ -79,8 +79,8 @@ class FaultMethods(ABC):
         """Give the communicator up for all ranks, without waiting: their calls end with a ``RevokedError``."""
         self._need_survivors("Revoke")
         self._runner.broken = self._runner.broken or "it was revoked"
-        if self._news.board is not None:
-            lib.ucch_board_revoke(self._news.board)
+        if self._fault_watch.board is not None:
+            lib.ucch_board_revoke(self._fault_watch.board)
         self._mpi.Revoke()
 
     def Is_revoked(self) -> bool:
@@ -89,9 +89,9 @@ class FaultMethods(ABC):
         Returns:
             True if this rank has heard so.
         """
-        if self._news.board is None or lib.ucch_board_revoked(self._news.board):
+        if self._fault_watch.board is None or lib.ucch_board_revoked(self._fault_watch.board):
             return True
-        return not self._news.lacks and faults.revoked(self._mpi)
+        return not self._fault_watch.unsupported and faults.revoked(self._mpi)
 
     def Get_failed(self) -> Any:
         """Tell which ranks have died.
@@ -149,7 +149,7 @@ class FaultMethods(ABC):
         self._need_survivors("Shrink")
         began, known, mpi = time.monotonic(), self._runner.size, self._mpi
         self.Revoke()
-        self._news.close()
+        self._fault_watch.close()
         while True:  # ranks that die meanwhile are left behind as well
             faults.settle(mpi)
             mpi = self._in_time("Shrink", mpi.Shrink)
@@ -209,8 +209,8 @@ class FaultMethods(ABC):
         return cls._adopt(growth.arrive(store, settings.timeout() if timeout is None else timeout))
 
     def _need_survivors(self, what: str) -> None:
-        if self._news.lacks:
-            raise NotSupported(f"{what} on rank {self._runner.rank}: {self._news.lacks}")
+        if self._fault_watch.unsupported:
+            raise NotSupported(f"{what} on rank {self._runner.rank}: {self._fault_watch.unsupported}")
 
     def _attempt(self: _Self, mpi: Any) -> tuple[_Self | None, Exception | None]:
         """(a communicator over ``mpi``, why there is none); then the other ranks' part of it ends as well."""

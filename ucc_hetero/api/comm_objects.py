@@ -41,7 +41,7 @@ class ObjectMethods(ABC):
 
     @cached_property
     @abstractmethod
-    def _edges(self) -> Neighbourhood:
+    def _neighbourhood(self) -> Neighbourhood:
         """The edges of this rank."""
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
@@ -138,7 +138,7 @@ class ObjectMethods(ABC):
         Returns:
             An object of each neighbour.
         """
-        sources = self._edges.sources
+        sources = self._neighbourhood.sources
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
         if found is None:
             return list(self._by_mpi("neighbor_allgather", sendobj))
@@ -153,7 +153,7 @@ class ObjectMethods(ABC):
         Returns:
             An object of each.
         """
-        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._edges.destinations
+        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._neighbourhood.destinations
         sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
         with self._runner.refusing:
             if len(things) != len(destinations):
@@ -166,7 +166,7 @@ class ObjectMethods(ABC):
         found = self._objects.exchange(name, "alltoall", sent)
         if found is None:
             return list(self._by_mpi(name, things))
-        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.sources]
+        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._neighbourhood.sources]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
         with self._runner.refusing:
