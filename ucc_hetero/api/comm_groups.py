@@ -55,8 +55,7 @@ class GroupMethods(ABC):
 
     def _everyones(self, what: str, said: Any) -> list[Any]:
         """What all ranks say that have come to make a communicator."""
-        found = self._objects.exchange(what, "allgather", [said])
-        return timely(self._mpi, self._runner.timeout, what).allgather(said) if found is None else found
+        return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
