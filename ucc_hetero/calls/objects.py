@@ -80,9 +80,10 @@ class Objects:
         call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
         runner.run_labelled(label, call, slots.send_at, slots.recv_at)
         found = self._taken(slots.recv.tobytes(), room)
-        if type(found) is tuple:
-            found = self._long(name, given, found, root)
-        return [self._pickle.loads(each) for each in found] if name != "allgather" or root in (-1, runner.rank) else []
+        pickles = self._long(name, given, found, root) if isinstance(found, tuple) else found
+        return (
+            [self._pickle.loads(each) for each in pickles] if name != "allgather" or root in (-1, runner.rank) else []
+        )
 
     def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
         longer = max(map(len, given), default=0) > room - _HEAD
