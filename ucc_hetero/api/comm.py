@@ -594,10 +594,10 @@ def adopted(mpi: Any) -> Communicator:
 
 
 def runner_of(comm: Communicator) -> Runner:
-    """What runs a communicator's collectives."""
+    """The runner of a communicator's collectives."""
     return comm._runner
 
 
 def messages_of(comm: Communicator) -> Messages:
-    """What starts a communicator's messages."""
+    """The messages of a communicator."""
     return comm._messages

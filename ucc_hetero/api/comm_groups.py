@@ -54,7 +54,7 @@ class GroupMethods(ABC):
             return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
 
     def _everyones(self, what: str, said: Any) -> list[Any]:
-        """What all ranks say that have come to make a communicator."""
+        """Gather what each rank says that has come to make a communicator."""
         return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:

@@ -239,7 +239,7 @@ def _located(error: Exception, argument: str, rank: int, spec: object = None) ->
 
 
 def _no_message(spec: object) -> str:
-    """What a list is that its caller took for data; empty for anything else."""
+    """An error text for a list that its caller took for data; empty for anything else."""
     if isinstance(spec, (list, tuple)) and spec:
         kind = type(spec).__name__
         if all(isinstance(each, (int, float, complex, np.number)) for each in spec):

@@ -393,18 +393,19 @@ _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
 _Known = TypeVar("_Known")
 
-#: That of a call that takes a proper look.
+#: Result of :func:`look_up` for a call that has no signature.
 _UNKNOWN = None, None, _NULL, _NULL
 
 
 def look_up(
     known: Mapping[Hashable, _Known], in_place: Any, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
 ) -> tuple[Hashable, _Known | None, Any, Any]:
-    """Signature of a call (all of its arguments but addresses), what is ``known`` by it, and its two addresses.
+    """(the signature of a call, what is ``known`` by it, the address to send from, the address to receive at).
 
-    What :func:`bind` and all that follows does before a call takes longer than a short call itself. No signature for
-    what is read-only, strided or exotic, and needs a proper look. Addresses of plain arrays are pointers that keep the
-    memory where it is as long as they live, those of torch and CuPy are numbers.
+    The signature is all of the arguments but addresses. Binding and planning a call takes longer than a short call
+    itself: both are left out for a call whose signature is known. Calls of read-only, strided or unusual arrays have no
+    signature, and are bound each time. Addresses of numpy's arrays are pointers that keep the memory, those of torch's
+    and CuPy's are numbers.
     """
     sent: Any = None
     received: Any = None

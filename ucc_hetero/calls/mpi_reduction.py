@@ -101,7 +101,7 @@ class MPIReduction:
             self._own = self._parts[0 if target is None else rank]
             to_root = CallSpec("gather", self._own if target is None else None, target and self._parts, None, root)
             self.transfer = CallSpec("allgather", None, self._parts) if root < 0 else to_root
-        #: What is reduced, by the first entry that is needed.
+        #: The first entry that is needed, and the operands of ``Reduce_local`` from there on.
         self._operands: tuple[int, list[list[Any]]] = -1, []
         self._fills = self._own.ctypes.data
         self.fill()

@@ -136,7 +136,7 @@ class Prepared:
         self._copied_back: Event | None = None
         #: Raises ``MismatchError`` if counts that travel with the data do not match.
         self.compare_counts: Callable[[], None] | None = None
-        #: What MPI reduces; and the list from which the next call like it may take this one.
+        #: The reduction by MPI; and the list from which the next call like it may take this one.
         self.mpi_reduction: MPIReduction | None = None
         self.reusable_in: list[Prepared] | None = None
         #: True if the next call of the same signature, and with the same counts, differs in addresses alone.
@@ -146,7 +146,7 @@ class Prepared:
         self.exchange: CountExchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
-        #: Of memory that has gaps, or lies on a device.
+        #: Copies of memory that has gaps, or lies on a device.
         self.copies = list(bound.copies)
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)

@@ -37,7 +37,7 @@ from .request import run_poll_hooks
 _E = TypeVar("_E", bound=UCCHError)
 
 
-#: What to do once a call was refused that other ranks make.
+#: End of error texts: the way out once a call was refused that other ranks make.
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 

@@ -19,7 +19,7 @@ from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..types import DTYPES, OPS
 
-#: What kernels compare of a message but for its tag and length: equal at both ends, and no call's.
+#: The signature that kernels compare beside tag and length: equal for all messages, and that of no collective.
 _SIGNATURE = lib.ucch_board_signature(b"messages")
 #: The kernel that moves them.
 _KERNEL = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["uint8"].code, 0

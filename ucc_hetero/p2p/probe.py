@@ -201,7 +201,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
 
 
 def _poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
-    """What ``look`` finds, asked again and again; None once the communicator's time is over."""
+    """Call ``look`` until it returns something; None if the communicator's time limit comes first."""
     found: list[_T] = []
     left = 0.0
 

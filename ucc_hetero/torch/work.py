@@ -385,7 +385,7 @@ class WaitedWork:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        """As :meth:`InFlight.is_over`."""
+        """As :meth:`PendingWork.is_over`."""
         if not all(_peek(native_of(each)) for each in self._requests):
             return False
         work = self._work()
@@ -403,7 +403,7 @@ class WaitedWork:
         """Nothing to do: no stream waits for a word of the host's."""
 
     def settle(self) -> None:
-        """As :meth:`InFlight.settle`."""
+        """As :meth:`PendingWork.settle`."""
         self.is_over()
 
 
