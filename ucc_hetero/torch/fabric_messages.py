@@ -229,12 +229,6 @@ class FabricWork(Work):
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._peer
-
-    _source_rank = source_rank
-
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message; the host waits until its start, that of a first one."""
         if not self._begun.is_set():

@@ -97,8 +97,6 @@ class _ProfiledWork(CombinedWork):
         """The group rank that a received message came from."""
         return self._parts[0].source_rank()
 
-    _source_rank = source_rank
-
 
 def profiled(group: OwningGroup, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.

@@ -149,6 +149,8 @@ class Work(dist.Work):
     _waited = False
     _published = False
     _done = True
+    #: The other rank of a message that is known from the start.
+    _peer = -1
     #: True for a collective, which barriers wait for; False for a message.
     collective = False
 
@@ -333,9 +335,10 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         """The group rank that a received message came from."""
-        return self._source.source if self._source is not None else -1
+        return self._source.source if self._source is not None else self._peer
 
-    _source_rank = source_rank
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     # --- futures ------------------------------------------------------------------------------------------------------
 
@@ -434,12 +437,6 @@ class LaneWork(Work):
             self._finish = finish
         self._done = False
         group.in_flight[self] = None
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._peer
-
-    _source_rank = source_rank
 
     @property
     def finished(self) -> bool:
@@ -546,13 +543,7 @@ class GraphWork(Work):
     ) -> None:
         """``stream`` returns the calling thread's stream."""
         super().__init__(group, outputs)
-        self._message, self._finish, self._stream = message, finish, stream
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._message.peer
-
-    _source_rank = source_rank
+        self._message, self._finish, self._stream, self._peer = message, finish, stream, message.peer
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message in every replay."""
