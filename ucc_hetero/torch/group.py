@@ -6,7 +6,7 @@ from array import array
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
                 comm.runner.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
                 if not comm.communicator.Is_revoked():
-                    quarantine.keep(_vote(comm.communicator, False))
+                    quarantine.keep(_vote(comm.communicator, well=False))
         for work in list(self.in_flight):
             work.let_go()
         if self._fabric is not None:
@@ -202,16 +202,24 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         return self._comms[0].communicator
 
 
-def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
-    """Tell the other ranks that this one leaves, and how it is: (request, our state, the worst state of all)."""
+class _Vote(NamedTuple):
+    """An exchange by which ranks say that they leave: 1 if all is well, 0 if not, and the least of all ranks."""
+
+    request: Any
+    mine: Any
+    least: Any
+
+
+def _vote(comm: Communicator, *, well: bool) -> _Vote:
+    """Tell the other ranks that this one leaves a communicator, and whether all is well here."""
     from mpi4py import MPI
 
-    mine, worst = array("i", [fine]), array("i", [0])
-    return comm.mpi.Iallreduce(mine, worst, op=MPI.MIN), mine, worst
+    mine, least = array("i", [well]), array("i", [0])
+    return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _look(runner: Any) -> bool:
-    """While a vote is under way: True if a rank has died."""
+def _rank_has_died(runner: Any) -> bool:
+    """True if a rank has died; runs the poll hooks."""
     run_poll_hooks()
     return bool(runner.board.dead() >= 0)
 
@@ -220,9 +228,9 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     runner = runner_of(comm)
     try:
-        vote = request, _, worst = _vote(comm, not (runner.broken or runner.busy))
+        vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(request.Test, seconds, partial(_look, runner))
+            together = progress_until(vote.request.Test, seconds, partial(_rank_has_died, runner))
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         runner.abandon("a rank of it died")
         return
@@ -235,7 +243,7 @@ def _leave(comm: Communicator, seconds: float, name: str) -> None:
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
                 name, comm.rank, seconds,
             )  # fmt: skip
-    elif worst[0]:
+    elif vote.least[0]:
         comm.Free()
     elif not runner.broken:
         runner.abandon("a rank of it failed")
