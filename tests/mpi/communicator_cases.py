@@ -107,7 +107,7 @@ def case_few_rounds(comm: Communicator) -> None:
     """Ranks that know each other meet once beside a call of theirs, and the same ones send nothing more for their
     teams; not at all, where another communicator has left what they need."""
     comm.Barrier()
-    comm._run.members.job.drop_spare(comm._run.timeout)  # of earlier cases
+    comm._runner.members.job.drop_spare(comm._runner.timeout)  # of earlier cases
     with mock.patch.object(Timely, "allgather", autospec=True, side_effect=Timely.allgather) as rounds:
         with comm.Dup(), mock.patch.object(ucc.Team, "collective") as tries, comm.Dup():
             assert not tries.called
@@ -123,7 +123,7 @@ def case_settings_of_the_parent(comm: Communicator) -> None:
     with mock.patch.dict(os.environ, rule), comm.Dup() as same:
         check(same, everyone(comm))
         for name in ("tuning", "topology", "bare"):
-            ours, parents = (repr(getattr(each._run.members, name)) for each in (same, comm))
+            ours, parents = (repr(getattr(each._runner.members, name)) for each in (same, comm))
             assert ours == parents
 
 

@@ -10,7 +10,7 @@ import pytest
 from processes import python
 
 from ucc_hetero.trace.chrome import EVENT, used
-from ucc_hetero.trace.dumps import Dump, parse
+from ucc_hetero.trace.flight_files import Dump, parse
 
 #: Records programs of one copy each; argv: capacity, folder, number of runs.
 HEAD = """
@@ -216,7 +216,7 @@ ctypes.string_at(8)
 def test_a_signal_while_records_are_written(tmp_path: Path) -> None:
     """Stacks of two writers are not mixed, and both files are written."""
     script = """
-from ucc_hetero.trace.dumps import parse
+from ucc_hetero.trace.flight_files import parse
 if (child := os.fork()) == 0:
     while os.getppid() == parent:
         os.kill(parent, number)

@@ -29,7 +29,7 @@ class GroupMethods(ABC):
     """
 
     _mpi: Any
-    _run: Runner
+    _runner: Runner
 
     @classmethod
     @abstractmethod
@@ -45,16 +45,16 @@ class GroupMethods(ABC):
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        mpi, make = timely(self._mpi, self._runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
-            self._run.labelled(what, CallSpec("barrier", None, None))
+            self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(partial(self._everyones, what), self._mpi, self._run.members.known) as among:
+        with met_again(partial(self._everyones, what), self._mpi, self._runner.members.known) as among:
             made = mpi.apart(make)
             return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
 
     def _everyones(self, what: str, said: Any) -> list[Any]:
-        """What all ranks say that have come to make a communicator."""
+        """Gather what each rank says that has come to make a communicator."""
         return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
@@ -128,7 +128,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        mpi = timely(self._mpi, self._run.timeout, "Create_group")
+        mpi = timely(self._mpi, self._runner.timeout, "Create_group")
         return self._adopt(mpi.apart(partial(self._mpi.Create_group, group, tag)))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:

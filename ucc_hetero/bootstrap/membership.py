@@ -20,7 +20,7 @@ from ..planner.plan import Plan
 from ..planner.select import Tuning, agreed, choose, make_plan
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..trace import flight
-from ..trace.record import communicator
+from ..trace.timeline import communicator
 from ..transport.carriers import warn_idle
 from ..transport.channels import Channels, join
 from ..transport.paths import Device, staged
@@ -171,7 +171,7 @@ class Membership:
             if not self.topology.flat:
                 self.teams.get(tuple(range(self.size)), "bridge")
                 for plan in self._usual_plans():
-                    self.teams.prepare(step for *_, step in plan.program(self.rank))
+                    self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
             if self.teams.look is not None:  # as it is the others who look
                 self.mpi.Revoke()

@@ -20,8 +20,8 @@ from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
-from ..trace import record
-from ..trace.record import Note
+from ..trace import timeline
+from ..trace.timeline import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each
 from .stream_program import may_hold, of_vendors, queued
@@ -94,7 +94,7 @@ class Lowering:
     def program(self, label: str) -> Program:
         """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
         board shows of the call."""
-        steps = list(self.plan.program(self.rank))
+        steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
             self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
@@ -124,7 +124,7 @@ class Lowering:
             return Execution.QUEUED
         if self.what.memory is None:
             return Execution.HELD
-        job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
+        job, steps = self.teams.job, [step for _, _, _, step in self.plan.steps_of(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         holds = runtime is not None and runtime.holds
         if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
@@ -170,8 +170,8 @@ class Lowering:
             spec["salt"] = salt(label)
         if self.what.memory is not None:
             spec |= {"on_device": True, "memory_type": self.what.memory}
-        if record.recorder is not None:
-            spec["number"] = record.recorder.describe(label, self.plan, self.board.number, self.notes)
+        if timeline.recorder is not None:
+            spec["number"] = timeline.recorder.describe(label, self.plan, self.board.number, self.notes)
         if self.channels is not None:
             spec |= queued(self.channels, self.notes, self.at, self.bounce, self.in_graph)
         return spec
@@ -213,7 +213,7 @@ class Lowering:
 
     def _nbytes(self, step: Step, member: int) -> int:
         """The larger side of a member's part in a step, or 0 where no trace is recorded."""
-        if record.recorder is None:
+        if timeline.recorder is None:
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
         return max(sides) * self.at.itemsize

@@ -8,7 +8,7 @@ from typing import Any
 from ..device import kernels
 from ..native.libraries import lib
 from ..planner.plan import KINDS, Plan, Step, regions
-from ..trace.record import Note
+from ..trace.timeline import Note
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS
 from .placement import Placement
