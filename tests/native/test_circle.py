@@ -188,11 +188,11 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank
 def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:
     """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
     here = rank()
-    here.say(CALLS, calls(1, [9]))
-    lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))  # 8 | 1 is what came
-    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    here.say(CALLS, calls(1, [8]))
+    lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
     lib.ucch_board_refuse(here.board, b"no")
-    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 2)
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, lib.UCCH_REFUSED_CALL)
     assert struct.unpack("<Qi", here.hear(OPINION)[:12]) == (1, 0)
     until(lambda: lib.ucch_board_broken(here.board))
 
@@ -237,7 +237,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> Non
     lib.ucch_board_leave(here.board)
     lib.ucch_circle_free(here.circle)
     here.circle = ffi.NULL
-    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 9)
+    assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
     assert struct.unpack("<QQii", here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
