@@ -37,10 +37,10 @@ uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number) {
 
 /* ---- sending ---- */
 
-typedef struct letter {
+typedef struct control_message {
     ucch_header header;
     char data[];
-} letter;
+} control_message;
 
 static void posted(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
@@ -49,7 +49,7 @@ static void posted(void *request, ucs_status_t status, void *data) {
 
 /* Send a control message: 0, or a failure. */
 int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size_t bytes) {
-    letter *l = peer->ep ? malloc(sizeof(*l) + bytes) : NULL;
+    control_message *l = peer->ep ? malloc(sizeof(*l) + bytes) : NULL;
     if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
     header.version = UCCH_RMA_VERSION;
     header.from = peer->at->uid;

@@ -66,15 +66,15 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         ucch_transfer_answered_locked(t, h->status);
 }
 
-typedef struct parcel {
+typedef struct incoming {
     ucch_rma *at;
     ucch_header header;
     size_t bytes;
     char data[];
-} parcel;
+} incoming;
 
 static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
-    parcel *p = data;
+    incoming *p = data;
     ucp_request_free(request);
     if (!status) deliver_locked(p->at, &p->header, p->data, p->bytes);
     ucch_attend_locked(p->at);
@@ -83,9 +83,9 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
 
 /* Receive what does not come at once. */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
-    parcel *l = malloc(sizeof(*l) + bytes);
+    incoming *l = malloc(sizeof(*l) + bytes);
     if (!l) return UCS_ERR_INVALID_PARAM;
-    *l = (parcel){at, *h, bytes};
+    *l = (incoming){at, *h, bytes};
     ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
