@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
+from operator import index
 from typing import Any, TypeVar
 
-from ..bootstrap.meeting import Known, met_again
+from ..bootstrap.meeting import Agreed, met_again
 from ..bootstrap.timely import Timely, timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -14,6 +15,12 @@ from ..calls.runner import Runner
 from ..docstrings import described, forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")
+
+#: The least number that is no C int.
+_MOST = 1 << 31
+
+#: Methods whose arguments MPI takes on every rank.
+_SURE = ("Dup", "Split")
 
 
 @forms
@@ -33,7 +40,7 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any, known: Known | None = None) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any, agreed: Agreed | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
     @cached_property
@@ -49,14 +56,20 @@ class GroupMethods(ABC):
         if not isinstance(mpi, Timely):
             self._run.labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(partial(self._everyones, what), self._mpi, self._run.members.known) as among:
-            made = mpi.apart(make)
-            return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
+        with met_again(self._run.members.known, mpi, partial(self._everyones, what, mpi)) as agreed:
+            made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
+            if made == MPI.COMM_NULL or agreed is None:
+                return made if made == MPI.COMM_NULL else self._adopt(made)
+            ours, theirs = made.Get_group(), self._mpi.Get_group()
+            ranks = type(ours).Translate_ranks(ours, list(range(ours.Get_size())), theirs)
+            ours.Free()
+            theirs.Free()
+            return self._adopt(made, agreed.among(ranks))
 
-    def _everyones(self, what: str, said: Any) -> list[Any]:
+    def _everyones(self, what: str, mpi: Any, said: Any) -> list[Any]:
         """What all ranks say that have come to make a communicator."""
         found = self._objects.exchange(what, "allgather", [said])
-        return timely(self._mpi, self._run.timeout, what).allgather(said) if found is None else found
+        return list(mpi.allgather(said)) if found is None else found
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
@@ -67,7 +80,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        return self._made("Dup", *(() if info is None else (info,)))
+        return self._made("Dup") if info is None else self.Dup_with_info(info)
 
     Clone = Dup
 
@@ -92,6 +105,15 @@ class GroupMethods(ABC):
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
         """
+        from mpi4py import MPI
+
+        with self._run.refusing:  # MPI would refuse it on this rank alone
+            if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
+                raise ValueError(
+                    f"Split on rank {self._run.rank}: color {color} is no number from 0 on that C's int has"
+                )
+            if not -_MOST <= index(key) < _MOST:
+                raise ValueError(f"Split on rank {self._run.rank}: key {key} is more than C's int has")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:

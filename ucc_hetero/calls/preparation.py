@@ -661,7 +661,7 @@ def _order_shows(what: ProgramSpec) -> bool:
 
 def _of_host(tuning: Tuning) -> Tuning:
     """The tuning of calls on host memory."""
-    return replace(tuning, queued=False)
+    return replace(tuning, queued=False) if tuning.queued else tuning
 
 
 def _fingerprint(counts: Sequence[int]) -> int:
