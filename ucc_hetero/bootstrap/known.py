@@ -63,7 +63,7 @@ class Known:
         """What some of the ranks know, in this order."""
         key = tuple(ranks)
         if key not in self._parts:
-            facts, places = ([each[rank] for rank in key] for each in (self.facts, self.places))
+            facts, places = [self.facts[rank] for rank in key], [self.places[rank] for rank in key]
             whole = key == tuple(range(self.size))
             self._parts[key] = self if whole else Known(self.job, facts, places, self.table, self.runtime)
         return self._parts[key]

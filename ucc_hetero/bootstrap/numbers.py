@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import UCCHError
 
@@ -20,7 +20,7 @@ def taken() -> tuple[int, int]:
     return _last[0], _next_used[0]
 
 
-def agree(everyone: Iterable[tuple[int, int]], ask: Callable[[bytes], Iterable[bytes]]) -> int:
+def agree(everyone: Sequence[tuple[int, int]], ask: Callable[[bytes], Iterable[bytes]]) -> int:
     """A number above all that these ranks have claimed before. A communicator's number is its rest by `MOST`: one that
     is free on every rank.
 
@@ -30,9 +30,8 @@ def agree(everyone: Iterable[tuple[int, int]], ask: Callable[[bytes], Iterable[b
         everyone: `taken` of each rank.
         ask: exchanges the numbers in use, as bits; called on all ranks where the next number may be in use on one.
     """
-    lasts, used = zip(*everyone, strict=True)
-    following = 1 + max(lasts)
-    if following < min(used):
+    following = 1 + max(last for last, _ in everyone)
+    if all(following < used for _, used in everyone):
         return following
     bits = 0
     for each in ask(bytes(_ids)):
