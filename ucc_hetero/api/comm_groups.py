@@ -58,13 +58,19 @@ class GroupMethods(ABC):
             return self._adopt(make())
         with met_again(self._run.members.known, mpi, partial(self._everyones, what, mpi)) as agreed:
             made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
-            if made == MPI.COMM_NULL or agreed is None:
-                return made if made == MPI.COMM_NULL else self._adopt(made)
-            ours, theirs = made.Get_group(), self._mpi.Get_group()
-            ranks = type(ours).Translate_ranks(ours, list(range(ours.Get_size())), theirs)
-            ours.Free()
-            theirs.Free()
-            return self._adopt(made, agreed.among(ranks))
+            if made == MPI.COMM_NULL:
+                return made
+            if agreed is not None and what != "Dup":
+                agreed = agreed.among(self._ranks_in(made))
+            return self._adopt(made, agreed)
+
+    def _ranks_in(self, made: Any) -> list[int]:
+        """The ranks of a communicator of MPI's, as they are numbered here."""
+        theirs, ours = made.Get_group(), self._mpi.Get_group()
+        ranks = type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
+        theirs.Free()
+        ours.Free()
+        return list(ranks)
 
     def _everyones(self, what: str, mpi: Any, said: Any) -> list[Any]:
         """What all ranks say that have come to make a communicator."""
