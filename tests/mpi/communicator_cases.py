@@ -15,7 +15,9 @@ from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, PersistentRequest, Request
 from ucc_hetero.bindings import ucc
+from ucc_hetero.bootstrap import numbers
 from ucc_hetero.bootstrap.board import PAGES
+from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.bootstrap.timely import Timely
 from ucc_hetero.errors import RefusedError
@@ -365,6 +367,30 @@ def case_unreceived_messages(comm: Communicator) -> None:
             assert not fresh.Iprobe()
             fresh.Barrier()
             assert not fresh.Iprobe()
+
+
+def case_a_number_that_comes_again(comm: Communicator) -> None:
+    """What came for its last communicator is thrown away before any rank can send for the new one."""
+    notes: list[str] = []
+
+    def noted(of: type, name: str) -> Any:
+        call = getattr(of, name)
+        return mock.patch.object(of, name, lambda *args: notes.append(name) or call(*args))
+
+    start, comes = numbers._last[0], 2 * numbers.MOST - 2
+    with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):
+        first = Communicator(comm)
+        assert "discard" not in notes
+        first.Free()
+        for make in (lambda: Communicator(comm), comm.Dup):
+            numbers._last[0] = comes
+            notes.clear()
+            made = make()
+            after = notes[notes.index("discard") + 1]
+            assert after == ("at_once" if make == comm.Dup else "allgather"), notes
+            check(made, everyone(comm))
+            made.Free()
+    assert start < numbers.MOST
 
 
 def case_threads(comm: Communicator) -> None:

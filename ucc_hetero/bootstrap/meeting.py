@@ -215,5 +215,6 @@ def met_again(known: Known, mpi: Any, exchange: Callable[[Any], list[Any]]) -> I
             return
         claimed = numbers.agree([claim.taken for claim in found], mpi.allgather)
         if claimed >= numbers.MOST:
-            known.job.process.discard(claimed % numbers.MOST)  # before an exchange: ranks that are past it may send
+            # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
+            known.job.process.discard(claimed % numbers.MOST)
         yield Agreed(claimed, found, known)

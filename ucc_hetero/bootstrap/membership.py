@@ -55,6 +55,9 @@ class Membership:
             else:
                 with met(self.mpi) as said:
                     claimed = numbers.agree([each.taken for each in said.claims], self.mpi.allgather)
+                    if claimed >= numbers.MOST:
+                        process.process().discard(claimed % numbers.MOST)
+                        self.mpi.allgather(None)  # ranks that are past this one may send
                     self._try(claimed, said.claims, partial(self._meet, said), timeout)
         except BaseException:
             faults.give_up(self.mpi)
@@ -83,7 +86,6 @@ class Membership:
         self._watch(partial(process.ended, said.facts, rank))
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
-        self.job.process.discard(self.id)  # before an exchange: ranks that are past it may send
         return Known(self.job, said.facts, said.places, said.table, runtime)
 
     def _create(self, claimed: int, claims: Sequence[Claim], known: Known, seconds: float) -> None:
