@@ -251,6 +251,22 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+#: Calls of callbacks have a communicator of their own: the group's messages are looked after until both have ended.
+NESTED = COMMON
+NESTED += """
+def nested(future):
+    return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+mine = torch.full((1000,), r + 1.0)  # on the host: a torch without GPUs has no futures of others
+sums = dist.all_reduce(mine, async_op=True).get_future().then(nested).wait()
+assert (sums == p * p * (p + 1) / 2).all(), sums[:3]
+sent, got = gpu.empty(9), gpu.empty(9)
+exchange(sent, got, 3.0)
+right_value(got, 3.0)
+dist.destroy_process_group()
+print("right", flush=True)
+"""
+
 #: Three ranks of one vendor and one of another: messages inside the vendor go by its own backend, the others by lanes.
 FABRIC = """
 import torch_device

@@ -254,7 +254,7 @@ def case_objects(comm: Communicator) -> None:
     """Methods in lower case, short and long objects, while other calls are under way."""
     p, me = comm.size, comm.rank
     request = comm.Iallreduce(np.full(1000, me), total := np.zeros(1000, int))
-    for length in (1, 700, 10**6):
+    for length in (1, 700, 10**6, comm.bcast(random.randrange(4000))):
         text, root = "x" * length if me == p - 1 else "x", length % p
         assert comm.bcast([me, text], p - 1) == [p - 1, "x" * length]
         assert comm.allgather(text) == ["x"] * (p - 1) + ["x" * length]
@@ -264,6 +264,7 @@ def case_objects(comm: Communicator) -> None:
             "" if me else "x" * (length if r == p - 1 else 1) for r in range(p)
         ]
         assert comm.reduce(text, root=root) == ("x" * (p - 1 + length) if me == root else None)
+        assert comm.scan(text) == "x" * (me + (length if me == p - 1 else 1))
     assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
     assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
     assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)

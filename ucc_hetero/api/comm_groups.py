@@ -56,7 +56,7 @@ class GroupMethods(ABC):
         if not isinstance(mpi, Timely):
             self._run.labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(self._run.members.known, mpi, partial(self._everyones, what, mpi)) as agreed:
+        with met_again(self._run.members.known, mpi, partial(self._everyones, what)) as agreed:
             made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
             if made == MPI.COMM_NULL:
                 return made
@@ -72,10 +72,9 @@ class GroupMethods(ABC):
         ours.Free()
         return list(ranks)
 
-    def _everyones(self, what: str, mpi: Any, said: Any) -> list[Any]:
+    def _everyones(self, what: str, said: Any) -> list[Any]:
         """What all ranks say that have come to make a communicator."""
-        found = self._objects.exchange(what, "allgather", [said])
-        return list(mpi.allgather(said)) if found is None else found
+        return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
@@ -157,8 +156,8 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        mpi = timely(self._mpi, self._run.timeout, "Create_group")
-        return self._adopt(mpi.apart(partial(self._mpi.Create_group, group, tag)))
+        make = partial(self._mpi.Create_group, group, tag)
+        return self._adopt(timely(self._mpi, self._run.timeout, "Create_group").apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any
 
-from ..bootstrap.timely import timely
-from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
 from ..calls.runner import Runner
 from ..docstrings import described
-from ..errors import NotSupported
 from ..p2p.neighbours import Neighbourhood
 from ..types import OPS, op_of
 
@@ -26,12 +23,8 @@ SUM = OPS["SUM"]
     sendobj="An object that can be pickled.",
 )
 class ObjectMethods(ABC):
-    """Collectives of Python objects that can be pickled.
+    """Collectives of Python objects that can be pickled: they move as the data of any call does."""
 
-    Short ones move as the data of any call does; longer ones by MPI, once all ranks have come.
-    """
-
-    _mpi: Any
     _run: Runner
 
     @cached_property
@@ -53,8 +46,7 @@ class ObjectMethods(ABC):
         Returns:
             A copy of it.
         """
-        found = self._objects.exchange("bcast", "bcast", [obj], root)
-        return self._by_mpi("bcast", obj, root) if found is None else found[0]
+        return self._objects.exchange("bcast", "bcast", [obj], root)[0]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Collect an object of each rank at the root.
@@ -62,8 +54,7 @@ class ObjectMethods(ABC):
         Returns:
             The objects at the root, None elsewhere.
         """
-        found = self._objects.exchange("gather", "allgather", [sendobj], root)
-        return self._by_mpi("gather", sendobj, root) if found is None else found or None
+        return self._objects.exchange("gather", "allgather", [sendobj], root) or None
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Give each rank an object of the root's.
@@ -75,8 +66,7 @@ class ObjectMethods(ABC):
             This rank's.
         """
         things = self._listed(() if sendobj is None else sendobj)
-        found = self._objects.exchange("scatter", "scatter", things, root)
-        return self._by_mpi("scatter", things, root) if found is None else found[0]
+        return self._objects.exchange("scatter", "scatter", things, root)[0]
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Collect an object of each rank at every rank.
@@ -84,8 +74,7 @@ class ObjectMethods(ABC):
         Returns:
             The objects, in the order of the ranks.
         """
-        found = self._objects.exchange("allgather", "allgather", [sendobj])
-        return self._by_mpi("allgather", sendobj) if found is None else found
+        return self._objects.exchange("allgather", "allgather", [sendobj])
 
     def alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
         """Send an object from every rank to every rank.
@@ -96,9 +85,7 @@ class ObjectMethods(ABC):
         Returns:
             An object of each rank.
         """
-        things = self._listed(sendobj)
-        found = self._objects.exchange("alltoall", "alltoall", things)
-        return self._by_mpi("alltoall", things) if found is None else found
+        return self._objects.exchange("alltoall", "alltoall", self._listed(sendobj))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """Reduce an object of each rank to one at the root.
@@ -140,8 +127,6 @@ class ObjectMethods(ABC):
         """
         into = self._edges.into
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
-        if found is None:
-            return list(self._by_mpi("neighbor_allgather", sendobj))
         return [found[source] if source >= 0 else None for source, _ in into]
 
     def neighbor_alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
@@ -162,8 +147,6 @@ class ObjectMethods(ABC):
             if dest >= 0:
                 sent[dest].setdefault(tag, []).append(thing)
         found = self._objects.exchange(name, "alltoall", sent)
-        if found is None:
-            return list(self._by_mpi(name, things))
         return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
@@ -174,8 +157,6 @@ class ObjectMethods(ABC):
         with self._run.refusing:
             operation = self._operation(name, op)
         found = self._objects.exchange(name, "allgather", [sendobj], root)
-        if found is None:
-            return self._by_mpi(name, sendobj, operation, *((root,) if name == "reduce" else ()))
         return reduce(operation, found[among]) if found[among] else None
 
     def _operation(self, name: str, op: Any) -> Any:
@@ -191,12 +172,3 @@ class ObjectMethods(ABC):
         if not hasattr(MPI, ours):
             raise ValueError(f"{name} on rank {self._run.rank}: op {ours} is for arrays: {name.capitalize()}")
         return getattr(MPI, ours)
-
-    def _by_mpi(self, name: str, *args: Any) -> Any:
-        """The result of MPI's collective of this name, for objects that are long on some rank."""
-        if not hasattr(self._mpi, name):
-            raise NotSupported(
-                f"{name} on rank {self._run.rank}: a communicator without MPI takes short objects only; pass arrays"
-            )
-        self._run.labelled(f"{name} of long objects", CallSpec("barrier", None, None))  # a root has not seen the others
-        return timely(self._mpi, self._run.timeout, name).apart(partial(getattr(self._mpi, name), *args))

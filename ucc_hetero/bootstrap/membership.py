@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -65,6 +66,8 @@ class Membership:
 
     def _try(self, claimed: int, claims: Sequence[Claim], know: Callable[[], Known], timeout: float) -> None:
         numbers.claim(claimed)
+        #: Any thread may discard messages while another one closes; and a closed one's number may be another's.
+        self._discarding, self._is_closed = threading.RLock(), False
         #: Number of the communicator, part of every message tag.
         self.id = claimed % numbers.MOST
         try:
@@ -224,13 +227,18 @@ class Membership:
         here = self.job.process
         # Offers are thrown away as what they are: their senders are told.
         users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
-        with suppress(PeerError):  # it has died, and does not wait
-            while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
-                self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
-        lib.ucch_discard_all(*users)
+        with self._discarding:
+            if self._is_closed:
+                return
+            with suppress(PeerError):  # it has died, and does not wait
+                while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
+                    self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
+            lib.ucch_discard_all(*users)
 
     def close(self, *, together: bool) -> None:
         """Release teams and board; collective. ``together``: all ranks are known to do so."""
+        with self._discarding:
+            self._is_closed = True
         self.discard()
         for channels in (self.channels, self._graphs and self._graphs[0]):
             if channels is not None:
@@ -249,4 +257,6 @@ class Membership:
 
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
+        with self._discarding:
+            self._is_closed = True
         numbers.release(self.id)

@@ -1,12 +1,12 @@
-"""Collectives of Python objects: their pickles move by one call of ours where all of them are short.
+"""Collectives of Python objects: their pickles move by one call of ours where all of them are short, else by two.
 
-Nothing of MPI's is begun before all ranks have come: a rank that refuses its part would leave it under way on the
-others.
+The first one brings their lengths, and the pickles themselves if they are short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ class Objects:
             **dict.fromkeys(("alltoall", "scatter"), max(_LEAST, _BYTES // run.size)),
         }
 
-    def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any] | None:
+    def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any]:
         """Exchange objects by the collective ``name``, for a call that the ranks know as ``what``.
 
         Args:
@@ -62,7 +62,7 @@ class Objects:
             root: The rank that alone gives, or needs what comes; -1 for none.
 
         Returns:
-            The objects that have come, in the order of the ranks; None, on all ranks, if one of them is too long.
+            The objects that have come, in the order of the ranks; empty where only the root needs them.
         """
         run, room = self._run, self._room[name]
         with run.refusing:
@@ -80,23 +80,44 @@ class Objects:
         call = CallSpec(name, slots.send, slots.recv, None, -1 if name == "allgather" else root)
         run.labelled(label, call, slots.outof, slots.into)
         found = self._taken(slots.recv.tobytes(), room)
-        if found is None:
-            return None
+        if type(found) is tuple:
+            found = self._long(name, given, found, root)
         return [self._pickle.loads(each) for each in found] if name != "allgather" or root in (-1, run.rank) else []
 
     def _fill(self, memory: Any, given: list[bytes], room: int) -> None:
         longer = max(map(len, given), default=0) > room - _HEAD
         for i, pickled in enumerate(given):
-            at, length = i * room, 0 if longer else len(pickled)
+            at, length = i * room, len(pickled)
             memory[at : at + _HEAD].view(np.int64)[0] = length << 1 | longer
-            if length:
+            if not longer:
                 memory.data[at + _HEAD : at + _HEAD + length] = pickled
 
-    def _taken(self, data: bytes, room: int) -> list[bytes] | None:
-        found = []
-        for at in range(0, len(data), room):
-            length, longer = divmod(int.from_bytes(data[at : at + _HEAD], "little"), 2)
-            if longer:
-                return None
-            found.append(data[at + _HEAD : at + _HEAD + length])
-        return found
+    def _taken(self, data: bytes, room: int) -> list[bytes] | tuple[int, ...]:
+        """The pickles that have come; or their lengths, on all ranks, if one rank has a longer one for any rank."""
+        heads = [int.from_bytes(data[at : at + _HEAD], "little") for at in range(0, len(data), room)]
+        if any(head & 1 for head in heads):
+            return tuple([head >> 1 for head in heads])
+        starts = range(_HEAD, len(data), room)
+        return [data[at : at + (head >> 1)] for at, head in zip(starts, heads, strict=True)]
+
+    def _long(self, name: str, given: list[bytes], lengths: tuple[int, ...], root: int) -> list[memoryview]:
+        """The pickles of ``lengths``, one behind the other in one call."""
+        run = self._run
+        with run.refusing:  # the memory may be missing
+            send = np.frombuffer(b"".join(given), np.uint8)
+            needs = name != "allgather" or root in (-1, run.rank)
+            recv = np.empty(sum(lengths) if needs else 0, np.uint8)
+        sent, came = [send, [len(each) for each in given]], [recv, list(lengths)]
+        if name == "bcast":
+            recv = recv if root != run.rank else send.copy()
+            run.blocking("bcast", None, recv, None, root)
+        elif name == "allgather" and root < 0:
+            run.blocking("allgatherv", send, came)
+        elif name == "allgather":
+            run.blocking("gatherv", send, came if needs else None, None, root)
+        elif name == "scatter":
+            run.blocking("scatterv", sent if given else None, recv, None, root)
+        else:
+            run.blocking("alltoallv", sent, came)
+        ends = list(accumulate(lengths))
+        return [recv.data[end - length : end] for end, length in zip(ends, lengths, strict=True)] if needs else []

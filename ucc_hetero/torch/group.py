@@ -113,7 +113,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def _discard(self) -> None:
         """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
-        for comm in self._comms.values():
+        for comm in list(self._comms.values()):
             if not comm.run.broken:
                 comm.run.members.discard_users()
 
