@@ -17,7 +17,7 @@ dist.init_process_group("ucch")
 group, r, p = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
 right, left = (r + 1) % p, (r - 1) % p
 #: Streams hand each other messages; otherwise they go by way of the host.
-lanes = group._comms[0].by_lane(right)
+lanes = group._comms[0].goes_by_lane(right)
 
 def batch(*pairs):
     how = {"to": dist.isend, "from": dist.irecv}

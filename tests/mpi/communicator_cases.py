@@ -111,7 +111,7 @@ def case_few_rounds(comm: Communicator) -> None:
     """Ranks that know each other meet beside a call of theirs for a file of several arrival boards, and make no team
     before a call needs one."""
     comm.Barrier()
-    comm._run.members.job.drop_spare(comm._run.timeout)  # of earlier cases
+    comm._runner.members.job.drop_spare(comm._runner.timeout)  # of earlier cases
     if not comm.topology.flat:
         return
     with (
@@ -123,9 +123,9 @@ def case_few_rounds(comm: Communicator) -> None:
         made.append(comm.Dup())
         assert rounds.call_count == 2 and not tries.called, rounds.call_args_list
     for each in made[::2]:
-        assert not len(each._run.members.teams)
+        assert not len(each._runner.members.teams)
         check(each, everyone(comm))
-        assert len(each._run.members.teams) == 1
+        assert len(each._runner.members.teams) == 1
     for each in made:
         each.Free()
 
@@ -156,7 +156,7 @@ def case_settings_of_the_parent(comm: Communicator) -> None:
     with mock.patch.dict(os.environ, rule), comm.Dup() as same:
         check(same, everyone(comm))
         for name in ("tuning", "topology", "bare"):
-            ours, parents = (repr(getattr(each._run.members, name)) for each in (same, comm))
+            ours, parents = (repr(getattr(each._runner.members, name)) for each in (same, comm))
             assert ours == parents
 
 

@@ -36,7 +36,7 @@ class GroupMethods(ABC):
     """
 
     _mpi: Any
-    _run: Runner
+    _runner: Runner
 
     @classmethod
     @abstractmethod
@@ -52,11 +52,11 @@ class GroupMethods(ABC):
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        mpi, make = timely(self._mpi, self._runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
-            self._run.labelled(what, CallSpec("barrier", None, None))
+            self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(self._run.members.known, mpi, partial(self._everyones, what)) as agreed:
+        with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
             made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
             if made == MPI.COMM_NULL:
                 return made
@@ -73,7 +73,7 @@ class GroupMethods(ABC):
         return list(ranks)
 
     def _everyones(self, what: str, said: Any) -> list[Any]:
-        """What all ranks say that have come to make a communicator."""
+        """Gather what each rank says that has come to make a communicator."""
         return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
@@ -112,13 +112,13 @@ class GroupMethods(ABC):
         """
         from mpi4py import MPI
 
-        with self._run.refusing:  # MPI would refuse it on this rank alone
+        with self._runner.refusing:  # MPI would refuse it on this rank alone
             if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
                 raise ValueError(
-                    f"Split on rank {self._run.rank}: color {color} is no number from 0 on that C's int has"
+                    f"Split on rank {self._runner.rank}: color {color} is no number from 0 on that C's int has"
                 )
             if not -_MOST <= index(key) < _MOST:
-                raise ValueError(f"Split on rank {self._run.rank}: key {key} is more than C's int has")
+                raise ValueError(f"Split on rank {self._runner.rank}: key {key} is more than C's int has")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
@@ -157,7 +157,7 @@ class GroupMethods(ABC):
             The communicator.
         """
         make = partial(self._mpi.Create_group, group, tag)
-        return self._adopt(timely(self._mpi, self._run.timeout, "Create_group").apart(make))
+        return self._adopt(timely(self._mpi, self._runner.timeout, "Create_group").apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

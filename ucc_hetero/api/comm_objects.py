@@ -25,7 +25,7 @@ SUM = OPS["SUM"]
 class ObjectMethods(ABC):
     """Collectives of Python objects that can be pickled: they move as the data of any call does."""
 
-    _run: Runner
+    _runner: Runner
 
     @cached_property
     @abstractmethod
@@ -34,7 +34,7 @@ class ObjectMethods(ABC):
 
     @cached_property
     @abstractmethod
-    def _edges(self) -> Neighbourhood:
+    def _neighbourhood(self) -> Neighbourhood:
         """The edges of this rank."""
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
@@ -109,7 +109,7 @@ class ObjectMethods(ABC):
         Returns:
             The result.
         """
-        return self._reduced("scan", sendobj, op, slice(self._run.rank + 1))
+        return self._reduced("scan", sendobj, op, slice(self._runner.rank + 1))
 
     def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Reduce the objects of the ranks before this one.
@@ -117,7 +117,7 @@ class ObjectMethods(ABC):
         Returns:
             The result; None on rank 0.
         """
-        return self._reduced("exscan", sendobj, op, slice(self._run.rank))
+        return self._reduced("exscan", sendobj, op, slice(self._runner.rank))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all neighbours.
@@ -125,9 +125,9 @@ class ObjectMethods(ABC):
         Returns:
             An object of each neighbour.
         """
-        into = self._edges.into
+        sources = self._neighbourhood.sources
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
-        return [found[source] if source >= 0 else None for source, _ in into]
+        return [found[source] if source >= 0 else None for source, _ in sources]
 
     def neighbor_alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
         """Send an object to each neighbour.
@@ -138,23 +138,25 @@ class ObjectMethods(ABC):
         Returns:
             An object of each.
         """
-        things, name, outof = self._listed(sendobj), "neighbor_alltoall", self._edges.outof
-        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._run.size)]
-        with self._run.refusing:
-            if len(things) != len(outof):
-                raise ValueError(f"{name} on rank {self._run.rank}: {len(things)} objects for {len(outof)} neighbours")
-        for (dest, tag), thing in zip(outof, things, strict=True):
+        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._neighbourhood.destinations
+        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
+        with self._runner.refusing:
+            if len(things) != len(destinations):
+                raise ValueError(
+                    f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(destinations)} neighbours"
+                )
+        for (dest, tag), thing in zip(destinations, things, strict=True):
             if dest >= 0:
                 sent[dest].setdefault(tag, []).append(thing)
         found = self._objects.exchange(name, "alltoall", sent)
-        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
+        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._neighbourhood.sources]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
-        with self._run.refusing:
+        with self._runner.refusing:
             return list(things)
 
     def _reduced(self, name: str, sendobj: Any, op: Any, among: slice, root: Any = -1) -> Any:
-        with self._run.refusing:
+        with self._runner.refusing:
             operation = self._operation(name, op)
         found = self._objects.exchange(name, "allgather", [sendobj], root)
         return reduce(operation, found[among]) if found[among] else None
@@ -168,7 +170,7 @@ class ObjectMethods(ABC):
         try:
             ours = str(op_of(op))
         except (TypeError, ValueError) as mistake:
-            raise type(mistake)(f"{name} on rank {self._run.rank}: {mistake}") from None
+            raise type(mistake)(f"{name} on rank {self._runner.rank}: {mistake}") from None
         if not hasattr(MPI, ours):
-            raise ValueError(f"{name} on rank {self._run.rank}: op {ours} is for arrays: {name.capitalize()}")
+            raise ValueError(f"{name} on rank {self._runner.rank}: op {ours} is for arrays: {name.capitalize()}")
         return getattr(MPI, ours)

@@ -18,7 +18,7 @@ from ..planner.plan import Plan
 from ..planner.select import choose, make_plan
 from ..planner.topology import Topology
 from ..trace import flight
-from ..trace.record import communicator
+from ..trace.timeline import communicator
 from ..transport.channels import Channels, join
 from . import faults, numbers, process
 from .board import PAGES, Board
@@ -165,7 +165,7 @@ class Membership:
                     self.teams.get(ranks, link)
             if not self.topology.flat:
                 for plan in self._usual_plans():
-                    self.teams.prepare(step for *_, step in plan.program(self.rank))
+                    self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
             if self.teams.look is not None:  # as it is the others who look
                 self.mpi.Revoke()

@@ -26,7 +26,7 @@ from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
-from ..trace import record
+from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
 from .timely import limit, named, timely
@@ -206,7 +206,7 @@ class Job:
             log.log("topo").info("fabric between hosts: %s", split.why)
 
     def _create(self, comm: Any, island: Island, seconds: float) -> None:
-        record.join(self.comm, self.facts, self.facts[self.rank])
+        timeline.join(self.comm, self.facts, self.facts[self.rank])
         sub = comm.Split(island.index, self.rank)
         self._comms += [self.comm, sub]
         self._part_memory(island.size > 1)

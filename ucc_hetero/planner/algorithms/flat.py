@@ -10,7 +10,7 @@ from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import copy, each, region, stages
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import KINDS, Blocks, Operand, Region, Step
+from ucc_hetero.planner.plan import KINDS, EqualRegions, Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
 
 
@@ -47,7 +47,7 @@ def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tupl
 
     def operand(form: str) -> Operand:
         if form == "each":
-            return Blocks(buffer, part.offset, part.count, call.counts[0], call.ranks)
+            return EqualRegions(buffer, part.offset, part.count, call.counts[0], call.ranks)
         return region(buffer, part) if form == "one" else None
 
     root, others = max(call.root, 0), operand(forms[1])

@@ -50,12 +50,12 @@ DEVICE_FRAGMENT, MOST_ON_DEVICES = 64 << 20, 8
 
 
 def tree(case: Case) -> int:
-    """Of trees: short calls, for which rounds count."""
+    """The rank of trees: high for short calls, whose time is that of their rounds."""
     return SECOND if is_long(case) else FIRST
 
 
 def rails(case: Case) -> int:
-    """Of rails: long calls, for which every link counts."""
+    """The rank of rails: high for long calls, which need every link."""
     return FIRST if is_long(case) else SECOND
 
 
@@ -85,12 +85,12 @@ def unlike_islands(topology: Topology) -> bool:
 
 
 def tree_of_blocks(case: Case) -> int:
-    """Of trees that carry a block of each rank."""
+    """The rank of trees that carry a block of each rank."""
     return BEST if unlike_islands(case.topology) else tree(case)
 
 
 def passed_along(case: Case, best: bool) -> int:
-    """Of rings: long calls between few islands, where ``best`` holds."""
+    """The rank of rings: best for long calls between few islands, where ``best`` holds."""
     return BEST if best and 2 < len(case.topology.islands) <= MOST_RING and is_long(case) else 0
 
 
