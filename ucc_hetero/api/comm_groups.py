@@ -49,13 +49,13 @@ class GroupMethods(ABC):
         if not isinstance(mpi, Timely):
             self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(partial(self._everyones, what), self._mpi, self._runner.members.known) as among:
+
+        def gather(said: Any) -> list[Any]:
+            return self._objects.exchange(what, "allgather", [said])
+
+        with met_again(gather, self._mpi, self._runner.members.known) as among:
             made = mpi.apart(make)
             return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
-
-    def _everyones(self, what: str, said: Any) -> list[Any]:
-        """Gather what each rank says that has come to make a communicator."""
-        return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
