@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
-from ..bootstrap.meeting import Known
+from ..bootstrap.meeting import Agreed
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -116,16 +116,15 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, known: Known | None = None) -> Communicator:
+    def _adopt(cls, mpi: Any, agreed: Agreed | None = None) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, known)
+        comm._join(mpi, agreed)
         return comm
 
-    def _join(self, mpi: Any, known: Known | None = None) -> None:
+    def _join(self, mpi: Any, agreed: Agreed | None = None) -> None:
         self._mpi = mpi
-        self._runner = Runner(self._mpi, known)
-        self._messages = Messages(self._runner)
+        self._runner = Runner(self._mpi, agreed)
         self._fault_watch = FaultWatch(self._runner)
         self.rank: int = self._runner.rank
         self.size: int = self._runner.size
@@ -157,6 +156,10 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             mpi.Free()
         if runner.unfit is not None:
             raise runner.unfit
+
+    @cached_property
+    def _messages(self) -> Messages:
+        return Messages(self._runner)
 
     @cached_property
     def _own_messages(self) -> Messages:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
+from operator import index
 from typing import Any, TypeVar
 
-from ..bootstrap.meeting import Known, met_again
+from ..bootstrap.meeting import Agreed, met_again
 from ..bootstrap.timely import Timely, timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -14,6 +15,12 @@ from ..calls.runner import Runner
 from ..docstrings import described, forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")
+
+#: The least number that is no C int.
+_MOST = 1 << 31
+
+#: Methods whose arguments MPI takes on every rank.
+_SURE = ("Dup", "Split")
 
 
 @forms
@@ -33,7 +40,7 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any, known: Known | None = None) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any, agreed: Agreed | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
     @cached_property
@@ -53,9 +60,21 @@ class GroupMethods(ABC):
         def gather(said: Any) -> list[Any]:
             return self._objects.exchange(what, "allgather", [said])
 
-        with met_again(gather, self._mpi, self._runner.members.known) as among:
-            made = mpi.apart(make)
-            return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
+        with met_again(self._runner.members.known, mpi, gather) as agreed:
+            made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
+            if made == MPI.COMM_NULL:
+                return made
+            if agreed is not None and what != "Dup":
+                agreed = agreed.among(self._ranks_in(made))
+            return self._adopt(made, agreed)
+
+    def _ranks_in(self, made: Any) -> list[int]:
+        """The ranks of a communicator of MPI's, as they are numbered here."""
+        theirs, ours = made.Get_group(), self._mpi.Get_group()
+        ranks = type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
+        theirs.Free()
+        ours.Free()
+        return list(ranks)
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
@@ -66,7 +85,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        return self._made("Dup", *(() if info is None else (info,)))
+        return self._made("Dup") if info is None else self.Dup_with_info(info)
 
     Clone = Dup
 
@@ -91,6 +110,15 @@ class GroupMethods(ABC):
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
         """
+        from mpi4py import MPI
+
+        with self._runner.refusing:  # MPI would refuse it on this rank alone
+            if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
+                raise ValueError(
+                    f"Split on rank {self._runner.rank}: color {color} is no number from 0 on that C's int has"
+                )
+            if not -_MOST <= index(key) < _MOST:
+                raise ValueError(f"Split on rank {self._runner.rank}: key {key} is more than C's int has")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
@@ -128,8 +156,8 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        mpi = timely(self._mpi, self._runner.timeout, "Create_group")
-        return self._adopt(mpi.apart(partial(self._mpi.Create_group, group, tag)))
+        make = partial(self._mpi.Create_group, group, tag)
+        return self._adopt(timely(self._mpi, self._runner.timeout, "Create_group").apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

@@ -29,8 +29,12 @@ class MessageMethods(ABC):
     """
 
     _mpi: Any
-    _messages: Messages
     _attached: Any = None
+
+    @cached_property
+    @abstractmethod
+    def _messages(self) -> Messages:
+        """Messages of the caller's."""
 
     def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
         messages = self._messages

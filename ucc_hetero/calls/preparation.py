@@ -654,7 +654,7 @@ def _rounds_by_order(spec: ProgramSpec) -> bool:
 
 def _tuning_on_host(tuning: Tuning) -> Tuning:
     """The tuning of calls on host memory."""
-    return replace(tuning, queued=False)
+    return replace(tuning, queued=False) if tuning.queued else tuning
 
 
 def _fingerprint(counts: Sequence[int]) -> int:

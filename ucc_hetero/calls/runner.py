@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.meeting import Known
+from ..bootstrap.meeting import Agreed
 from ..bootstrap.timely import not_met
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -69,12 +69,14 @@ class RepeatableCall(NamedTuple):
 
 #: Seconds between looks, at the end of a communicator, while nothing of this rank's is under way.
 _NAP = 2e-4
+#: Seconds in which the other ranks most often come there, too, without one.
+_SPIN = 1e-4
 
 
 class Runner(State):
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any, known: Known | None = None) -> None:
+    def __init__(self, mpi: Any, agreed: Agreed | None = None) -> None:
         from mpi4py import MPI
 
         #: Makes calls of numpy arrays again in one crossing into C, where that is possible. It has a copy of the time
@@ -83,7 +85,7 @@ class Runner(State):
         every = sampled()
         if repeater and not every:
             self._repeater = repeater(self.run, self._await, MPI.IN_PLACE)
-        super().__init__(mpi, known)
+        super().__init__(mpi, agreed)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
@@ -650,7 +652,7 @@ class Runner(State):
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
-                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
+                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
         except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False

@@ -70,7 +70,8 @@ class _Recorder:
         self._times[key] = self._times.get(key, 0) + 1
         self._made += 1
         line = self.comms[self._made] = {"comm": self._made, **data, "time": self._times[key]}
-        self.line(line)
+        # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
+        os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
         return self._made
 
     def forget(self, number: int) -> None:
