@@ -299,6 +299,8 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
 
 #: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
 CREWS = 8
+#: Ranks of crews: a case has the first ones of the smallest that is large enough.
+SIZES = (2, 6)
 #: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
 MOST_HOOKED = 2
 
@@ -319,10 +321,10 @@ class Crews:
         self._crews: dict[Hashable, tuple[Crew, list[str]]] = {}
 
     def run(
-        self, key: Hashable, start: Callable[[], Crew], path: Path, case: str, args: Sequence[object],
-        env: Mapping[str, str], limit: float,
+        self, key: Hashable, start: Callable[[], Crew], world: Sequence[int], path: Path, case: str,
+        args: Sequence[object], env: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
-        """Run a case on the crew of this key, which is started where there is none."""
+        """Run a case on these ranks of the crew of this key, which is started where there is none."""
         if key not in self._crews and len(self._crews) == CREWS:
             self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
         cases: list[str] = []
@@ -330,14 +332,14 @@ class Crews:
             crew, cases[:] = self._crews.pop(key, None) or (start(), [])
             cases.append(case)
             try:
-                texts = crew.run(path, case, args, env, limit)
+                texts = crew.run(world, path, case, args, env, limit)
             except CaseFailed:
                 raise
             except BaseException:
                 crew.kill()
                 raise
         self._crews[key] = crew, cases
-        return MPIResult(0, *texts, len(crew.ranks))
+        return MPIResult(0, *texts, len(world))
 
     def end(self, key: Hashable) -> None:
         """End a crew as a program ends."""
@@ -378,8 +380,8 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
-    before; or a program, given as `mpirun` has it, runs there. ``env`` is set meanwhile, ``job`` from the start of the
-    processes, as is a ``layout`` of emulated vendors.
+    before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
+    meanwhile, ``job`` from the start of the processes.
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
 
@@ -398,10 +400,10 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
         else:
             path = request.path.with_name(f"{module}.py")
-        whole = {"UCCH_EMULATE": layout} | dict(job or {})
-        key = n, *sorted(whole.items())
-        start = functools.partial(local_crew, n, whole, pythons.of(request.path, whole))
-        return crews.run(key, start, path, name, args, dict(env or {}), timeout * ROOM)
+        whole, size = dict(job or {}), next(size for size in (*SIZES, n) if size >= n)
+        start = functools.partial(local_crew, size, whole, pythons.of(request.path, whole))
+        key, case_env = (size, *sorted(whole.items())), {"UCCH_EMULATE": layout} | dict(env or {})
+        return crews.run(key, start, range(n), path, name, args, case_env, timeout * ROOM)
 
     return run
 

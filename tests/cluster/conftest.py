@@ -122,7 +122,7 @@ def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..
         case, job = of_case_and_job(env)
         key = *slots, *sorted(job.items())
         start = functools.partial(crew_on_hosts, slots, job, 60 * room)
-        return crews.run(key, start, RANK, "script", [str(path), *args], case, 60 * room)
+        return crews.run(key, start, range(sum(slots)), RANK, "script", [str(path), *args], case, 60 * room)
 
     return run
 
