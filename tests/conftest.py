@@ -27,7 +27,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import RANK, CaseFailed, Crew, MPIResult  # noqa: E402
+from crews import RANK, CaseFailed, Crew, MPIResult, chosen, vendors  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -381,7 +381,8 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
     before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
-    meanwhile, ``job`` from the start of the processes.
+    meanwhile, ``job`` from the start of the processes. Those of a ``pool`` of vendors have a fake GPU each, and the
+    layout says which of them a case has.
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
 
@@ -393,6 +394,7 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
         layout: str = "",
         env: Mapping[str, str] | None = None,
         job: Mapping[str, str] | None = None,
+        pool: str = "",
         timeout: float = 60,
     ) -> MPIResult:
         module, _, name = str(case).partition(":")
@@ -401,9 +403,13 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
         else:
             path = request.path.with_name(f"{module}.py")
         whole, size = dict(job or {}), next(size for size in (*SIZES, n) if size >= n)
-        start = functools.partial(local_crew, size, whole, pythons.of(request.path, whole))
-        key, case_env = (size, *sorted(whole.items())), {"UCCH_EMULATE": layout} | dict(env or {})
-        return crews.run(key, start, range(n), path, name, args, case_env, timeout * ROOM)
+        case_env, world = {"UCCH_EMULATE": layout} | dict(env or {}), [*range(n)]
+        if pool:
+            case_env, world = {"FAKEGPU_LAYOUT": layout} | dict(env or {}), chosen(vendors(pool), vendors(layout))
+            whole, size = {"FAKEGPU_LAYOUT": pool} | whole, len(vendors(pool))
+        python = pythons.of(request.path, whole)
+        key, start = (size, *python, *sorted(whole.items())), functools.partial(local_crew, size, whole, python)
+        return crews.run(key, start, world, path, name, args, case_env, timeout * ROOM)
 
     return run
 

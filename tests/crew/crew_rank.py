@@ -24,9 +24,8 @@ from ucc_hetero.machine.launchers import MPI as LAUNCHERS
 
 from mpi4py import MPI  # isort: skip
 
-TESTS = Path(__file__).resolve().parents[1]
-#: Modules that stay for all cases.
-KEPT = set[str]()
+#: Modules there may have looked at the world.
+CASES = Path(__file__).resolve().parents[1] / "mpi"
 
 
 class Worlds:
@@ -64,8 +63,8 @@ class Worlds:
             of, spoilt = self.jobs.get(job, (before, job.spoilt))
             self.jobs[job] = of, job.spoilt if of == before else spoilt
             job.spoilt = of != there or self.jobs[job][1]
-        for name, module in [*sys.modules.items()]:  # which may have looked at the world
-            if (file := getattr(module, "__file__", None)) and TESTS in Path(file).parents and name not in KEPT:
+        for name, module in [*sys.modules.items()]:
+            if Path(getattr(module, "__file__", None) or "/").parent == CASES:
                 del sys.modules[name]
 
 
@@ -92,7 +91,8 @@ def environment(env: dict[str, str]) -> Iterator[None]:
     """Variables that are set meanwhile; this package's that a case sets end with it, too, and no library's."""
 
     def of_the_case() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name in env or name.startswith("UCCH_")}
+        ours = "UCCH_", "FAKEGPU_"
+        return {name: value for name, value in os.environ.items() if name in env or name.startswith(ours)}
 
     before = of_the_case()
     os.environ.update(env)
@@ -158,7 +158,6 @@ def main() -> None:
 
         bind(place_of())  # each its own, whatever ranks a case has
     worlds = Worlds()
-    KEPT.update(sys.modules)
     gc.freeze()  # a search for garbage after every case need not go through all that was there before
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(sys.argv[1])

@@ -31,8 +31,8 @@ Start = Callable[..., "subprocess.Popen[Any]"]
 #: Variables that are read for every communicator or case, of those that have meant something to a library before: a
 #: crew takes cases with different ones. Others make a crew of their own.
 OF_A_CASE = (
-    *("UCCH_CHANNELS", "UCCH_FABRIC", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE", "UCCH_TUNE_FILE"),
-    *("UCCH_WIRES", "UCCH_WIRE_SLOT"),
+    *("UCCH_CHANNELS", "UCCH_EMULATE", "UCCH_FABRIC", "UCCH_HOLD", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE"),
+    *("UCCH_TUNE_FILE", "UCCH_WIRES", "UCCH_WIRE_SLOT", "FAKEGPU_LAYOUT"),
     *("FAKEGPU_AHEAD", "FAKEGPU_CONNECTIONS", "FAKEGPU_DELAY_US", "HSA_ENABLE_SDMA"),
     *("DICE", "LENGTH", "LENGTHS", "QUEUED", "TABLE", "WAY", "WHY", "WITHOUT"),
 )
@@ -42,6 +42,21 @@ def of_case_and_job(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
     """Variables that a case may set, and those that its job has to have from the beginning."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
+
+
+def vendors(layout: str) -> list[str]:
+    """The vendor of each rank of a layout such as ``nvidia:2,amd:1``."""
+    return [name for part in layout.split(",") for name, count in [part.split(":")] for _ in range(int(count))]
+
+
+def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
+    """Places in a pool that have what is wanted, in this order; each is taken once."""
+    left = [*pool]
+    places = []
+    for each in wanted:
+        places.append(left.index(each))
+        left[places[-1]] = None
+    return places
 
 
 class CaseFailed(Exception):

@@ -164,12 +164,8 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
 ]  # fmt: skip
 #: What one rank says.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
-#: Those of ranks that have no pinned memory and no kernels yet, a device of their own, or another environment.
-FRESH = (
-    *(AT_ONCE, DOCTOR),
-    *(messages.STREAMS, messages.PINS, messages.EARLY, lanes.HELD, rma.OPENED, rma.CLOSING, rma.STREAMS),
-    *(BIG_PAGES, pages.NO_COMPILER, pages.STREAMS),
-)
+#: Those of ranks that have pinned no memory yet, that lose what they share, or with another environment.
+FRESH = AT_ONCE, DOCTOR, messages.PINS, rma.APART, pages.NO_COMPILER
 
 
 @pytest.mark.parametrize(
