@@ -381,7 +381,7 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
     before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
-    meanwhile, ``job`` from the start of the processes. Those of a ``pool`` of vendors have a fake GPU each, and the
+    meanwhile, ``job`` from the start of the processes, ``of`` which there may be more. Those of a ``pool`` of vendors have a fake GPU each, and the
     layout says which of them a case has.
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
@@ -394,6 +394,7 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
         layout: str = "",
         env: Mapping[str, str] | None = None,
         job: Mapping[str, str] | None = None,
+        of: int = 0,
         pool: str = "",
         timeout: float = 60,
     ) -> MPIResult:
@@ -402,7 +403,7 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
         else:
             path = request.path.with_name(f"{module}.py")
-        whole, size = dict(job or {}), next(size for size in (*SIZES, n) if size >= n)
+        whole, size = dict(job or {}), of or next(size for size in (*SIZES, n) if size >= n)
         case_env, world = {"UCCH_EMULATE": layout} | dict(env or {}), [*range(n)]
         if pool:
             case_env, world = {"FAKEGPU_LAYOUT": layout} | dict(env or {}), chosen(vendors(pool), vendors(layout))

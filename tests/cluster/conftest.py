@@ -141,7 +141,9 @@ def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..
         world = chosen(places(pool, fakes), places(slots, layout))
         job |= {"FAKEGPU_LAYOUT": fakes} if fakes else {}
         start = functools.partial(crew_on_hosts, pool, job, 60 * room)
-        return crews.run((*pool, *sorted(job.items())), start, world, RANK, "script", [str(path), *args], case, 60 * room)
+        return crews.run(
+            (*pool, *sorted(job.items())), start, world, RANK, "script", [str(path), *args], case, 60 * room
+        )
 
     return run
 
