@@ -381,8 +381,8 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
     before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
-    meanwhile, ``job`` from the start of the processes, ``of`` which there may be more. Those of a ``pool`` of vendors have a fake GPU each, and the
-    layout says which of them a case has.
+    meanwhile, ``job`` from the start of the processes, ``of`` which there may be more. Those of a ``pool`` of vendors
+    have a fake GPU each, and the layout says which of them take the case.
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
 
@@ -403,14 +403,14 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
         else:
             path = request.path.with_name(f"{module}.py")
-        whole, size = dict(job or {}), of or next(size for size in (*SIZES, n) if size >= n)
-        case_env, world = {"UCCH_EMULATE": layout} | dict(env or {}), [*range(n)]
+        whole, world, here = dict(job or {}), [*range(n)], {"UCCH_EMULATE": layout}
+        size = of or next(size for size in (*SIZES, n) if size >= n)
         if pool:
-            case_env, world = {"FAKEGPU_LAYOUT": layout} | dict(env or {}), chosen(vendors(pool), vendors(layout))
-            whole, size = {"FAKEGPU_LAYOUT": pool} | whole, len(vendors(pool))
+            whole["FAKEGPU_LAYOUT"], here = pool, {"FAKEGPU_LAYOUT": layout}
+            size, world = len(vendors(pool)), chosen(vendors(pool), vendors(layout))
         python = pythons.of(request.path, whole)
         key, start = (size, *python, *sorted(whole.items())), functools.partial(local_crew, size, whole, python)
-        return crews.run(key, start, world, path, name, args, case_env, timeout * ROOM)
+        return crews.run(key, start, world, path, name, args, here | dict(env or {}), timeout * ROOM)
 
     return run
 

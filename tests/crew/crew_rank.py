@@ -169,6 +169,7 @@ def main() -> None:
             if "end" in order:
                 break
             print(json.dumps({"error": run(worlds, **order)}), file=lines, flush=True)
+    MPI.COMM_WORLD = worlds.all
 
 
 if __name__ == "__main__":
