@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ..stdio import CLOSED, ends_with_its_reader, reader_gone
+from ..closed_pipe import CLOSED, ends_with_its_reader, reader_gone
 from .options import BadUsage, HelpWanted, Options, parse, probable_rank
 from .table import BENCHES, VERSION, Bench
 from .validate import WrongResult

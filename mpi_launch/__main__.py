@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from .._version import __version__
+from ..closed_pipe import ends_with_its_reader
 from ..installed import module
 from ..machine.vendors import VENDORS
-from ..stdio import ends_with_its_reader
 from . import cluster as cluster_file
 from . import command, launcher, sources, supervise
 from .cluster import Cluster, ClusterError

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..stdio import ends_with_its_reader
+from ..closed_pipe import ends_with_its_reader
 from . import emulated_host, emulated_net
 from .emulated_host import EmulatedHost
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from . import env
 from ._version import __version__
 from .cli.commands import add as add_commands
+from .closed_pipe import ends_with_its_reader
 from .errors import UCCHError
-from .stdio import ends_with_its_reader
 
 _DESCRIPTION = "Print what is installed, settings, plans and topology, and tune the choice of plans."
 

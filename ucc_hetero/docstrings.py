@@ -1,5 +1,8 @@
-"""Docstrings of a class's methods, put together: what many of them take and raise is written once, and a method that is
-another one in another form gets that one's."""
+"""Completes the docstrings of a class's methods: ``help`` shows all arguments and errors, and each is written once.
+
+``Ibcast`` says "Start :meth:`Bcast`, with its arguments": :func:`forms` adds the arguments and errors of ``Bcast``.
+:func:`described` adds arguments and errors that many methods of a class share.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from typing import TypeVar
 
 _T = TypeVar("_T", bound=type)
 
-#: What such a docstring begins with: the method that it is a form of.
+#: The beginning of a form's docstring, with the method that it is a form of.
 _FORM = re.compile(r"[^:]*:meth:`(\w+)`, with its arguments")
 _SECTION = re.compile(r"^(Args|Returns|Raises):$", re.M)
-#: Words of the first line -> what is returned.
+#: Words of a form's first line -> its ``Returns``.
 _RETURNS = {
     "return its request": "Request: ``Wait`` and ``Test`` tell its end, and raise. Buffers are the call's until then.",
     "started many times": "PersistentRequest: ``Start`` makes the call, and ``Wait`` tells its end.",
 }
-#: Arguments that forms have beside.
+#: Arguments that only forms have.
 _ALSO = {"info": "info: Taken as mpi4py takes it, and not used."}
 
 
@@ -41,7 +44,7 @@ def forms(kind: _T) -> _T:
 
 
 def described(*, raises: str, **arguments: str) -> Callable[[_T], _T]:
-    """Class decorator that says once what many of its methods' docstrings would: below :func:`forms`.
+    """Class decorator that adds shared arguments and errors to docstrings. It stands below :func:`forms`.
 
     Args:
         raises: Errors of methods that take arguments and name no errors.

@@ -11,8 +11,38 @@
 
 #define UCCH_UCC_ABSENT (-2)     /* UCC_ERR_NOT_IMPLEMENTED */
 #define UCCH_UCC_NO_MESSAGE (-6) /* UCC_ERR_NO_MESSAGE */
+
+/* Values of ucs_status_t, ucs_memory_type_t, ucp_err_handling_mode_t and of UCP's field masks, by their names there. */
+enum {
+    UCS_OK = 0,
+    UCS_INPROGRESS = 1,
+    UCS_ERR_INVALID_PARAM = -5,
+    UCS_ERR_MESSAGE_TRUNCATED = -9,
+    UCS_ERR_CANCELED = -16,
+    UCS_MEMORY_TYPE_HOST = 0,
+    UCP_ERR_HANDLING_MODE_PEER = 1,
+    UCP_OP_ATTR_FIELD_CALLBACK = 0x2,
+    UCP_OP_ATTR_FIELD_USER_DATA = 0x4,
+    UCP_OP_ATTR_FIELD_FLAGS = 0x10,
+    UCP_OP_ATTR_FIELD_MEMORY_TYPE = 0x40,
+    UCP_OP_ATTR_FIELD_RECV_INFO = 0x80,
+    UCP_OP_ATTR_FIELD_MEMH = 0x100,
+    UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 0x10000
+};
+
 /* True if the pointer that libucp returned for a request is an error code. */
 #define IS_STATUS(p) ((uintptr_t)(p) >= (uintptr_t)-100)
+/* That error code, or 0. */
+#define STATUS_OF(p) (IS_STATUS(p) ? (int)(intptr_t)(p) : 0)
+
+/* Parameters of an operation on bytes, whose end `callback` is told with `data`. */
+static inline ucp_request_param_t ucch_ucp_params(void *callback, void *data, int memory_type) {
+    return (ucp_request_param_t){.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+                                 .cb = callback,
+                                 .user_data = data,
+                                 .memory_type = memory_type};
+}
 
 typedef struct ucch_symbols {
 #define UCC_SYMBOL(ret, name, params, args, need) ret(*name) params;
@@ -23,6 +53,10 @@ typedef struct ucch_symbols {
 /* loader.c */
 int ucch_losses(void);
 void ucch_endpoint_errors_tell(void (*function)(void));
+
+/* ucp.c */
+int ucch_ucp_connect(ucp_worker_h worker, const void *address, void (*lost)(void *, ucp_ep_h, ucs_status_t), void *arg,
+                     ucp_ep_h *endpoint);
 
 extern ucch_symbols ucch_sym;
 

@@ -1,7 +1,7 @@
-/* Guards of ucp_request_cancel and ucp_request_free in libucc's TL/UCP, which takes what a send or a receive returned
- * for a request also where it is a status: after an endpoint's error, that of a peer which died, libucp then reads that
- * number as an address (UCC 1.4.0). Its calls are led through ours, by what the dynamic linker has written into the
- * plugin for these names. */
+/* A workaround for libucc's TL/UCP (UCC 1.4.0), which hands the result of a send or a receive to ucp_request_cancel and
+ * ucp_request_free also where it is an error code, as after an endpoint's error: libucp would read that as an address.
+ * The addresses that the dynamic linker has written into the plugin for these two functions are replaced by those of
+ * functions that look first. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <link.h>
@@ -21,33 +21,31 @@
 #define UNKNOWN_MACHINE
 #endif
 
-#define CANCELED (-16) /* UCS_ERR_CANCELED */
-
 static int errors;
-static void (*told)(void);
+static void (*on_error)(void);
 
 /* Called in the middle of libucc's progress, before a task goes on with what it has not received. */
-static void count(void) {
+static void count_error(void) {
     __atomic_add_fetch(&errors, 1, __ATOMIC_RELAXED);
-    if (told) told();
+    if (on_error) on_error();
 }
 
 static void cancel(ucp_worker_h worker, void *request) {
     if (request && !IS_STATUS(request))
         ucp_request_cancel(worker, request);
     else
-        count();
+        count_error();
 }
 
 /* Failures are counted, too: libucc 1.4.0 may say that the collective it is part of has ended well. */
 static void free_request(void *request) {
     if (!request || IS_STATUS(request)) return;
     int status = ucp_request_check_status(request);
-    if (status < 0 && status != CANCELED) count();
+    if (status < 0 && status != UCS_ERR_CANCELED) count_error();
     ucp_request_free(request);
 }
 
-static void *ours(const char *name) {
+static void *wrapper_of(const char *name) {
     return !strcmp(name, "ucp_request_cancel") ? (void *)cancel
            : !strcmp(name, "ucp_request_free") ? (void *)free_request
                                                : NULL;
@@ -57,7 +55,7 @@ static void *ours(const char *name) {
 int ucch_endpoint_errors(void) { return __atomic_load_n(&errors, __ATOMIC_RELAXED); }
 
 /* Have a function called at each of them. Under the lock. */
-void ucch_endpoint_errors_tell(void (*function)(void)) { told = function; }
+void ucch_endpoint_errors_tell(void (*function)(void)) { on_error = function; }
 
 /* Relocation tables of a loaded library; NULL where it has none of a kind. */
 typedef struct relocations {
@@ -111,15 +109,15 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
     return 0;
 }
 
-/* Lead one library's calls through ours: 0, or -1 where one could not be. */
-static int lead(const struct dl_phdr_info *info) {
+/* Redirect one library's calls: 0, or -1 where one could not be. */
+static int redirect(const struct dl_phdr_info *info) {
     relocations r = relocations_of(info);
     for (int k = 0; k < 2 && r.symbols && r.strings; k++)
         for (size_t i = 0; r.list[k] && i < r.bytes[k] / sizeof(*r.list[k]); i++) {
             const ElfW(Rela) *each = &r.list[k][i];
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
-                what = ours(r.strings + r.symbols[ELF64_R_SYM(each->r_info)].st_name);
+                what = wrapper_of(r.strings + r.symbols[ELF64_R_SYM(each->r_info)].st_name);
             if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what)) return -1;
         }
     return 0;
@@ -127,11 +125,11 @@ static int lead(const struct dl_phdr_info *info) {
 
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
-    if (!strncmp(name, "libucc_tl_ucp", 13) && lead(info) < 0) *(int *)data = -1;
+    if (!strncmp(name, "libucc_tl_ucp", 13) && redirect(info) < 0) *(int *)data = -1;
     return 0;
 }
 
-/* Lead these calls of all TL/UCP plugins that are loaded by now through ours: 0, or -1 where that is not possible. */
+/* Redirect these calls of all TL/UCP plugins that are loaded by now: 0, or -1 where that is not possible. */
 int ucch_guard_cancel(void) {
 #ifdef UNKNOWN_MACHINE
     return -1;

@@ -27,10 +27,6 @@ static const symbol ucp_symbols[] = {
 #include "abi/symbols.h"
     {NULL, 0, 0}};
 
-#define MOST_SYMBOLS 64
-_Static_assert(sizeof(ucc_symbols) / sizeof(symbol) <= MOST_SYMBOLS, "room for all of libucc's");
-_Static_assert(sizeof(ucp_symbols) / sizeof(symbol) <= MOST_SYMBOLS, "room for all of libucp's");
-
 static char load_error[1024];
 
 const char *ucch_load_error(void) { return load_error; }
@@ -47,21 +43,18 @@ int ucch_preload(const char *path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL) 
 static int load_table(const char *path, const symbol *list) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) return fail();
-    void *found[MOST_SYMBOLS] = {0};
-    size_t n = 0;
-    for (const symbol *s = list; s->name; s++, n++) {
-        found[n] = dlsym(handle, s->name);
-        if (!found[n] && s->need) {
+    ucch_symbols all = ucch_sym; /* a library that is refused leaves nothing behind */
+    for (const symbol *s = list; s->name; s++) {
+        void *found = dlsym(handle, s->name);
+        if (!found && s->need) {
             snprintf(load_error, sizeof(load_error), "%s has no symbol %s: too old or not the right library", path,
                      s->name);
             dlclose(handle);
             return -1;
         }
+        memcpy((char *)&all + s->offset, &found, sizeof(found));
     }
-    /* Only a complete set goes in: a refused candidate must not leave half of itself behind. */
-    n = 0;
-    for (const symbol *s = list; s->name; s++, n++)
-        memcpy((char *)&ucch_sym + s->offset, &found[n], sizeof(void *));
+    ucch_sym = all;
     return 0;
 }
 

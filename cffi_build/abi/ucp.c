@@ -1,4 +1,4 @@
-/* Contexts of libucp. */
+/* Contexts and endpoints of libucp. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +10,8 @@
 #define FEATURES 0x3
 #define ACTIVE 0x50
 #define PARAMS (0x1 | 0x20)
+
+enum { REMOTE_ADDRESS = 0x1, ERR_HANDLING_MODE = 0x2, ERR_HANDLER = 0x4 }; /* ucp_ep_params_field */
 
 /* Make a context with these settings, names and values in turn and NULL at the end: 0, or the failure, with the name of
  * the setting that libucp refused. */
@@ -27,6 +29,17 @@ int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *contex
     if (!status) status = ucp_init_version(major, minor, &params, config, context);
     ucp_config_release(config);
     return status;
+}
+
+/* Connect a worker with one of this address. `lost` is called with `arg` when the connection breaks; NULL: libucp says
+ * nothing then, but has all of its transports (with error handling ROCm IPC and the usual shared memory drop out). */
+int ucch_ucp_connect(ucp_worker_h worker, const void *address, void (*lost)(void *, ucp_ep_h, ucs_status_t), void *arg,
+                     ucp_ep_h *endpoint) {
+    ucp_ep_params_t params = {.field_mask = REMOTE_ADDRESS | (lost ? ERR_HANDLING_MODE | ERR_HANDLER : 0),
+                              .address = address,
+                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              .err_handler = {lost, arg}};
+    return ucp_ep_create(worker, &params, endpoint);
 }
 
 /* libucp's own description of a context (memory domains, devices, transports); the caller releases it. */

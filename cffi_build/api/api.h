@@ -61,9 +61,9 @@ int ucch_wait_any(ucch_op **ops, int n, int all, double slice);
 int ucch_test(ucch_op *op);
 int ucch_peek(ucch_op *op);
 void ucch_listen(ucch_op *op);
-uint64_t ucch_rings(void);
-void ucch_ring(void);
-void ucch_await_ring(uint64_t known, double seconds);
+uint64_t ucch_doorbell_count(void);
+void ucch_doorbell_ring(void);
+void ucch_doorbell_wait(uint64_t known, double seconds);
 
 /* ---- program.c: a plan lowered for this rank ---- */
 typedef struct ucch_span {
@@ -96,25 +96,39 @@ typedef struct ucch_part {
     const int *deps;
 } ucch_part;
 
-ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label);
+/* A program but for its steps. */
+typedef struct ucch_spec {
+    const char *label; /* as the board and records show it */
+    uint64_t signature;
+    uint32_t salt;   /* of its messages between hosts */
+    uint32_t number; /* in the timeline */
+    int on_device;   /* it works on memory of the bound device, with scratch there; UCC and UCX know that as: */
+    int memory_type;
+    size_t tmp_bytes; /* of scratch */
+    /* Queued in streams whole, by these channels, where they are captured or not; the place in its scratch for copies
+     * that overlap, and its arithmetic. */
+    ucch_channels *channels;
+    int in_graph, op, dtype;
+    size_t bounce;
+} ucch_spec;
+
+ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nsteps, const ucch_part *steps,
+                               int *status);
 void ucch_program_drop(ucch_program *program);
 void ucch_program_free(ucch_program *program);
 ucch_op *ucch_program_op(ucch_program *program);
-int ucch_program_step(ucch_program *program, int step, const ucch_part *part);
 void ucch_program_bytes(ucch_program *program, uint64_t bytes);
-void ucch_program_salt(ucch_program *program, uint32_t salt);
-int ucch_program_tmp(ucch_program *program, size_t bytes);
 int ucch_program_persist(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_run(ucch_program *program, void *send, void *recv, double timeout, double slice);
-int ucch_program_dash(ucch_program *program, void *send, void *recv, double timeout);
+int ucch_program_try(ucch_program *program, void *send, void *recv, double timeout);
 
 /* ---- trace.c: what every program, step and wire did, and when ---- */
 typedef struct ucch_event {
     uint64_t begin, end; /* ns of CLOCK_MONOTONIC; end 0: not yet */
     uint64_t seq;        /* sequence number of the call on its communicator; of a wire's message, the peer's key */
-    uint32_t program;    /* as numbered by ucch_program_trace; all ones: a wire */
+    uint32_t program;    /* `number` of its ucch_spec; all ones: a wire */
     int32_t step;        /* -1: the whole program; or the wire's number, odd if it receives */
     int32_t status;
     uint32_t bytes; /* of a wire's message */
@@ -123,7 +137,6 @@ typedef struct ucch_event {
 int ucch_trace_open(const char *path, uint64_t capacity);
 void ucch_trace_stop(void);
 const void *ucch_trace_memory(uint64_t *bytes);
-void ucch_program_trace(ucch_program *program, uint32_t number);
 
 /* ---- flight.c: the last operations of this process ---- */
 typedef struct ucch_record {

@@ -14,16 +14,15 @@ int ucch_capture_mode(int mode);
 int ucch_device_enter(void);
 void ucch_device_leave(int before);
 int ucch_device_move(void *dst, const void *src, size_t bytes, void *stream, int waits);
-int ucch_device_bind(int runtime, int device);
-void ucch_device_reserve(void);
-void ucch_device_hold(int may);
+int ucch_device_bind(int runtime, int device, int may_hold);
+int ucch_device_reserve(void);
 void *ucch_pool_take(int pinned, size_t bytes, const void *owner, int may_add);
 void ucch_pool_give(void *memory);
 
 /* ---- kernels.c: arithmetic on the device ---- */
 int ucch_kernel_add(int kind, int op, int dtype, int to, const void *image);
 
-/* ---- ring.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
+/* ---- channels.c: rings in pinned memory (segment.c), by which streams hand data to each other ---- */
 ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *hosts, size_t slot);
 int ucch_channels_file(const ucch_channels *channels);
 int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid, int file);
@@ -54,8 +53,6 @@ int ucch_letter_held(const ucch_letter *letter);
 void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
-int ucch_program_device(ucch_program *program, int mem_type);
-int ucch_program_queued(ucch_program *program, ucch_channels *channels, size_t bounce, int op, int dtype, int in_graph);
 int ucch_gates_held(void);
 int ucch_program_start_on(ucch_program *program, void *send, void *recv, double timeout, void *stream, int ordered);
 

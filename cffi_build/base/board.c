@@ -19,7 +19,6 @@
 #include "base/flight.h"
 #include "base/op.h"
 #include "base/parcel.h"
-#include "base/process.h"
 
 #define RING 64
 #define LABEL UCCH_LABEL_BYTES
@@ -33,10 +32,9 @@ typedef struct arrival {
 
 typedef struct slot {
     int64_t pid;
-    uint64_t seq;  /* the last call entered or refused */
-    uint64_t open; /* calls entered that have not ended */
-    uint64_t
-        behind; /* of the ranks of other hosts that the rank hears of: the last one's call, and its number plus one */
+    uint64_t seq;    /* the last call entered or refused */
+    uint64_t open;   /* calls entered that have not ended */
+    uint64_t behind; /* of the ranks of other hosts that it is connected with: the last one's call, and rank plus one */
     uint64_t signal; /* makes the rank's process write its flight record, where its handler is set */
     uint64_t asked;  /* to do so, because of this call, by any rank */
     uint64_t since;  /* ns of CLOCK_MONOTONIC when that was */
@@ -62,7 +60,7 @@ struct ucch_board {
     int n, mine;
     uint64_t seq; /* the last call */
     int *ranks;
-    ucch_post post;
+    ucch_parcel_table post;
     ucch_far *far;         /* of a communicator that is on several hosts */
     uint32_t comm;         /* in the flight recorder */
     uint64_t calls, bytes; /* finished well, and what they moved */
@@ -81,7 +79,7 @@ size_t ucch_board_bytes(int nslots) {
     return (size_t)nslots * (sizeof(slot) + (has_parcels(nslots) ? sizeof(ucch_parcels) : 0));
 }
 
-ucch_post *ucch_board_post(ucch_board *b) { return b->post.each ? &b->post : NULL; }
+ucch_parcel_table *ucch_board_parcels(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
 static int open_post(ucch_board *b) {
     if (!has_parcels(b->n)) return 1;
@@ -114,7 +112,7 @@ static ucch_board *boards; /* under the lock */
 /* An operation of libucc's in this process has ended in an endpoint's error. A task of libucc 1.4.0 may go on all the
  * same, and send to other ranks what it has not received, for which their part of the collective then ends well. Which
  * collective it was is not known: all ranks of this host are to know before they can have received anything. */
-static void doubt_locked(void) {
+static void mark_doubtful_locked(void) {
     for (ucch_board *b = boards; b; b = b->next) {
         if (!b->n || !b->slots[b->mine].open) continue;
         uint64_t *doubtful = &b->slots[0].doubtful, known = __atomic_load_n(doubtful, __ATOMIC_RELAXED);
@@ -133,7 +131,7 @@ static void enlist(ucch_board *b) {
     UCCH_LOCKED;
     b->next = boards;
     boards = b;
-    ucch_endpoint_errors_tell(doubt_locked);
+    ucch_endpoint_errors_tell(mark_doubtful_locked);
 }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
@@ -415,7 +413,7 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
         int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would signal all processes */
         if (i == b->mine || !s->signal || pid <= 0) continue;
-        if (before < seq) __atomic_store_n(&s->since, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+        if (before < seq) __atomic_store_n(&s->since, ucch_now_ns(), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
             ucch_process_signal((int)pid, (int)s->signal);
         ucch_flight_awaits_locked(pid, s->file, __atomic_load_n(&s->since, __ATOMIC_RELAXED));
@@ -424,7 +422,7 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
 
 /* A rank of another host is gone. A rank in a call learns of it there, and fails; a rank that is not writes what it
  * does instead, as it may be the rank that others have waited for, and the job may be about to be ended. */
-void ucch_board_speak(ucch_board *b) {
+void ucch_board_dump_if_idle(ucch_board *b) {
     int file, number = ucch_flight_signal(&file);
     if (number && b->n && !__atomic_load_n(&b->slots[b->mine].open, __ATOMIC_ACQUIRE)) kill(getpid(), number);
 }
@@ -461,7 +459,7 @@ void ucch_board_failed(ucch_board *b, uint64_t seq) {
     if (!b->n || !seq) return;
     UCCH_LOCKED;
     slot *s = &b->slots[b->mine];
-    if (!s->failed) __atomic_store_n(&s->since_failed, (uint64_t)(1e9 * ucch_now()), __ATOMIC_RELAXED);
+    if (!s->failed) __atomic_store_n(&s->since_failed, ucch_now_ns(), __ATOMIC_RELAXED);
     if (!s->failed || seq < s->failed) __atomic_store_n(&s->failed, seq, __ATOMIC_RELEASE);
 }
 

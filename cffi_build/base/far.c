@@ -81,18 +81,18 @@ int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t
     return 1;
 }
 
-static int quiet(const ucch_far *far) { return !far || !__atomic_load_n(&far->news, __ATOMIC_ACQUIRE); }
+static int has_no_news(const ucch_far *far) { return !far || !__atomic_load_n(&far->news, __ATOMIC_ACQUIRE); }
 
 /* -2 less a rank that made call `seq`, or one before it, differently from this one; -1 for none. */
 int ucch_far_differs(const ucch_far *far, uint64_t seq) {
-    if (quiet(far)) return -1;
+    if (has_no_news(far)) return -1;
     uint64_t first = __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     return first && first <= seq ? -2 - far->by : -1;
 }
 
 /* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
-static int hopeless(const standing *s, uint64_t seq) {
+static int cannot_end(const standing *s, uint64_t seq) {
     if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
     if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
     return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
@@ -101,8 +101,8 @@ static int hopeless(const standing *s, uint64_t seq) {
 /* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
     int found = -1;
-    for (int i = 0; !quiet(far) && i < far->size; i++) {
-        if (!hopeless(&far->ranks[i], seq)) continue;
+    for (int i = 0; !has_no_news(far) && i < far->size; i++) {
+        if (!cannot_end(&far->ranks[i], seq)) continue;
         if (ucch_far_fate(far, i) >= UCCH_DIED) return -2 - i;
         if (found == -1) found = -2 - i;
     }
@@ -116,13 +116,13 @@ uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
 
 /* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */
 int ucch_far_fate(const ucch_far *far, int rank) {
-    if (quiet(far) || rank < 0 || rank >= far->size) return UCCH_THERE;
+    if (has_no_news(far) || rank < 0 || rank >= far->size) return UCCH_THERE;
     return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
 }
 
 /* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
-    uint64_t first = quiet(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
+    uint64_t first = has_no_news(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     *rank = first ? far->by : -1;
     if (first) memcpy(label, far->label, UCCH_LABEL_BYTES);
     return first;

@@ -129,12 +129,6 @@ void ucch_flight_end(uint64_t number, int status, double now) {
 
 /* ---- writing it out ---- */
 
-static uint64_t clock_ns(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static int put(int file, const void *data, size_t bytes) {
     for (const char *at = data; bytes;) {
         ssize_t n = write(file, at, bytes);
@@ -192,14 +186,16 @@ int ucch_flight_dump(int cause, const char *path) {
     static _Atomic int busy;
     header *h = __atomic_load_n(&head, __ATOMIC_ACQUIRE);
     if (!h || atomic_exchange(&busy, 1)) return -1;
-    h->now = clock_ns(CLOCK_MONOTONIC);
-    h->wall = clock_ns(CLOCK_REALTIME);
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    h->now = ucch_now_ns();
+    h->wall = (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec;
     h->about = length_of(about_file, SEEK_END);
     h->cause = (uint64_t)cause;
     h->stack = length_of(stack_file, SEEK_CUR);
     if (stack_file >= 0) lseek(stack_file, 0, SEEK_SET); /* the next one begins there */
     int status = path ? write_to(h, path) : usual[0] && has_folder() ? write_to(h, usual) : -1;
-    __atomic_store_n(&h->over, clock_ns(CLOCK_MONOTONIC), __ATOMIC_RELAXED);
+    __atomic_store_n(&h->over, ucch_now_ns(), __ATOMIC_RELAXED);
     __atomic_add_fetch(&h->dumps, 1, __ATOMIC_RELEASE);
     busy = 0;
     return status;

@@ -50,13 +50,19 @@ double ucch_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-struct timespec ucch_time_after(double seconds) {
+/* As ucch_now, in ns. A signal handler may call it. */
+uint64_t ucch_now_ns(void) {
     struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    int64_t ns = t.tv_nsec + (int64_t)(1e9 * seconds);
-    t.tv_sec += ns / 1000000000;
-    t.tv_nsec = ns % 1000000000;
-    return t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Wait for a condition, `seconds` at most (0: for ever): 0, or an error number, such as ETIMEDOUT. */
+int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *with, double seconds) {
+    if (seconds == 0) return pthread_cond_wait(wake, with);
+    uint64_t until = ucch_now_ns() + (uint64_t)(1e9 * seconds);
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    return pthread_cond_clockwait(wake, with, CLOCK_MONOTONIC, &t);
 }
 
 /* ---- order ---- */
@@ -138,14 +144,7 @@ void ucch_let_others(void) {
 int ucch_lock_wanted(void) { return wanted; }
 
 /* Let go of the lock and sleep until woken, `seconds` at most (0: for ever). */
-void ucch_sleep_locked(pthread_cond_t *wake, double seconds) {
-    if (seconds == 0) {
-        pthread_cond_wait(wake, &lock);
-        return;
-    }
-    struct timespec until = ucch_time_after(seconds);
-    pthread_cond_timedwait(wake, &lock, &until);
-}
+void ucch_sleep_locked(pthread_cond_t *wake, double seconds) { ucch_cond_wait(wake, &lock, seconds); }
 
 /* In a child of this process: a thread of the parent's may have had it. */
 void ucch_lock_after_fork(void) {

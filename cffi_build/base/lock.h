@@ -24,8 +24,7 @@ void ucch_order_give(int at);
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
 
-/* For pthread_cond_timedwait. */
-struct timespec ucch_time_after(double seconds);
+int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *lock, double seconds);
 int ucch_trylock(void);
 void ucch_let_others(void);
 int ucch_lock_wanted(void);

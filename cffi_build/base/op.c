@@ -71,7 +71,7 @@ void ucch_op_end_locked(ucch_op *op, int status, int step, int peer) {
     int has_listener = op->has_listener;
     /* Last: a thread that polls the state without the lock may reuse the operation from here on. */
     __atomic_store_n(&op->state, status < 0 ? UCCH_FAILED : UCCH_DONE, __ATOMIC_RELEASE);
-    if (has_listener) ucch_ring();
+    if (has_listener) ucch_doorbell_ring();
 }
 
 /* Count the time limit of what is in flight from now. */
@@ -118,7 +118,7 @@ static pthread_cond_t rung = PTHREAD_COND_INITIALIZER;
 static uint64_t rings;
 
 /* Let listeners look again. */
-void ucch_ring(void) {
+void ucch_doorbell_ring(void) {
     pthread_mutex_lock(&bell);
     __atomic_add_fetch(&rings, 1, __ATOMIC_SEQ_CST);
     pthread_cond_broadcast(&rung);
@@ -126,7 +126,7 @@ void ucch_ring(void) {
 }
 
 /* How often the bell has rung. To be asked for before one looks at what is to be ended. */
-uint64_t ucch_rings(void) { return __atomic_load_n(&rings, __ATOMIC_SEQ_CST); }
+uint64_t ucch_doorbell_count(void) { return __atomic_load_n(&rings, __ATOMIC_SEQ_CST); }
 
 /* The bell rings when the operation ends, if it has not ended by now. */
 void ucch_listen(ucch_op *op) {
@@ -135,10 +135,10 @@ void ucch_listen(ucch_op *op) {
 }
 
 /* Sleep until the bell has rung more than `known` times, `seconds` at most. Makes no progress: the thread does. */
-void ucch_await_ring(uint64_t known, double seconds) {
-    struct timespec until = ucch_time_after(seconds);
+void ucch_doorbell_wait(uint64_t known, double seconds) {
+    double until = ucch_now() + seconds, left = seconds;
     pthread_mutex_lock(&bell);
-    while (rings == known && pthread_cond_timedwait(&rung, &bell, &until) == 0)
-        ;
+    for (; rings == known && left > 0; left = until - ucch_now())
+        ucch_cond_wait(&rung, &bell, left);
     pthread_mutex_unlock(&bell);
 }

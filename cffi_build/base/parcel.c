@@ -9,21 +9,21 @@
 
 #include <string.h>
 
-static ucch_parcel *parcel_at(const ucch_post *post, int i, uint64_t call) {
+static ucch_parcel *parcel_at(const ucch_parcel_table *post, int i, uint64_t call) {
     return &post->each[i]->of[call % UCCH_PARCELS];
 }
 
-static ucch_exchange **turns_of(ucch_post *post, const ucch_exchange *x) {
+static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x) {
     return &post->turns[x->call % UCCH_PARCELS];
 }
 
 /* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
-static void say_read(const ucch_post *post, uint64_t place, uint64_t call) {
+static void say_read(const ucch_parcel_table *post, uint64_t place, uint64_t call) {
     __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
 }
 
 /* The part in call `call` begins; nothing is done yet. */
-void ucch_exchange_begin(ucch_post *post, ucch_exchange *x, uint64_t call, uint64_t signature) {
+void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t call, uint64_t signature) {
     x->call = call;
     x->signature = signature;
     x->begun = x->written = x->came = 0;
@@ -36,7 +36,7 @@ void ucch_exchange_begin(ucch_post *post, ucch_exchange *x, uint64_t call, uint6
 }
 
 /* True if no rank still reads the parcel that we wrote there before. */
-static int may_write(const ucch_post *post, uint64_t call) {
+static int may_write(const ucch_parcel_table *post, uint64_t call) {
     uint64_t before = parcel_at(post, post->mine, call)->call;
     for (int i = 0; i < post->n; i++)
         if (i != post->mine && __atomic_load_n(&post->each[i]->read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
@@ -44,7 +44,7 @@ static int may_write(const ucch_post *post, uint64_t call) {
     return 1;
 }
 
-static void write_parcel(const ucch_post *post, const ucch_exchange *x, const char *src, uint64_t bytes) {
+static void write_parcel(const ucch_parcel_table *post, const ucch_exchange *x, const char *src, uint64_t bytes) {
     ucch_parcel *p = parcel_at(post, post->mine, x->call);
     p->signature = x->signature;
     if (bytes) memcpy(p->data, src, bytes);
@@ -52,7 +52,7 @@ static void write_parcel(const ucch_post *post, const ucch_exchange *x, const ch
 }
 
 /* True if all parcels that are to be read have come; UCCH_FAIL_MISMATCH if one belongs to another call than ours. */
-static int all_here(const ucch_post *post, ucch_exchange *x) {
+static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
     int first = x->from >= 0 ? x->from : 0, last = x->from >= 0 ? x->from + 1 : x->from == UCCH_NOBODY ? 0 : post->n;
     for (int i = first + x->came; i < last; i++, x->came++) {
         const ucch_parcel *p = parcel_at(post, i, x->call);
@@ -62,7 +62,7 @@ static int all_here(const ucch_post *post, ucch_exchange *x) {
     return 1;
 }
 
-static int unpack(const ucch_post *post, const ucch_exchange *x, char *dst) {
+static int unpack(const ucch_parcel_table *post, const ucch_exchange *x, char *dst) {
     int status = 0;
     for (int i = 0; i < x->came && x->bytes && dst && status >= 0; i++) {
         const char *from = parcel_at(post, x->from >= 0 ? x->from : i, x->call)->data + x->at;
@@ -75,7 +75,7 @@ static int unpack(const ucch_post *post, const ucch_exchange *x, char *dst) {
 }
 
 /* Move on: 1 when the call is over, 0 when not yet, or a failure. */
-int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst) {
+int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst) {
     if (*turns_of(post, x) != x) return 0;
     if (!x->begun) say_read(post, x->call, x->call - 1); /* parcels of calls that were not made are not read here */
     x->begun = 1;
@@ -92,7 +92,7 @@ int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint
 }
 
 /* Nothing is read any more, at the end or because the call has come to nothing. */
-void ucch_exchange_end(ucch_post *post, ucch_exchange *x) {
+void ucch_exchange_end(ucch_parcel_table *post, ucch_exchange *x) {
     if (!x->queued) return;
     UCCH_UNLINK(*turns_of(post, x), x, next);
     x->queued = 0;

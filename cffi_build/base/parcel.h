@@ -32,16 +32,16 @@ struct ucch_exchange {
 };
 
 /* Parcels of a board: those of all ranks, in the order of their slots. */
-typedef struct ucch_post {
+typedef struct ucch_parcel_table {
     ucch_parcels **each; /* NULL where ranks do not share the memory */
     int n, mine;
     ucch_exchange *turns[UCCH_PARCELS]; /* our calls under way, in order: the first one has the parcels */
-} ucch_post;
+} ucch_parcel_table;
 
-ucch_post *ucch_board_post(ucch_board *board);
+ucch_parcel_table *ucch_board_parcels(ucch_board *board);
 
-void ucch_exchange_begin(ucch_post *post, ucch_exchange *x, uint64_t call, uint64_t signature);
-int ucch_exchange_go_on(ucch_post *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
-void ucch_exchange_end(ucch_post *post, ucch_exchange *x);
+void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t call, uint64_t signature);
+int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *src, uint64_t bytes, char *dst);
+void ucch_exchange_end(ucch_parcel_table *post, ucch_exchange *x);
 
 #endif

@@ -1,7 +1,5 @@
 /* Processes of this host, by their numbers: if they have ended, and signals to them. */
 #define _GNU_SOURCE
-#include "base/process.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -11,6 +9,8 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/ucch.h"
 
 /* A descriptor of the process, or -1, and then whether there is no such process. */
 static int descriptor_of(pid_t pid, int *gone) {

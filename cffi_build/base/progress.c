@@ -3,12 +3,11 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "base/contexts.h"
 #include "base/lock.h"
-#include "base/process.h"
 #include "base/progress.h"
 
 /* Rounds between looks at the workers when no message is in flight. */
@@ -41,6 +40,40 @@ static int idle_progress;
 /* Work is about to come. */
 static _Atomic int called;
 
+/* ---- what progress is made in ---- */
+
+static ucch_context *contexts;
+
+/* Make progress in a context, or in a worker, from now on: NULL where there is no memory. */
+ucch_context *ucch_context_new(ucc_context_h handle, ucp_worker_h worker) {
+    ucch_context *context = calloc(1, sizeof(*context));
+    if (!context) return NULL;
+    context->handle = handle;
+    context->worker = worker;
+    UCCH_LOCKED;
+    context->next = contexts;
+    contexts = context;
+    return context;
+}
+
+void ucch_context_free(ucch_context *context) {
+    UCCH_LOCKED;
+    UCCH_UNLINK(contexts, context, next);
+    free(context);
+}
+
+/* Of contexts all, or those that programs in flight need; and whether of workers, too. */
+static int poll_locked(int all, int workers) {
+    int moved = 0;
+    for (ucch_context *c = contexts; c; c = c->next) {
+        if (c->handle && (all || c->users)) moved += ucc_context_progress(c->handle) > 0;
+        if (c->worker && workers) moved += (int)ucp_worker_progress(c->worker);
+    }
+    return moved;
+}
+
+/* ---- a round of it ---- */
+
 static int busy(void) { return ucch_ops_under_way(UCCH_BY_CONTEXTS) || ucch_ops_under_way(UCCH_BY_WORKERS); }
 
 /* Set the functions around each round of progress: a device that is made the thread's own before, and not after; and
@@ -57,7 +90,7 @@ int ucch_progress_locked(void) {
     /* With no message of ours in flight the workers are looked at now and then only, for what peers send: a look costs
      * as much as a small collective. */
     int workers = ucch_ops_under_way(UCCH_BY_WORKERS) || ++rounds % WORKER_EVERY == 0;
-    int before = enter ? enter() : 0, moved = ucch_poll_locked(0, workers);
+    int before = enter ? enter() : 0, moved = poll_locked(0, workers);
     moved += ucch_ops_advance_locked();
     if (enter) leave(before);
     return moved;
@@ -75,10 +108,8 @@ int ucch_progress_once(void) {
 
 /* Sleep until woken, `seconds` at most (0: for ever): 1 if it was woken. */
 static int sleep_until_woken(double seconds) {
-    struct timespec until = ucch_time_after(seconds);
-    for (int ended = 0; !woken && !ended;)
-        ended = (seconds > 0 ? pthread_cond_timedwait(&wake, &sleep_lock, &until)
-                             : pthread_cond_wait(&wake, &sleep_lock)) != 0;
+    while (!woken && !ucch_cond_wait(&wake, &sleep_lock, seconds))
+        ;
     return woken;
 }
 
@@ -93,7 +124,7 @@ static void sleep_locked(double seconds, double then) {
     ucch_unlock();
     for (int up = sleep_until_woken(seconds); !up && waiters;) {
         thread_dozes = then <= LAUNCH_TICK_S;
-        thread_asleep = 1; /* first: who leaves off waiting either sees this or is seen */
+        thread_asleep = 1; /* before `waiters` is read: a caller that stops waiting sees this, or is seen */
         if (waiters) up = sleep_until_woken(then);
     }
     pthread_mutex_unlock(&sleep_lock);
@@ -142,7 +173,7 @@ static double idle_locked(double tick) {
     sleep_locked(!forever ? tick : idle_progress ? IDLE_TICK_S : 0, LONG_TICK_S);
     if (forever && idle_progress && !waiters) {
         int before = enter ? enter() : 0;
-        ucch_poll_locked(1, 1); /* what has ended here may have left something to send, for which other hosts wait */
+        poll_locked(1, 1); /* what has ended here may have left something to send, for which other hosts wait */
         if (enter) leave(before);
     }
     return tick > LONG_TICK_S ? tick : 2 * tick;

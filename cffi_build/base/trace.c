@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/ucch.h"
@@ -26,12 +25,6 @@ typedef struct header {
 int ucch_trace_on;
 static header *head;
 static ucch_event *ring;
-
-uint64_t ucch_trace_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static size_t bytes_of(uint64_t capacity) { return sizeof(header) + capacity * sizeof(ucch_event); }
 
@@ -79,7 +72,7 @@ static uint64_t begin(ucch_event event) {
 }
 
 uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq) {
-    return begin((ucch_event){.begin = ucch_trace_now(), .seq = seq, .program = program, .step = step});
+    return begin((ucch_event){.begin = ucch_now_ns(), .seq = seq, .program = program, .step = step});
 }
 
 /* A wire sends bytes to a process, or has received them from it. */
@@ -93,5 +86,5 @@ void ucch_trace_end(uint64_t number, int status) {
     if (!number || __atomic_load_n(&head->written, __ATOMIC_RELAXED) - number >= head->capacity) return;
     ucch_event *e = &ring[(number - 1) & (head->capacity - 1)];
     e->status = status;
-    e->end = ucch_trace_now();
+    e->end = ucch_now_ns();
 }

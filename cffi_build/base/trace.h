@@ -14,7 +14,6 @@ extern int ucch_trace_on;
 #define UCCH_TRACE_WIRE 0xffffffffu
 
 /* By any thread. The number that begin returns, never 0, is what end takes. */
-uint64_t ucch_trace_now(void);
 uint64_t ucch_trace_begin(uint32_t program, int step, uint64_t seq);
 uint64_t ucch_trace_begin_wire(int wire, uint64_t peer, size_t bytes, uint64_t since);
 void ucch_trace_end(uint64_t number, int status);

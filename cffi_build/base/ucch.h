@@ -11,7 +11,14 @@
 
 #include "api/api.h"
 
+/* Seconds, and ns, of CLOCK_MONOTONIC. */
 double ucch_now(void);
+uint64_t ucch_now_ns(void);
+
+/* True if a counter, which only grows and wraps around, has reached `least`. */
+static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
+    return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
+}
 
 /* Have the engine's lock up to the end of the block. */
 #define UCCH_LOCKED __attribute__((cleanup(ucch_give_up))) int has_lock_ = (ucch_lock(), 1)
@@ -31,9 +38,13 @@ void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);
 int ucch_board_lossy(const ucch_board *board);
 void ucch_board_ended_locked(ucch_board *board, ucch_op *op, int status, uint64_t bytes);
-void ucch_board_speak(ucch_board *board);
+void ucch_board_dump_if_idle(ucch_board *board);
 void ucch_board_blame(ucch_board *board, ucch_op *op);
 void ucch_board_began(ucch_board *board, double now);
 void ucch_board_launched(ucch_board *board, int more);
+
+/* process.c: processes of this host */
+void ucch_process_signal(int pid, int number);
+void ucch_process_unbind_thread(void);
 
 #endif

@@ -3,9 +3,7 @@
  * Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
  * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
  * driver, which the other end may do; the host lets the kernel go as it lets streams go, by the words. */
-#include "coll/copies.h"
-
-#include "gpu/device.h"
+#include "coll/stream_executor.h"
 
 #define THREADS 512
 /* Blocks of either direction. */

@@ -3,9 +3,9 @@
  *
  * Of long ones several blocks do a part each: the same slice of every move, and none waits for another. What all of
  * them have done is told to other ranks by the last. */
-#include "coll/fused.h"
-
 #include <string.h>
+
+#include "coll/stream_executor.h"
 
 /* Bytes that a call moves at most, by one block; UCCH_FUSED_BYTES by several. Measured on 2 + 2 H200s: allreduces of
  * 256 KiB, which move 768, in 92 microseconds instead of the 110 that copies and the vendors' libraries take, and a
@@ -44,9 +44,7 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
         if (s->is.kind == STEP_COLL || s->is.kind == STEP_CAST || s->is.kind == STEP_SCALE) return 0;
-        if ((s->is.kind == STEP_SEND && s->is.src.count > ucch_piece_of(p->channels, s)) ||
-            (s->is.kind == STEP_RECV && s->is.dst.count > ucch_piece_of(p->channels, s)))
-            return 0;
+        if (ucch_step_is_message(s) && ucch_step_span(s)->count > ucch_piece_of(p->channels, s)) return 0;
         if (s->is.dst.count > most) return 0;
         n += 1 + (s->is.kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
     }
@@ -162,8 +160,7 @@ typedef struct range {
 } range;
 
 static range range_of(const ucch_step *s, const ucch_span *span) {
-    int moves = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
-    size_t bytes = moves ? span->count : ucch_step_bytes((ucc_datatype_t)s->is.dtype, span->count);
+    size_t bytes = ucch_step_is_message(s) ? span->count : ucch_step_bytes((ucc_datatype_t)s->is.dtype, span->count);
     return (range){span->base, span->offset, span->offset + (int64_t)bytes};
 }
 

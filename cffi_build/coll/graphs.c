@@ -1,8 +1,8 @@
 /* Watch over the calls of a communicator in graphs. No host takes part when they are replayed: their kernels count in
  * pinned memory how many have begun and ended, and say what they found wrong, and the progress thread looks at that. */
-#include "coll/graphs.h"
-
 #include <stdio.h>
+
+#include "coll/stream_executor.h"
 
 static uint32_t word_of(const ucch_line *line) { return __atomic_load_n(&line->word, __ATOMIC_ACQUIRE); }
 
@@ -15,7 +15,7 @@ static int is_late(ucch_graphs *g, double now) {
     return begun != ended && g->timeout > 0 && now - g->since > g->timeout;
 }
 
-/* The first rank whose data is not to be believed any more, as it let its streams go on; -1: none. */
+/* The first rank whose data is undefined, as it has let its streams go on; -1: none. */
 static int tainted_by(const ucch_channels *c) {
     for (int i = 0; i < c->size; i++)
         if (i != c->rank && __atomic_load_n(c->in[i * UCCH_RINGS].tainted, __ATOMIC_ACQUIRE)) return i;

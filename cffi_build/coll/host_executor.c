@@ -31,11 +31,6 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
     return ucch_step_post_locked(p, s);
 }
 
-static void end_event_locked(uint64_t *event, int status) {
-    ucch_trace_end(*event, status);
-    *event = 0;
-}
-
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
     ucch_op_end_locked(&p->op, status, step, peer);
@@ -56,7 +51,7 @@ static void abandon_locked(ucch_program *p) {
         s->event = 0; /* without an end in the timeline: that is where it hung */
         if (s->is.kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
         if (s->is.kind == STEP_EXCHANGE && s->state == POSTED)
-            ucch_exchange_end(ucch_board_post(p->board), &s->exchange);
+            ucch_exchange_end(ucch_board_parcels(p->board), &s->exchange);
         if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
     }
@@ -75,18 +70,18 @@ static void fail_locked(ucch_program *p, int status, int step) {
 }
 
 /* A step has failed: the call does, at once or when it is known why. */
-static void ail_locked(ucch_program *p, int status, int step) {
+static void defer_failure_locked(ucch_program *p, int status, int step) {
     if (ucch_board_far(p->board) && ucch_board_gone(p->board, p->op.error.seq) == -1) {
-        p->ailing = status;
-        p->ailing_step = step;
-        p->ailed = ucch_now();
+        p->deferred = status;
+        p->deferred_step = step;
+        p->deferred_since = ucch_now();
     } else
         fail_locked(p, status, step);
 }
 
 static int advance_locked(ucch_op *op) {
     ucch_program *p = (ucch_program *)op;
-    if (p->ailing) return 0;
+    if (p->deferred) return 0;
     int moved = 0, open = ucch_gate_open_locked(&p->gate);
     if (open < 0) fail_locked(p, open, -1);
     if (open <= 0) return open < 0;
@@ -101,12 +96,13 @@ static int advance_locked(ucch_op *op) {
         }
         if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
         if (status < 0) {
-            ail_locked(p, status, i);
+            defer_failure_locked(p, status, i);
             return 1;
         }
         if (s->state == FINISHED) {
             moved++;
-            if (UCCH_TRACING) end_event_locked(&s->event, 0);
+            if (UCCH_TRACING) ucch_trace_end(s->event, 0);
+            s->event = 0;
             if (i == p->first) p->first++;
         }
     }
@@ -115,7 +111,7 @@ static int advance_locked(ucch_op *op) {
 }
 
 /* True if a step awaits a message that libucp may have thrown away. */
-static int robbed(const ucch_program *p) {
+static int has_lost_message(const ucch_program *p) {
     int awaits = 0;
     for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
         awaits |= p->steps[i].state == POSTED && (p->steps[i].is.kind == STEP_COLL || p->steps[i].is.kind == STEP_RECV);
@@ -128,14 +124,14 @@ static int check_locked(ucch_op *op, double now) {
     if (bad) return bad;
     op->error.peer = ucch_board_gone(p->board, op->error.seq);
     if (op->error.peer != -1) return UCCH_FAIL_PEER;
-    if (robbed(p)) return UCCH_FAIL_LOST;
-    return p->ailing && now - p->ailed > CAUSE_S ? p->ailing : 0;
+    if (has_lost_message(p)) return UCCH_FAIL_LOST;
+    return p->deferred && now - p->deferred_since > CAUSE_S ? p->deferred : 0;
 }
 
 /* Ended first: a callback that cancelling sets off then finds nothing left to complete. */
 static void give_up_locked(ucch_op *op, int status) {
     ucch_program *p = (ucch_program *)op;
-    end_locked(p, status, p->ailing && status == p->ailing ? p->ailing_step : -1, op->error.peer);
+    end_locked(p, status, p->deferred && status == p->deferred ? p->deferred_step : -1, op->error.peer);
     abandon_locked((ucch_program *)op);
 }
 
@@ -153,15 +149,6 @@ static int init_all_locked(ucch_program *p) {
     return 0;
 }
 
-/* Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
- * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
- * 1.4 crashes on it. */
-static int expected_otherwise(const ucch_program *p) {
-    int peer;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return ucch_board_verdict(p->board, p->op.error.seq, &peer);
-}
-
 static int start_locked(ucch_program *p, void *send, void *recv, double timeout, const void *owner, int anyway) {
     if (p->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
     if (send && send == recv) return UCCH_ALIASED;
@@ -170,21 +157,17 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     if (status < 0) return status;
     p->base[UCCH_SEND] = send;
     p->base[UCCH_RECV] = recv;
-    p->first = p->ailing = 0;
+    p->first = p->deferred = 0;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
         if (s->is.kind == STEP_COLL) ucch_team_enqueue_locked(s);
     }
     ucch_board_open(p->board, 1);
-    p->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
-    if (UCCH_TRACING) p->op.event = ucch_trace_begin(p->number, -1, p->op.error.seq);
     p->op.kind = &kind;
-    p->op.about = &p->about;
     p->op.late = p->gate.closed;
-    ucch_op_begin_locked(&p->op, timeout);
-    ucch_board_began(p->board, p->op.started);
-    if (expected_otherwise(p))
+    int peer;
+    if (ucch_program_enter_locked(p, &p->op, &p->about, timeout, &peer))
         fail_locked(p, UCCH_FAIL_MISMATCH, -1);
     else if (!init_all_locked(p))
         advance_locked(&p->op);
@@ -226,7 +209,7 @@ static int start(ucch_program *p, void *send, void *recv, double timeout, place 
 }
 
 int ucch_program_start(ucch_program *p, void *send, void *recv, double timeout) {
-    if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->lane[LANE_LOCAL]);
+    if (p->channels) return ucch_program_queue(p, send, recv, timeout, p->channels->streams[STREAM_LOCAL]);
     return start(p, send, recv, timeout, (place){0, 0, NULL});
 }
 
@@ -247,7 +230,7 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
 
 /* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
  * UCCH_LATER where that is taken. */
-int ucch_program_dash(ucch_program *p, void *send, void *recv, double timeout) {
+int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
     if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
     UCCH_ON_DEVICE;
     int status = start_locked(p, send, recv, timeout, NULL, 0);

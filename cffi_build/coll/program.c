@@ -2,39 +2,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coll/fused.h"
-
-ucch_program *ucch_program_new(int nsteps, ucch_board *board, uint64_t signature, const char *label) {
-    ucch_program *p = calloc(1, sizeof(*p));
-    if (!p) return NULL;
-    p->steps = calloc((size_t)nsteps + 1, sizeof(ucch_step));
-    if (!p->steps) {
-        free(p);
-        return NULL;
-    }
-    p->nsteps = nsteps;
-    p->board = board;
-    p->about = (ucch_record){.kind = UCCH_RECORD_CALL, .comm = ucch_board_comm(board), .signature = signature};
-    strncpy(p->about.label, label, LABEL - 1);
-    for (int i = 0; i < nsteps; i++) {
-        p->steps[i].program = p;
-        p->steps[i].state = FINISHED;
-    }
-    return p;
-}
+#include "coll/stream_executor.h"
 
 /* Release the library's requests while their teams still exist; what is in progress stays the library's. */
-static void drop_requests_locked(ucch_program *p) {
+void ucch_program_drop(ucch_program *p) {
+    UCCH_LOCKED;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         if (s->request) ucch_request_drop_locked(s->request, p->on_device);
         s->request = NULL;
     }
-}
-
-void ucch_program_drop(ucch_program *p) {
-    UCCH_LOCKED;
-    drop_requests_locked(p);
 }
 
 /* Scratch is the program's own on the host, and borrowed from the pool on a device; `owner`: the stream whose calls
@@ -81,12 +58,9 @@ static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *t
     return side;
 }
 
-/* Set a step; what it points to stays the caller's. 0, or a failure. */
-int ucch_program_step(ucch_program *p, int step, const ucch_part *part) {
-    if (step < 0 || step >= p->nsteps) return UCCH_FAIL_ARGUMENT;
-    ucch_step *s = &p->steps[step];
+static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
     ucc_datatype_t dtype = (ucc_datatype_t)part->dtype;
-    s->is = *part;
+    *s = (ucch_step){.is = *part, .state = FINISHED, .program = p};
     if (part->kind == STEP_COLL)
         s->args = (ucc_coll_args_t){.coll_type = part->coll,
                                     .op = part->op,
@@ -96,54 +70,78 @@ int ucch_program_step(ucch_program *p, int step, const ucch_part *part) {
                                     .src = side_of(&part->src, &part->tables[0], dtype),
                                     .dst = side_of(&part->dst, &part->tables[2], dtype)};
     if (part->kind == STEP_EXCHANGE) {
-        if (!ucch_board_post(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
-        s->exchange = (ucch_exchange){.writes = part->writes, .from = part->from, .combines = part->combines};
-        s->exchange.op = part->op;
-        s->exchange.dtype = part->dtype;
-        s->exchange.at = part->at;
-        s->exchange.bytes = part->bytes;
-        s->exchange.count = part->bytes / ucch_step_bytes(dtype, 1);
+        if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
+        s->exchange = (ucch_exchange){.writes = part->writes,
+                                      .from = part->from,
+                                      .combines = part->combines,
+                                      .op = part->op,
+                                      .dtype = part->dtype,
+                                      .at = part->at,
+                                      .bytes = part->bytes,
+                                      .count = part->bytes / ucch_step_bytes(dtype, 1)};
     }
-    int is_message = part->kind == STEP_SEND || part->kind == STEP_RECV;
-    return is_message && !(s->message = ucch_message_new()) ? UCCH_FAIL_MEMORY : 0;
+    if (!ucch_step_is_message(s)) return 0;
+    s->message = ucch_message_new();
+    return s->message ? 0 : UCCH_FAIL_MEMORY;
 }
 
-/* Queue all of the program in streams; `bounce` is the place in its scratch for copies that overlap, `op` and `dtype`
- * those of its arithmetic; `in_graph`: where they are captured. Last of all: what other lanes wait for gets an event.
- */
-int ucch_program_queued(ucch_program *p, ucch_channels *channels, size_t bounce, int op, int dtype, int in_graph) {
-    p->channels = channels;
-    p->in_graph = in_graph;
-    p->bounce = bounce;
-    p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = op, .dtype = dtype});
+/* Have it queued in streams whole: steps that other streams wait for get an event. */
+static int set_queued(ucch_program *p, const ucch_spec *spec) {
+    p->fused = ucch_kernel_of(&(ucch_task){.kind = UCCH_FUSED, .op = spec->op, .dtype = spec->dtype});
     for (int i = 0; i < p->nsteps; i++)
         for (int k = 0; k < p->steps[i].is.ndeps; k++) {
             int earlier = p->steps[i].is.deps[k];
             if (earlier < 0 || earlier >= i) return UCCH_FAIL_ARGUMENT;
-            p->steps[earlier].marked |= ucch_lane_of(&p->steps[earlier]) != ucch_lane_of(&p->steps[i]);
+            p->steps[earlier].marked |= ucch_stream_of(&p->steps[earlier]) != ucch_stream_of(&p->steps[i]);
         }
     p->sliced = ucch_fused_sliced(p);
-    p->element = ucch_step_bytes((ucc_datatype_t)dtype, 1);
+    p->element = ucch_step_bytes((ucc_datatype_t)spec->dtype, 1);
     return 0;
 }
 
-/* The program's messages between hosts carry the call's salt. */
-void ucch_program_salt(ucch_program *p, uint32_t salt) { p->salt = salt % (1 << SALT_BITS); }
-
-/* Set the timeline's name of this program. */
-void ucch_program_trace(ucch_program *p, uint32_t number) { p->number = number; }
+/* A program of these steps; what they point to stays the caller's. NULL with a failure in `status`. */
+ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nsteps, const ucch_part *steps,
+                               int *status) {
+    ucch_program *p = calloc(1, sizeof(*p));
+    *status = UCCH_FAIL_MEMORY;
+    if (!p) return NULL;
+    *p = (ucch_program){
+        .board = board,
+        .about = {.kind = UCCH_RECORD_CALL, .comm = ucch_board_comm(board), .signature = spec->signature},
+        .salt = spec->salt % (1 << SALT_BITS),
+        .number = spec->number,
+        .on_device = spec->on_device,
+        .mem_type = spec->memory_type,
+        .tmp_bytes = spec->tmp_bytes,
+        .channels = spec->channels,
+        .in_graph = spec->in_graph,
+        .bounce = spec->bounce,
+        .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
+    strncpy(p->about.label, spec->label, LABEL - 1);
+    if (p->steps) *status = p->on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
+    for (; p->nsteps < nsteps && !*status; p->nsteps++)
+        *status = set_step(p, &p->steps[p->nsteps], &steps[p->nsteps]);
+    if (!*status && p->channels) *status = set_queued(p, spec);
+    if (!*status && !p->on_device) *status = ucch_program_take_scratch(p, NULL, 1);
+    if (!*status) return p;
+    ucch_program_free(p);
+    return NULL;
+}
 
 void ucch_program_bytes(ucch_program *p, uint64_t bytes) { p->about.bytes = bytes; }
 
-int ucch_program_tmp(ucch_program *p, size_t bytes) {
-    p->tmp_bytes = bytes;
-    return p->on_device ? 0 : ucch_program_take_scratch(p, NULL, 1);
-}
-
-/* The program works on memory of the bound device, which UCC and UCX know as this, with scratch there. */
-int ucch_program_device(ucch_program *p, int mem_type) {
-    if (ucch_bound() < 0) return UCCH_FAIL_ARGUMENT;
-    p->mem_type = mem_type;
-    p->on_device = 1;
-    return 0;
+/* Enter a call, whose operation begins: tell the other ranks of it, and look what they call. A status and `peer` where
+ * that is something else, or 0.
+ *
+ * Of two ranks that call different things the later one sees it here, before it sends anything, because each publishes
+ * before it looks; the earlier one then waits in vain and sees it too. Data of the wrong length must not arrive: libucc
+ * 1.4 crashes on it. */
+int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer) {
+    op->about = about;
+    op->error.seq = ucch_board_publish(p->board, about->signature, about->label);
+    if (UCCH_TRACING) op->event = ucch_trace_begin(p->number, -1, op->error.seq);
+    ucch_op_begin_locked(op, timeout);
+    ucch_board_began(p->board, op->started);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return ucch_board_verdict(p->board, op->error.seq, peer);
 }

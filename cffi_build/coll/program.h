@@ -2,11 +2,11 @@
 #ifndef UCCH_PROGRAM_H
 #define UCCH_PROGRAM_H
 
-#include "base/contexts.h"
 #include "base/parcel.h"
+#include "base/progress.h"
 #include "base/trace.h"
 #include "p2p/message.h"
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 #define UCC_OK 0
 #define UCC_INPROGRESS 1
@@ -59,11 +59,20 @@ struct ucch_step {
     uint64_t event;  /* of the timeline */
     int errors;      /* of endpoints, in this process, when it was posted */
     /* Of a program that is queued in streams: in the call being made the step's turn, and pieces left; and the event
-     * that other lanes wait for, if one does. */
+     * that other streams wait for, if one does. */
     int turn, marked;
     uint64_t left;
     void *end;
 };
+
+static inline int ucch_step_is_message(const ucch_step *s) {
+    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
+}
+
+/* What a message sends, or where it is received. */
+static inline const ucch_span *ucch_step_span(const ucch_step *s) {
+    return s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+}
 
 struct ucch_program {
     ucch_op op; /* first: a program is an op */
@@ -84,15 +93,15 @@ struct ucch_program {
     size_t tmp_bytes;
     ucch_gate gate;
     ucch_board *board;
-    ucch_record about;       /* the call's label, signature and bytes */
-    uint32_t salt;           /* of its tags between hosts, of the call's name and arguments */
-    uint32_t number;         /* in the timeline */
-    int ailing, ailing_step; /* between hosts: how a step failed, while it is not known why */
-    double ailed;
+    ucch_record about;           /* the call's label, signature and bytes */
+    uint32_t salt;               /* of its tags between hosts, of the call's name and arguments */
+    uint32_t number;             /* in the timeline */
+    int deferred, deferred_step; /* between hosts: how a step failed, while it is not known why */
+    double deferred_since;
 };
 
 /* Where steps go that are queued in streams. */
-int ucch_lane_of(const ucch_step *s);
+int ucch_stream_of(const ucch_step *s);
 int ucch_step_goes_first(const ucch_step *s);
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s);
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s);
@@ -116,6 +125,7 @@ int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);
 void ucch_request_drop_locked(ucc_coll_req_h request, int on_device);
 
+int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer);
 void ucch_program_give_scratch(ucch_program *p);
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway);
 

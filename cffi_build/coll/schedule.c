@@ -8,11 +8,9 @@
  * and what goes out before what comes in. */
 #include <stdlib.h>
 
-#include "coll/copies.h"
-#include "coll/fused.h"
 #include "coll/stream_executor.h"
 
-/* Calls that move fewer bytes do not gain from lanes as much as they cost. */
+/* Calls that move fewer bytes do not gain from several streams as much as these cost. */
 #define ALONE_BYTES ((uint64_t)256 << 10)
 /* In graphs the blocks of a kernel that waits are few; what is longer is left to copies and kernels that do not. */
 #define LONG_MOVE ((size_t)1 << 20)
@@ -30,10 +28,10 @@ typedef struct queue {
     int apart;         /* or by several, in a graph: moves of one need nothing of each other */
     int flushed;       /* the last step that is over before the next of them */
     int bank;          /* of scratch; -1: none */
-    ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving lane wait next */
+    ucch_counter owed; /* is set to `value` by the call of the driver that has the receiving stream wait next */
     uint32_t value;
     int turn;
-    int used[QUEUE_LANES], seen[QUEUE_LANES][QUEUE_LANES], last[QUEUE_LANES];
+    int used[STREAMS], seen[STREAMS][STREAMS], last[STREAMS];
 } queue;
 
 static int wait_for(void *stream, void *event) {
@@ -74,18 +72,18 @@ static int wait_call(queue *q, ucch_ticket call, void *stream) {
 static int begin_alone(queue *q) {
     ucch_channels *c = q->c;
     int status = wait_call(q, c->alone, q->stream);
-    for (int i = 0; i < QUEUE_LANES && !status; i++)
+    for (int i = 0; i < STREAMS && !status; i++)
         if (c->ahead[i]) {
-            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
+            status = ucch_stream_follow(c->tail[i], c->streams[i], q->stream);
             c->ahead[i] = 0;
         }
     return status;
 }
 
-/* The stream of a lane, at whose first use in this call it is told to wait for what has to be over. */
-static int lane(queue *q, int which, void **stream) {
+/* One of the communicator's streams, which is told at its first use in this call to wait for what has to be over. */
+static int enter(queue *q, int which, void **stream) {
     ucch_channels *c = q->c;
-    *stream = q->alone ? q->stream : c->lane[which];
+    *stream = q->alone ? q->stream : c->streams[which];
     if (q->alone || q->used[which]) return 0;
     q->used[which] = c->ahead[which] = 1;
     int status = wait_for(*stream, c->began);
@@ -95,22 +93,22 @@ static int lane(queue *q, int which, void **stream) {
     return status;
 }
 
-/* True if the lane of local steps, for which the caller's stream waits, has waited for all of another lane. */
-static int behind_local(const queue *q, int lane) {
-    return q->used[LANE_LOCAL] && q->last[lane] && q->seen[LANE_LOCAL][lane] == q->last[lane];
+/* True if the stream of local steps, for which the caller's waits, has waited for all of another one. */
+static int behind_local(const queue *q, int other) {
+    return q->used[STREAM_LOCAL] && q->last[other] && q->seen[STREAM_LOCAL][other] == q->last[other];
 }
 
-/* The caller's stream goes on when all lanes have got here; and those that wait for the call are told. */
+/* The caller's stream goes on when all others have got here; and those that wait for the call are told. */
 static int leave(queue *q) {
     ucch_channels *c = q->c;
     int status = 0;
-    for (int i = 0; i < QUEUE_LANES && !status; i++)
-        if (q->used[i] && c->lane[i] != q->stream && !behind_local(q, i))
-            status = ucch_stream_follow(c->tail[i], c->lane[i], q->stream);
+    for (int i = 0; i < STREAMS && !status; i++)
+        if (q->used[i] && c->streams[i] != q->stream && !behind_local(q, i))
+            status = ucch_stream_follow(c->tail[i], c->streams[i], q->stream);
     ucch_ticket ticket = q->l->ticket;
     if (q->bank >= 0) c->user[q->bank] = ticket;
     if (q->alone) c->alone = ticket;
-    for (int i = 0; q->alone && i < QUEUE_LANES; i++)
+    for (int i = 0; q->alone && i < STREAMS; i++)
         c->behind[i] = 1;
     if (!status) status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
     return status || !q->fused ? status : flush(q);
@@ -118,19 +116,19 @@ static int leave(queue *q) {
 
 /* ---- steps ---- */
 
-/* Let a lane wait for the steps that one of its own needs: the last of each other lane will do. */
+/* Let a stream wait for the steps that one of its own needs: the last of each other stream will do. */
 static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
-    const ucch_step *last[QUEUE_LANES] = {NULL};
+    const ucch_step *last[STREAMS] = {NULL};
     int status = 0;
     for (int k = 0; q->apart && k < s->is.ndeps; k++)
         if (q->p->steps[s->is.deps[k]].turn > q->flushed) return flush(q);
     if (q->alone) return 0;
     for (int k = 0; k < s->is.ndeps; k++) {
         const ucch_step *earlier = &q->p->steps[s->is.deps[k]];
-        int other = ucch_lane_of(earlier);
+        int other = ucch_stream_of(earlier);
         if (other != mine && (!last[other] || earlier->turn > last[other]->turn)) last[other] = earlier;
     }
-    for (int other = 0; other < QUEUE_LANES && !status; other++)
+    for (int other = 0; other < STREAMS && !status; other++)
         if (last[other] && last[other]->turn > q->seen[mine][other]) {
             status = wait_for(stream, last[other]->end);
             q->seen[mine][other] = last[other]->turn;
@@ -139,7 +137,7 @@ static int await_earlier(queue *q, const ucch_step *s, int mine, void *stream) {
 }
 
 static int mark(queue *q, ucch_step *s, void *stream) {
-    s->turn = q->last[ucch_lane_of(s)] = ++q->turn;
+    s->turn = q->last[ucch_stream_of(s)] = ++q->turn;
     return q->alone || !s->marked ? 0 : ucch_event_record(&s->end, stream);
 }
 
@@ -192,7 +190,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
 
 static int step(queue *q, ucch_step *s) {
     void *stream;
-    int mine = ucch_lane_of(s), status = lane(q, mine, &stream);
+    int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
     if (s->is.kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
@@ -212,12 +210,12 @@ static int announce(const queue *q, const ucch_channel *channel, size_t bytes, s
     return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
 }
 
-/* Let the stream of a lane wait for the other lane that used the channel last, if one did. */
+/* Let a stream wait for the other one that used the channel last, if one did. */
 static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
-    int last = channel->lane;
-    if (q->alone) return 0; /* behind all lanes, as these are behind it */
-    channel->lane = mine;
-    return last && last != mine ? ucch_stream_follow(q->c->tail[last], q->c->lane[last], stream) : 0;
+    int last = channel->stream;
+    if (q->alone) return 0; /* behind all of them, as these are behind it */
+    channel->stream = mine;
+    return last && last != mine ? ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream) : 0;
 }
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
@@ -290,28 +288,26 @@ static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int la
 }
 
 static uint64_t pieces_of(const queue *q, const ucch_step *s) {
-    size_t bytes = s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count, piece = ucch_piece_of(q->c, s);
-    return (bytes + piece - 1) / piece;
+    size_t piece = ucch_piece_of(q->c, s);
+    return (ucch_step_span(s)->count + piece - 1) / piece;
 }
 
 /* Before a message's first piece: 0, or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
-    int mine = ucch_lane_of(s), status = await_earlier(q, s, mine, stream);
+    int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
     if (status || q->p->in_graph) return status;
     status = take_over(q, channel, mine, stream);
-    return status ? status
-                  : announce(q, channel, s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count,
-                             ucch_piece_of(q->c, s));
+    return status ? status : announce(q, channel, ucch_step_span(s)->count, ucch_piece_of(q->c, s));
 }
 
 static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
-    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    const ucch_span *span = ucch_step_span(s);
     uint64_t nth = pieces_of(q, s) - s->left;
     size_t piece = ucch_piece_of(q->c, s), from = nth * piece;
     size_t length = span->count - from < piece ? span->count - from : piece;
     chunk some = {ucch_step_address(q->p, span) + from, length, pieces_now(channel, nth, s->left)};
     void *stream;
-    int status = lane(q, ucch_lane_of(s), &stream);
+    int status = enter(q, ucch_stream_of(s), &stream);
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
     if (!status && q->p->in_graph)
@@ -341,12 +337,12 @@ static int round_of(queue *q, int first, int end, int kind, int early) {
 }
 
 static int is_copy(const ucch_step *s, int kind) {
-    return s->is.kind == kind && s->left && ucch_lane_of(s) == LANE_WIRES;
+    return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
 /* One message more for the kernel. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
-    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
     int status = begin_message(q, s, channel, stream);
     if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->is.kind == STEP_RECV);
@@ -363,7 +359,7 @@ static int by_kernel(queue *q, int first, int end) {
     for (int i = first; i < end; i++)
         many += is_copy(&q->p->steps[i], q->p->steps[i].is.kind);
     if (q->fused || !many || many > UCCH_MOST_COPIES) return 0;
-    status = lane(q, LANE_WIRES, &stream);
+    status = enter(q, STREAM_WIRES, &stream);
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
             if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
@@ -380,7 +376,7 @@ static int by_kernel(queue *q, int first, int end) {
 static int messages(queue *q, int first, int end) {
     for (int i = first; i < end; i++) {
         ucch_step *s = &q->p->steps[i];
-        s->left = s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? pieces_of(q, s) : 0;
+        s->left = ucch_step_is_message(s) ? pieces_of(q, s) : 0;
     }
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--) {
@@ -407,8 +403,7 @@ int ucch_enqueue_scratch(ucch_program *p) {
     int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
     int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
-        if (p->steps[i].is.kind == STEP_SEND || p->steps[i].is.kind == STEP_RECV)
-            status = ucch_step_reserve(c, &p->steps[i]);
+        if (ucch_step_is_message(&p->steps[i])) status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
     return status;
 }
@@ -422,9 +417,7 @@ int ucch_enqueue_ready_locked(ucch_program *p) {
 static uint64_t moved_by(const ucch_program *p) {
     uint64_t bytes = 0;
     for (int i = 0; i < p->nsteps; i++)
-        bytes += p->steps[i].is.kind == STEP_SEND   ? p->steps[i].is.src.count
-                 : p->steps[i].is.kind == STEP_RECV ? p->steps[i].is.dst.count
-                                                    : 0;
+        bytes += ucch_step_is_message(&p->steps[i]) ? ucch_step_span(&p->steps[i])->count : 0;
     return bytes;
 }
 
@@ -446,8 +439,7 @@ int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);
     for (int i = 0, end; i < p->nsteps && !status; i = end) {
         for (end = i; end < p->nsteps && p->steps[end].is.stage == p->steps[i].is.stage; end++)
-            if (p->steps[end].is.kind != STEP_SEND && p->steps[end].is.kind != STEP_RECV && !status)
-                status = step(&q, &p->steps[end]);
+            if (!ucch_step_is_message(&p->steps[end]) && !status) status = step(&q, &p->steps[end]);
         if (!status) status = messages(&q, i, end);
     }
     if (!status && graph) status = flush(&q);

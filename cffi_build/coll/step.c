@@ -55,19 +55,23 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
 static int post_message(ucch_program *p, ucch_step *s) {
-    const ucch_span *span = s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    const ucch_span *span = ucch_step_span(s);
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
     uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
-    char *at = ucch_step_address(p, span);
+    ucch_start start = {.what = s->is.kind == STEP_SEND ? START_SEND : START_RECV,
+                        .ep = s->is.ep,
+                        .buffer = ucch_step_address(p, span),
+                        .bytes = span->count,
+                        .tag = tag,
+                        .mask = ~(uint64_t)0,
+                        .mem_type = p->mem_type};
     s->state = POSTED;
-    return s->is.kind == STEP_SEND
-               ? ucch_message_send_locked(s->message, s->is.ep, at, span->count, tag, p->mem_type)
-               : ucch_message_recv_locked(s->message, s->is.worker, at, span->count, tag, p->mem_type);
+    return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
 
 static int go_on(ucch_program *p, ucch_step *s) {
-    int state = ucch_exchange_go_on(ucch_board_post(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
+    int state = ucch_exchange_go_on(ucch_board_parcels(p->board), &s->exchange, ucch_step_address(p, &s->is.src),
                                     s->is.src.count, ucch_step_address(p, &s->is.dst));
     s->state = state == 1 ? FINISHED : POSTED;
     return state;
@@ -77,10 +81,10 @@ static int go_on(ucch_program *p, ucch_step *s) {
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind == STEP_COLL) return post_coll_locked(s);
     if (s->is.kind == STEP_EXCHANGE) {
-        ucch_exchange_begin(ucch_board_post(p->board), &s->exchange, p->op.error.seq, p->about.signature);
+        ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);
     }
-    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV ? post_message(p, s) : local_locked(p, s);
+    return ucch_step_is_message(s) ? post_message(p, s) : local_locked(p, s);
 }
 
 /* 1 when the posted step has finished, 0 when not yet, negative on failure. */
@@ -119,8 +123,6 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
 
 /* ---- queued in streams (schedule.c) ---- */
 
-static size_t moved_by(const ucch_step *s) { return s->is.kind == STEP_SEND ? s->is.src.count : s->is.dst.count; }
-
 /* Slots of the longest message that kernels move: 8 MiB, or 9 by six wires. DDP's usual buckets are longer. */
 #define MOST_SLOTS (UCCH_RING_SLOTS / 2)
 
@@ -130,28 +132,29 @@ static size_t moved_by(const ucch_step *s) { return s->is.kind == STEP_SEND ? s-
  * took 186 microseconds instead of 233, and one of 16 MiB, whose messages have 8, 1188 instead of 1629 (two H200s). */
 int ucch_step_goes_first(const ucch_step *s) {
     const ucch_channels *c = s->program->channels;
-    return (s->is.kind == STEP_SEND || s->is.kind == STEP_RECV) && ucch_channels_carried(c, s->is.peer) &&
-           moved_by(s) <= MOST_SLOTS * c->slot;
+    return ucch_step_is_message(s) && ucch_channels_by_wire(c, s->is.peer) &&
+           ucch_step_span(s)->count <= MOST_SLOTS * c->slot;
 }
 
-int ucch_lane_of(const ucch_step *s) {
-    if (s->is.kind != STEP_SEND && s->is.kind != STEP_RECV) return s->is.kind == STEP_COLL ? LANE_NATIVE : LANE_LOCAL;
-    if (s->program->channels->copies && ucch_step_goes_first(s)) return LANE_WIRES;
-    return s->is.kind == STEP_SEND ? LANE_OUT : LANE_IN;
+int ucch_stream_of(const ucch_step *s) {
+    if (!ucch_step_is_message(s)) return s->is.kind == STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
+    if (s->program->channels->copies && ucch_step_goes_first(s)) return STREAM_WIRES;
+    return s->is.kind == STEP_SEND ? STREAM_OUT : STREAM_IN;
 }
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->is.peer, s->is.kind == STEP_RECV, moved_by(s), s->program->in_graph);
+    return ucch_channel_for(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count, s->program->in_graph);
 }
 
 /* Bytes of the pieces that a message goes in. */
 size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_piece(ucch_step_channel(c, s), moved_by(s));
+    return ucch_channel_piece(ucch_step_channel(c, s), ucch_step_span(s)->count);
 }
 
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
-    if (!moved_by(s)) return 0;
-    return ucch_channels_reserve(c, s->is.peer, s->is.kind == STEP_RECV, moved_by(s), s->program->in_graph);
+    if (!ucch_step_span(s)->count) return 0;
+    return ucch_channels_reserve(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count,
+                                 s->program->in_graph);
 }

@@ -8,10 +8,9 @@
 
 #include "base/lock.h"
 #include "base/progress.h"
-#include "coll/graphs.h"
 #include "coll/stream_executor.h"
 
-static int flying; /* calls that have not ended */
+static int under_way; /* calls that have not ended */
 /* One call at a time is put into streams whole, and without the engine's lock: the driver keeps the thread that
  * launches, for a stream that is full or a kernel that has to be loaded, until other ranks have done their part. The
  * progress that these need of us must go on meanwhile. */
@@ -32,7 +31,7 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     ucch_board_launched(l->board, -1);
-    flying--;
+    under_way--;
     ucch_op_end_locked(&l->op, status, -1, peer);
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
@@ -170,18 +169,12 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     l->board = p->board;
     l->about = p->about;
     l->about.kind = UCCH_RECORD_STREAM;
-    l->op.about = &l->about;
     l->op.late = 1; /* no host sees it begin */
     l->channels = p->channels;
     ucch_board_launched(l->board, 1);
-    l->op.error.seq = ucch_board_publish(p->board, p->about.signature, p->about.label);
-    if (UCCH_TRACING) l->op.event = ucch_trace_begin(p->number, -1, l->op.error.seq);
-    ucch_op_begin_locked(&l->op, a->timeout);
-    ucch_board_began(l->board, l->op.started);
+    l->alone = !under_way++;
+    int peer, bad = ucch_program_enter_locked(p, &l->op, &l->about, a->timeout, &peer);
     if (a->has_parent) adopt_locked(p, l);
-    l->alone = !flying++;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in host_executor.c: publish, then look */
-    int peer, bad = ucch_board_verdict(p->board, l->op.error.seq, &peer);
     if (!bad && l->channels) {
         l->ticket = ucch_channels_ticket(l->channels);
         l->queueing = 1;
@@ -198,7 +191,7 @@ static int enqueue(const asked *a, ucch_launch *l) {
     UCCH_LOCKED;
     l->queueing = 0;
     if (status < 0) {
-        ucch_channels_forfeit(l->channels, l->ticket);
+        ucch_channels_end(l->channels, l->ticket);
         if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
     return status;
@@ -307,9 +300,7 @@ int ucch_program_capture(ucch_program *p, int is_call, uintptr_t send, uintptr_t
 /* The caller will not look at it again. */
 void ucch_launch_release(ucch_op *op) {
     ucch_launch *l = (ucch_launch *)op;
-    ucch_lock();
+    UCCH_LOCKED;
     l->released = 1;
-    int done = l->op.state == UCCH_DONE; /* one that failed stays: it is blamed, and its requests may be in use */
-    ucch_unlock();
-    if (done) free(l);
+    if (l->op.state == UCCH_DONE) free(l); /* one that failed stays: its requests may be in use */
 }

@@ -9,7 +9,7 @@
 #define PIECE ((uint64_t)4 << 20)
 
 /* As many as ways to copy. */
-#define LANES (UCCH_ACROSS + 1)
+#define STREAMS (UCCH_ACROSS + 1)
 /* Counters that are ready: two for each of 64 calls in streams. */
 #define FLAGS 128
 enum { IDLE, MOVING, COMING, GOING };
@@ -23,7 +23,7 @@ struct ucch_work {
     double again;
 };
 
-static void *lanes[LANES];
+static void *streams[STREAMS];
 
 /* A task's work by the host, on so many elements in its memory. */
 int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) {
@@ -47,53 +47,33 @@ void ucch_work_free(ucch_work *w) {
     free(w);
 }
 
-static int lane(int which, void **stream) {
-    if (!lanes[which]) {
-        int status = ucch_device_fail(ucch_bound_ops()->stream_new(&lanes[which]), "stream");
-        if (status) return status;
-    }
-    *stream = lanes[which];
-    return 0;
-}
-
-/* Have ready what calls in streams need, once there is a device: while a stream is held, making it could wait for it.
- */
-void ucch_device_reserve(void) {
-    void *stream;
+/* Make what copies and calls in streams need, of the device that was bound: 0, or a failure. Later, while a stream is
+ * held, making it could wait for that stream. */
+int ucch_device_reserve(void) {
+    int status = 0;
     ucch_flags_reserve(FLAGS);
-    for (int which = 0; which < LANES; which++)
-        lane(which, &stream);
+    for (int way = 0; way < STREAMS && !status; way++)
+        if (!streams[way]) status = ucch_device_fail(ucch_bound_ops()->stream_new(&streams[way]), "stream");
+    return status;
 }
 
 /* Queue a copy that goes this way, behind all others that do. */
 int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
-    void *stream;
-    int status = lane(way, &stream);
-    return status ? status : ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, stream), "copy");
+    return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, streams[way]), "copy");
 }
 
 /* Copy or convert pieces by a kernel. */
 int ucch_work_pieces(int way, void *function, const ucch_pieces *all) {
-    void *stream;
-    int status = lane(way, &stream);
-    return status ? status : ucch_kernel_pieces(function, all, stream);
+    return ucch_kernel_pieces(function, all, streams[way]);
 }
 
 /* Record an event, made at first use, behind what was queued this way. */
-int ucch_work_mark(int way, void **event) {
-    void *stream;
-    int status = lane(way, &stream);
-    return status ? status : ucch_event_record(event, stream);
-}
+int ucch_work_mark(int way, void **event) { return ucch_event_record(event, streams[way]); }
 
 static int mark(ucch_work *w, int way, int phase) {
     w->phase = phase;
     return ucch_work_mark(way, &w->event);
 }
-
-static int reads_source(const ucch_task *t) { return t->kind != UCCH_SCALE; }
-
-static int reads_target(const ucch_task *t) { return t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE; }
 
 /* Ask for the operands of the next piece. */
 static int fetch(ucch_work *w) {
@@ -101,9 +81,9 @@ static int fetch(ucch_work *w) {
     uint64_t wide = t->src_bytes > t->dst_bytes ? t->src_bytes : t->dst_bytes, left = t->count - w->done;
     w->now = left < PIECE / wide ? left : PIECE / wide;
     int status = 0;
-    if (reads_source(t))
+    if (t->kind != UCCH_SCALE)
         status = ucch_work_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
-    if (!status && reads_target(t))
+    if (!status && (t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE))
         status = ucch_work_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
     return status ? status : mark(w, UCCH_TO_HOST, COMING);
 }
@@ -134,19 +114,15 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     w->done = w->now = 0;
     w->phase = IDLE;
     if (!task->count || (task->kind == UCCH_COPY && task->src == task->dst)) return 0;
-    if (task->kind == UCCH_COPY && !overlap(task)) {
-        int status = ucch_work_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
-        return status ? status : mark(w, UCCH_ACROSS, MOVING);
+    void *function = ucch_kernel_of(task);
+    if (task->kind == UCCH_COPY ? overlap(task) : !function) { /* by the host */
+        w->one = ucch_pool_take(1, PIECE, NULL, 1);
+        w->two = ucch_pool_take(1, PIECE, NULL, 1);
+        return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
     }
-    void *function = ucch_kernel_of(task), *stream;
-    if (function) {
-        int status = lane(UCCH_ACROSS, &stream);
-        if (!status) status = ucch_kernel_launch(function, task, stream);
-        return status ? status : mark(w, UCCH_ACROSS, MOVING);
-    }
-    w->one = ucch_pool_take(1, PIECE, NULL, 1);
-    w->two = ucch_pool_take(1, PIECE, NULL, 1);
-    return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
+    int status = function ? ucch_kernel_launch(function, task, streams[UCCH_ACROSS])
+                          : ucch_work_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
+    return status ? status : mark(w, UCCH_ACROSS, MOVING);
 }
 
 /* 1 when the step has finished, 0 when not yet, negative on failure. */
@@ -154,10 +130,7 @@ int ucch_work_poll_locked(ucch_work *w) {
     if (w->phase == IDLE) return 1;
     int done = 0, status = ucch_event_ask(w->event, &done, &w->again);
     if (status || !done) return status;
-    if (w->phase == COMING) {
-        status = send_back(w);
-        return status;
-    }
+    if (w->phase == COMING) return send_back(w);
     if (w->phase == GOING && (w->done += w->now) < w->task.count) return fetch(w);
     release_locked(w);
     return 1;

@@ -118,6 +118,7 @@ PLAIN(unpin, (void *where), cuMemFreeHost(where))
 PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(host_unregister, (void *where), cuMemHostUnregister(where))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream))
+PLAIN(room, (size_t *bytes), cuMemGetInfo(bytes, &(size_t){0}))
 PLAIN(stream_new, (void **stream), cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), cuStreamWaitEvent(stream, event, 0))
@@ -189,11 +190,6 @@ static int cuda_alloc(void **where, size_t bytes) {
     int status = cu.cuMemAlloc(&a, bytes);
     *where = (void *)(uintptr_t)a;
     return status;
-}
-
-static int cuda_room(size_t *bytes) {
-    size_t all;
-    return cu.cuMemGetInfo(bytes, &all);
 }
 
 static int cuda_mapped(void *memory, void **seen) {

@@ -52,13 +52,8 @@ int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
 int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
 int ucch_work_mark(int way, void **event);
 
-/* True if a counter, which only grows and wraps around, has reached `least`. */
-static inline int ucch_reached(const uint32_t *counter, uint32_t least) {
-    return (int32_t)(__atomic_load_n(counter, __ATOMIC_ACQUIRE) - least) >= 0;
-}
-
-/* Such a counter that streams and hosts wait for and signal, by its address here and the one that the device knows it
- * by. */
+/* A counter (ucch_reached) that streams and hosts wait for and signal, by its address here and the one that the device
+ * knows it by. */
 typedef struct ucch_counter {
     uint32_t *at;
     void *seen;

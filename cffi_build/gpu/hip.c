@@ -92,6 +92,7 @@ PLAIN(host_unregister, (void *where), hipHostUnregister(where))
 PLAIN(mapped, (void *memory, void **seen), hipHostGetDevicePointer(seen, memory, 0))
 PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), hipMemcpyAsync(dst, src, bytes, COPY_DEFAULT, stream))
 PLAIN(copy_rows, (void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows, void *stream), hipMemcpy2DAsync(dst, dst_pitch, src, src_pitch, bytes, rows, COPY_DEFAULT, stream))
+PLAIN(room, (size_t *bytes), hipMemGetInfo(bytes, &(size_t){0}))
 PLAIN(stream_new, (void **stream), hipStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), hipStreamDestroy(stream))
 PLAIN(stream_wait, (void *stream, void *event), hipStreamWaitEvent(stream, event, 0))
@@ -154,11 +155,6 @@ static int hip_pointer(const void *where, int *kind, int *device) {
     if (*kind != UCCH_MEMORY_UNKNOWN && a.device > 0) /* of unknown memory hipInvalidDeviceId, which is -2, since 6 */
         *device = a.device;
     return status;
-}
-
-static int hip_room(size_t *bytes) {
-    size_t all;
-    return hip.hipMemGetInfo(bytes, &all);
 }
 
 /* Streams can only wait on signal memory. */

@@ -47,8 +47,8 @@ __attribute__((format(printf, 1, 2))) static void explain(const char *format, ..
 /* Why a call that this thread made has failed. */
 const char *ucch_device_error(void) { return text; }
 
-/* Why the last call has failed, whichever thread made it: operations fail in the thread that makes progress, and those
- * who wait for them ask here. Valid until this thread asks again. */
+/* Why the last call has failed, whichever thread made it: operations fail in the thread that makes progress, and
+ * threads that wait for them ask here. Valid until this thread asks again. */
 const char *ucch_device_last_error(void) {
     static _Thread_local char copy[sizeof(last_text)];
     pthread_mutex_lock(&last_lock);
@@ -156,20 +156,18 @@ int ucch_device_pointer(int runtime, uintptr_t address) {
 /* The progress thread may ask for events while other threads capture graphs, which it has no part in. */
 static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 
-/* Every thread that makes progress works with this device from now on. */
-int ucch_device_bind(int runtime, int device) {
+/* Every thread that makes progress works with this device from now on. `may`: streams may wait for work that has not
+ * been queued yet. Otherwise they wait only for work that has: then nothing waits in a circle, whatever shares a queue,
+ * as what is in front of a wait was queued before it, and so was what it waits for, at whatever rank. */
+int ucch_device_bind(int runtime, int device, int may) {
     int status = ready(runtime) ? failed(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
     bound_runtime = runtime;
     bound_device = device;
+    may_hold = may;
     ucch_progress_inside(ucch_device_enter, ucch_device_leave, relax);
     return 0;
 }
-
-/* True if streams may wait for work that has not been queued yet. Otherwise they wait only for work that has: then
- * nothing waits in a circle, whatever shares a queue, as what is in front of a wait was queued before it, and so was
- * what it waits for, at whatever rank. */
-void ucch_device_hold(int may) { may_hold = may; }
 
 int ucch_may_hold(void) { return may_hold; }
 

@@ -1,4 +1,5 @@
-/* Words of the ranks of a communicator on several hosts, beside the data: what they call, and which ranks are gone.
+/* What the ranks of a communicator on several hosts tell each other beside the data: what they call, and which ranks
+ * are gone.
  *
  * Each rank has a connection (link.c) with one rank or more of each neighbouring host, over which it sends hashes of
  * its calls, ten times a second, and compares those that come with its own. A rank that finds a call that differs, or
@@ -12,29 +13,29 @@
 #include "net/link.h"
 
 #define SEEN UCCH_CALLS_SEEN
-/* Hashes in one word, and words of them in one turn. */
+/* Hashes in one message, and messages of them in one turn. */
 #define AT_ONCE 2048
 #define WORDS 4
-/* The most different opinions of what was called that are kept. */
-#define OPINIONS 8
+/* Different reports of what was called that are kept at most. */
+#define MOST_REPORTS 8
 /* Seconds after which a rank says that it waits. */
 #define LONG_S 1.0
 
-enum { CALLS = 2, OPINION, GONE, WAITS };
+enum { CALLS = 2, REPORT, GONE, WAITS };
 
 typedef struct calls {
     uint64_t first, count;
     uint32_t hashes[AT_ONCE];
 } calls;
-_Static_assert(sizeof(calls) <= UCCH_WORD_BYTES, "a word has room for hashes");
+_Static_assert(sizeof(calls) <= UCCH_LINK_BYTES, "a message has room for hashes");
 
 /* A call as a rank made it. */
-typedef struct opinion {
+typedef struct report {
     uint64_t call;
     int32_t rank;
     uint32_t hash;
     char text[UCCH_REFUSAL_BYTES]; /* a label, or why it was refused */
-} opinion;
+} report;
 
 typedef struct gone {
     uint64_t last, failed; /* calls: the last it made, and the first that has failed there, or 0 */
@@ -52,32 +53,32 @@ typedef struct waits {
 typedef struct news {
     int kind;
     union {
-        opinion opinion;
+        report report;
         gone gone;
     };
 } news;
 
 /* A connection with a rank of another host. */
-typedef struct spoke {
+typedef struct contact {
     int link, rank, told;             /* so much of the news */
     uint64_t sent, reached, compared; /* calls of ours, of theirs, and of both */
     uint32_t hashes[SEEN];            /* theirs */
     uint64_t waiting;                 /* the call in which we have said to wait, or 0 */
     waits waits;                      /* theirs */
     double since;                     /* when that began, by our clock */
-} spoke;
+} contact;
 
 struct ucch_circle {
     uint64_t key;
     ucch_board *board;
     ucch_far *far;
-    int rank, size, nspokes, nnews, room, nopinions;
+    int rank, size, ncontacts, nnews, room, nreports;
     int ended;          /* whether that was said of this rank */
     uint64_t under_way; /* the last call, where it has not ended, or 0 */
     double since;       /* when it was seen first */
     int *hosts;
     news *news;
-    spoke *spokes;
+    contact *contacts;
     ucch_circle *next;
 };
 
@@ -98,13 +99,13 @@ static int unlike(uint32_t one, uint32_t other) {
 
 /* ---- news ---- */
 
-static void tell(ucch_circle *c) {
-    for (int i = 0; i < c->nspokes; i++) {
-        spoke *s = &c->spokes[i];
+static void forward_news(ucch_circle *c) {
+    for (int i = 0; i < c->ncontacts; i++) {
+        contact *s = &c->contacts[i];
         for (int said = 0; s->told < c->nnews && !said; s->told += !said) {
             const news *n = &c->news[s->told];
-            size_t bytes = n->kind == OPINION ? sizeof(n->opinion) : sizeof(n->gone);
-            said = ucch_link_say(s->link, (uint32_t)n->kind, c->key, &n->opinion, bytes);
+            size_t bytes = n->kind == REPORT ? sizeof(n->report) : sizeof(n->gone);
+            said = ucch_link_send(s->link, (uint32_t)n->kind, c->key, &n->report, bytes);
         }
     }
 }
@@ -123,48 +124,48 @@ static void note_gone(ucch_circle *c, const gone *g) {
     if (g->rank == c->rank && g->how == UCCH_LEFT) return; /* we know */
     if (!ucch_far_note_gone(c->far, g->rank, g->how, g->last, g->failed)) return;
     add(c, &(news){.kind = GONE, .gone = *g});
-    if (g->how >= UCCH_DIED) ucch_board_speak(c->board);
+    if (g->how >= UCCH_DIED) ucch_board_dump_if_idle(c->board);
 }
 
-/* Keep an opinion, if it is new. */
-static void note_opinion(ucch_circle *c, const opinion *o) {
+/* Keep a report, if it is new. */
+static void note_report(ucch_circle *c, const report *o) {
     for (int i = 0; i < c->nnews; i++) {
         const news *n = &c->news[i];
-        if (n->kind == OPINION && n->opinion.call == o->call && n->opinion.hash == o->hash) return;
+        if (n->kind == REPORT && n->report.call == o->call && n->report.hash == o->hash) return;
     }
-    if (c->nopinions++ < OPINIONS) add(c, &(news){.kind = OPINION, .opinion = *o});
+    if (c->nreports++ < MOST_REPORTS) add(c, &(news){.kind = REPORT, .report = *o});
 }
 
-/* Say what this rank called. */
-static void give_opinion(ucch_circle *c, uint64_t call, uint32_t hash) {
-    opinion mine = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
+/* Report what this rank called. */
+static void report_own(ucch_circle *c, uint64_t call, uint32_t hash) {
+    report mine = {.call = call, .rank = c->rank, .hash = hash, .text = "another call"};
     ucch_board_own_text(c->board, call, mine.text);
-    note_opinion(c, &mine);
+    note_report(c, &mine);
 }
 
 /* This rank has left, or a call has failed with it. A rank that has left over a refused call says that first: other
  * ranks would take it for dead. */
-static void say_left(ucch_circle *c) {
+static void report_left(ucch_circle *c) {
     ucch_refusal end;
     if (c->ended) return;
     c->ended = 1;
     if (ucch_board_refusal(c->board, &end) && end.rank >= 0) {
-        opinion refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
+        report refused = {.call = end.call, .rank = end.rank, .hash = UCCH_REFUSED_HASH};
         memcpy(refused.text, end.text, sizeof(refused.text));
-        note_opinion(c, &refused);
+        note_report(c, &refused);
     }
     gone left = {ucch_far_called(c->far), ucch_board_has_failed(c->board), c->rank, UCCH_LEFT};
     add(c, &(news){.kind = GONE, .gone = left});
 }
 
-/* Compare what was said with what this rank called, as soon as it has. Opinions are of calls that differ: of a refused
- * one, another rank makes it. */
-static void weigh_opinions(ucch_circle *c) {
+/* Compare reports with what this rank called, as soon as it has. Reports are of calls that ranks made in different
+ * ways, or that one refused and another makes. */
+static void compare_reports(ucch_circle *c) {
     for (int i = 0; i < c->nnews; i++) {
-        opinion o = c->news[i].opinion; /* the list may move */
-        if (c->news[i].kind != OPINION) continue;
+        report o = c->news[i].report; /* the list may move */
+        if (c->news[i].kind != REPORT) continue;
         uint32_t mine = ucch_far_hash(c->far, o.call);
-        if (mine && unlike(mine, o.hash)) give_opinion(c, o.call, mine);
+        if (mine && unlike(mine, o.hash)) report_own(c, o.call, mine);
         if (o.hash == UCCH_REFUSED_HASH)
             ucch_board_end(c->board, o.call, o.rank, o.text);
         else if (mine && unlike(mine, o.hash) && mine != UCCH_REFUSED_HASH)
@@ -174,25 +175,25 @@ static void weigh_opinions(ucch_circle *c) {
 
 /* ---- calls ---- */
 
-static void compare(ucch_circle *c, spoke *s) {
+static void compare(ucch_circle *c, contact *s) {
     uint64_t called = ucch_far_called(c->far), until = called < s->reached ? called : s->reached;
     uint64_t most = called > s->reached ? called : s->reached;
     if (s->compared + SEEN / 2 < most) s->compared = most - SEEN / 2;
     for (; s->compared < until; s->compared++) {
         uint64_t call = s->compared + 1;
         uint32_t mine = ucch_far_hash(c->far, call), theirs = s->hashes[call % SEEN];
-        if (mine && theirs && unlike(mine, theirs)) give_opinion(c, call, mine);
+        if (mine && theirs && unlike(mine, theirs)) report_own(c, call, mine);
     }
 }
 
-/* From call `first` on, unless that is 0, what this rank has called is not what it has said. */
-static void tell_anew(spoke *s, uint64_t first) {
+/* From call `first` on, unless that is 0, this rank has called something else than it has sent. */
+static void resend_from(contact *s, uint64_t first) {
     if (first && s->sent >= first) s->sent = first - 1;
     if (first && s->compared >= first) s->compared = first - 1;
 }
 
-/* Tell a rank what this one has called since the last time. */
-static void send_calls(ucch_circle *c, spoke *s) {
+/* Send a rank hashes of what this one has called since the last time. */
+static void send_calls(ucch_circle *c, contact *s) {
     static calls word;
     for (int k = 0; k < WORDS; k++) {
         uint64_t called = ucch_far_called(c->far);
@@ -204,12 +205,12 @@ static void send_calls(ucch_circle *c, spoke *s) {
         for (uint64_t i = 0; i < count; i++)
             word.hashes[i] = ucch_far_hash(c->far, word.first + i);
         size_t bytes = offsetof(calls, hashes) + count * sizeof(uint32_t);
-        if (ucch_link_say(s->link, CALLS, c->key, &word, bytes)) return;
+        if (ucch_link_send(s->link, CALLS, c->key, &word, bytes)) return;
         s->sent += count;
     }
 }
 
-static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
+static void on_calls(ucch_circle *c, contact *s, const calls *word) {
     if (word->first + SEEN / 2 < s->reached) return; /* no rank of ours says so */
     uint64_t skipped = word->first > s->reached ? word->first - s->reached - 1 : 0;
     for (uint64_t i = 0; i < skipped && i < SEEN; i++)
@@ -218,25 +219,25 @@ static void hear_calls(ucch_circle *c, spoke *s, const calls *word) {
         s->hashes[(word->first + i) % SEEN] = word->hashes[i];
     uint64_t last = word->first + word->count - 1;
     if (last > s->reached) s->reached = last;
-    if (s->compared >= word->first) s->compared = word->first - 1; /* told anew */
+    if (s->compared >= word->first) s->compared = word->first - 1; /* sent again */
     compare(c, s);
 }
 
-static int is_far(const ucch_circle *c, const spoke *s) { return c->hosts[s->rank] != c->hosts[c->rank]; }
+static int is_far(const ucch_circle *c, const contact *s) { return c->hosts[s->rank] != c->hosts[c->rank]; }
 
-/* Whom of the ranks of other hosts that this one hears of it would name first, at a deadline. */
+/* The rank that an error names at a deadline: of the ranks of other hosts that this one is connected with, the last. */
 static void note_last(ucch_circle *c) {
-    const spoke *last = NULL;
-    for (int i = 0; i < c->nspokes; i++)
-        if (is_far(c, &c->spokes[i]) && (!last || c->spokes[i].reached < last->reached)) last = &c->spokes[i];
+    const contact *last = NULL;
+    for (int i = 0; i < c->ncontacts; i++)
+        if (is_far(c, &c->contacts[i]) && (!last || c->contacts[i].reached < last->reached)) last = &c->contacts[i];
     if (last) ucch_board_behind_by(c->board, last->rank, last->reached);
 }
 
 /* And which of them waits in a call that this rank has not come to. */
 static void note_waiter(ucch_circle *c) {
-    const spoke *first = NULL;
-    for (int i = 0; i < c->nspokes && !first; i++)
-        if (c->spokes[i].waits.call > ucch_far_called(c->far)) first = &c->spokes[i];
+    const contact *first = NULL;
+    for (int i = 0; i < c->ncontacts && !first; i++)
+        if (c->contacts[i].waits.call > ucch_far_called(c->far)) first = &c->contacts[i];
     if (first)
         ucch_board_waited_by(c->board, first->rank, first->waits.call, first->waits.label, first->since);
     else
@@ -247,7 +248,7 @@ static int has_ended(const ucch_circle *c) { return ucch_board_has_left(c->board
 
 /* Say in which call this rank waits, or that it does so no more. A call that has failed stays said: other ranks that
  * time out with it are to know. */
-static void say_waits(ucch_circle *c) {
+static void send_waits(ucch_circle *c) {
     double now = ucch_now();
     uint64_t call = ucch_board_under_way(c->board);
     if (has_ended(c)) return; /* looked at behind the call */
@@ -259,14 +260,14 @@ static void say_waits(ucch_circle *c) {
         word.seconds = now - c->since;
         ucch_board_own_label(c->board, call, word.label);
     }
-    for (int i = 0; i < c->nspokes; i++) {
-        spoke *s = &c->spokes[i];
-        if (is_far(c, s) && s->waiting != word.call && !ucch_link_say(s->link, WAITS, c->key, &word, sizeof(word)))
+    for (int i = 0; i < c->ncontacts; i++) {
+        contact *s = &c->contacts[i];
+        if (is_far(c, s) && s->waiting != word.call && !ucch_link_send(s->link, WAITS, c->key, &word, sizeof(word)))
             s->waiting = word.call;
     }
 }
 
-static void hear_waits(spoke *s, const waits *word) {
+static void on_waits(contact *s, const waits *word) {
     s->waits = *word;
     s->waits.label[UCCH_LABEL_BYTES - 1] = 0;
     s->since = ucch_now() - word->seconds;
@@ -277,7 +278,7 @@ static void hear_waits(spoke *s, const waits *word) {
 
 static int fits(uint32_t kind, const void *data, size_t bytes) {
     uint64_t count;
-    if (kind == OPINION) return bytes == sizeof(opinion);
+    if (kind == REPORT) return bytes == sizeof(report);
     if (kind == GONE) return bytes == sizeof(gone);
     if (kind == WAITS) return bytes == sizeof(waits);
     if (kind != CALLS || bytes < offsetof(calls, hashes)) return 0;
@@ -285,67 +286,67 @@ static int fits(uint32_t kind, const void *data, size_t bytes) {
     return count && count <= AT_ONCE && bytes == offsetof(calls, hashes) + count * sizeof(uint32_t);
 }
 
-static int heard(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+static int on_message(int link, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
     ucch_circle *c = circle_of(key);
     static union {
         calls calls;
-        opinion opinion;
+        report report;
         gone gone;
         waits waits;
     } word;
     if (!fits(kind, data, bytes)) return -1;
     if (!c) return 0; /* given back, or not made yet */
     memcpy(&word, data, bytes);
-    if (kind == OPINION) {
-        word.opinion.text[UCCH_REFUSAL_BYTES - 1] = 0;
-        if (word.opinion.rank < 0 || word.opinion.rank >= c->size) return -1;
-        note_opinion(c, &word.opinion);
+    if (kind == REPORT) {
+        word.report.text[UCCH_REFUSAL_BYTES - 1] = 0;
+        if (word.report.rank < 0 || word.report.rank >= c->size) return -1;
+        note_report(c, &word.report);
     } else if (kind == GONE) {
         if (word.gone.how < UCCH_LEFT || word.gone.how > UCCH_UNREACHABLE) return -1;
         note_gone(c, &word.gone);
     } else if (kind == WAITS && !(word.waits.seconds >= 0 && word.waits.seconds < 1e9)) {
         return -1;
     }
-    for (int i = 0; i < c->nspokes; i++) {
-        if (c->spokes[i].link != link) continue;
-        if (kind == CALLS) hear_calls(c, &c->spokes[i], &word.calls);
-        if (kind == WAITS) hear_waits(&c->spokes[i], &word.waits);
+    for (int i = 0; i < c->ncontacts; i++) {
+        if (c->contacts[i].link != link) continue;
+        if (kind == CALLS) on_calls(c, &c->contacts[i], &word.calls);
+        if (kind == WAITS) on_waits(&c->contacts[i], &word.waits);
     }
-    weigh_opinions(c);
-    tell(c);
+    compare_reports(c);
+    forward_news(c);
     return 0;
 }
 
-static void take_turn_of(ucch_circle *c) {
-    if (has_ended(c)) say_left(c);
-    say_waits(c);
+static void turn_of(ucch_circle *c) {
+    if (has_ended(c)) report_left(c);
+    send_waits(c);
     uint64_t anew = ucch_far_changed(c->far);
-    for (int i = 0; i < c->nspokes; i++) {
-        tell_anew(&c->spokes[i], anew);
-        send_calls(c, &c->spokes[i]);
-        compare(c, &c->spokes[i]);
+    for (int i = 0; i < c->ncontacts; i++) {
+        resend_from(&c->contacts[i], anew);
+        send_calls(c, &c->contacts[i]);
+        compare(c, &c->contacts[i]);
     }
-    weigh_opinions(c);
-    tell(c);
+    compare_reports(c);
+    forward_news(c);
     note_last(c);
     note_waiter(c);
 }
 
-static void take_turn(void) {
+static void on_turn(void) {
     for (ucch_circle *c = circles; c; c = c->next)
-        take_turn_of(c);
+        turn_of(c);
 }
 
 /* The process at a link's other end is gone, or all of its host. */
-static void lost(int link, int how) {
+static void on_lost(int link, int how) {
     for (ucch_circle *c = circles; c; c = c->next)
-        for (int i = 0; i < c->nspokes; i++) {
-            if (c->spokes[i].link != link) continue;
+        for (int i = 0; i < c->ncontacts; i++) {
+            if (c->contacts[i].link != link) continue;
             for (int r = 0; r < c->size; r++) {
-                int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->spokes[i].rank];
-                if (with || r == c->spokes[i].rank) note_gone(c, &(gone){.rank = r, .how = how});
+                int with = how == UCCH_UNREACHABLE && c->hosts[r] == c->hosts[c->contacts[i].rank];
+                if (with || r == c->contacts[i].rank) note_gone(c, &(gone){.rank = r, .how = how});
             }
-            tell(c);
+            forward_news(c);
         }
 }
 
@@ -354,7 +355,7 @@ static void lost(int link, int how) {
 static void release(ucch_circle *c) {
     free(c->hosts);
     free(c->news);
-    free(c->spokes);
+    free(c->contacts);
     free(c);
 }
 
@@ -363,15 +364,15 @@ static void release(ucch_circle *c) {
  * memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
-    static const ucch_listener listener = {heard, take_turn, lost};
+    static const ucch_listener listener = {on_message, on_turn, on_lost};
     ucch_circle *c = calloc(1, sizeof(*c));
     if (c) {
         *c = (ucch_circle){.key = key, .board = board, .far = ucch_board_far(board), .rank = rank, .size = size};
         c->hosts = calloc((size_t)size, sizeof(int));
-        c->spokes = calloc((size_t)n + 1, sizeof(spoke));
-        c->nspokes = n;
+        c->contacts = calloc((size_t)n + 1, sizeof(contact));
+        c->ncontacts = n;
     }
-    if (!c || !c->hosts || !c->spokes || !c->far) {
+    if (!c || !c->hosts || !c->contacts || !c->far) {
         if (c) release(c);
         return NULL;
     }
@@ -379,8 +380,8 @@ ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size
     ucch_links_lock();
     ucch_links_listen(&listener);
     for (int i = 0; i < n; i++) {
-        c->spokes[i].link = links[i];
-        c->spokes[i].rank = ranks[i];
+        c->contacts[i].link = links[i];
+        c->contacts[i].rank = ranks[i];
     }
     c->next = circles;
     circles = c;
@@ -403,7 +404,7 @@ void ucch_circle_lost(ucch_circle *c, int rank) {
  * next: they may wait for it. */
 void ucch_circle_free(ucch_circle *c) {
     ucch_links_lock();
-    if (has_ended(c)) take_turn_of(c);
+    if (has_ended(c)) turn_of(c);
     UCCH_UNLINK(circles, c, next);
     ucch_links_unlock();
     release(c);

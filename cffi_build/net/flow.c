@@ -17,15 +17,7 @@
 #include "base/trace.h"
 
 #define MOST UCCH_MOST_WIRES
-#define ATTR_CALLBACK 0x2
-#define ATTR_USER_DATA 0x4
-#define ATTR_MEMORY_TYPE 0x40
-#define ATTR_RECV_INFO 0x80
-#define ATTR_HANDLE 0x100
 #define MAP_FIELDS (0x1 | 0x2 | 0x10) /* address, length, memory type */
-#define HOST_MEMORY 0
-#define UCS_CANCELED (-16)
-#define UCS_TRUNCATED (-9)
 /* Rounds of progress until receives that were taken back have ended. */
 #define ROUNDS 1000
 /* Bytes of a range. */
@@ -94,15 +86,11 @@ struct ucch_flow {
 
 /* ---- small things ---- */
 
-static int reached(const uint32_t *word, uint64_t least) {
-    return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - (uint32_t)least) >= 0;
-}
-
 static ucch_slot_header *slot_of(const ucch_flow *f, uint64_t piece) {
     return (ucch_slot_header *)(f->ring.slots + piece % (uint64_t)f->ring.depth * f->ring.stride);
 }
 
-/* The first call, plus one, whose data here is not to be believed; 0 while there is none. */
+/* The first call, plus one, whose data here is undefined; 0 while there is none. */
 static uint64_t tainted_from(const ucch_flow *f) { return __atomic_load_n(f->ring.tainted_here, __ATOMIC_ACQUIRE); }
 
 /* Number of the wire: each one that sends is followed by one that receives. */
@@ -156,16 +144,15 @@ static void differ(ucch_flow *f, uint64_t call) {
 }
 
 static void fail_by(ucch_flow *f, int ucs) {
-    fail(f, ucs == UCS_TRUNCATED ? UCCH_FAIL_MISMATCH : UCCH_FAIL_PEER); /* of a mismatch, any call may be it */
+    fail(f, ucs == UCS_ERR_MESSAGE_TRUNCATED ? UCCH_FAIL_MISMATCH
+                                             : UCCH_FAIL_PEER); /* of a mismatch, any call may be it */
 }
 
 static ucp_request_param_t params_of(void *callback, void *data, ucp_mem_h memory) {
-    return (ucp_request_param_t){.op_attr_mask =
-                                     ATTR_CALLBACK | ATTR_USER_DATA | ATTR_MEMORY_TYPE | (memory ? ATTR_HANDLE : 0),
-                                 .cb = callback,
-                                 .user_data = data,
-                                 .memory_type = HOST_MEMORY,
-                                 .memh = memory};
+    ucp_request_param_t params = ucch_ucp_params(callback, data, UCS_MEMORY_TYPE_HOST);
+    params.op_attr_mask |= memory ? UCP_OP_ATTR_FIELD_MEMH : 0;
+    params.memh = memory;
+    return params;
 }
 
 static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
@@ -177,7 +164,7 @@ static uint64_t tag_of(const ucch_flow *f, int kind, uint64_t which) {
 static void note_ended(note *n, int status) {
     n->request = NULL;
     n->done = status == 0;
-    if (status && status != UCS_CANCELED) fail_by(n->flow, status);
+    if (status && status != UCS_ERR_CANCELED) fail_by(n->flow, status);
 }
 
 static void note_received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
@@ -195,7 +182,7 @@ static void note_sent(void *request, ucs_status_t status, void *data) {
 
 static void begun(note *n, void *request) {
     if (request == NULL || IS_STATUS(request))
-        note_ended(n, (int)(intptr_t)request);
+        note_ended(n, STATUS_OF(request));
     else
         n->request = request;
 }
@@ -203,7 +190,7 @@ static void begun(note *n, void *request) {
 static void receive(int which, note *n, void *into, size_t bytes, int kind, uint64_t index) {
     ucp_mem_h memory = kind == DATA ? n->flow->shares[which].slots : NULL;
     ucp_request_param_t params = params_of((void *)note_received, n, memory);
-    params.op_attr_mask |= ATTR_RECV_INFO; /* where it is there already */
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_RECV_INFO; /* where it is there already */
     params.recv_info = &n->received;
     n->which = which;
     n->done = 0;
@@ -234,7 +221,7 @@ static void range_sent(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
     f->shares[carrier_of(f, (int)(l - f->range_states) % f->ranges)].under_way--;
     ended(l, status);
-    if (status && status != UCS_CANCELED) fail_by(f, status);
+    if (status && status != UCS_ERR_CANCELED) fail_by(f, status);
 }
 
 static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, int range) {
@@ -242,14 +229,15 @@ static void send_range(ucch_flow *f, int which, uint64_t piece, size_t bytes, in
     ucp_request_param_t params = params_of((void *)range_sent, l, f->shares[which].slots);
     ended(l, 0); /* a credit may be here before libucp says so */
     if (UCCH_TRACING)
-        l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(f, bytes, range), ucch_trace_now());
+        l->event = ucch_trace_begin_wire(wire_of(f, which), f->key, length_of(f, bytes, range), ucch_now_ns());
     void *request = ucp_tag_send_nbx(f->shares[which].ep, range_of(f, piece, range), length_of(f, bytes, range),
                                      tag_of(f, DATA, (uint64_t)index_of(f, piece, range)), &params);
-    if (IS_STATUS(request))
-        fail_by(f, (int)(intptr_t)request);
-    else
-        f->shares[which].under_way += request != NULL;
-    if (request == NULL || IS_STATUS(request)) ended(l, (int)(intptr_t)request);
+    if (request && !IS_STATUS(request)) {
+        f->shares[which].under_way++;
+        return;
+    }
+    if (request) fail_by(f, STATUS_OF(request));
+    ended(l, STATUS_OF(request));
 }
 
 /* A piece, as its rank's host has called for it or its kernel has written. */
@@ -263,9 +251,9 @@ static due about(ucch_flow *f, uint64_t piece) {
 }
 
 /* Wake the wires that have ranges of so many bytes. */
-static void ring_for(const ucch_flow *f, size_t bytes) {
+static void wake_for(const ucch_flow *f, size_t bytes) {
     for (int range = 0; range < ranges_of(f, bytes) && range < f->nwires; range++)
-        ucch_wire_note(wire_of(f, carrier_of(f, range)));
+        ucch_wire_mark(wire_of(f, carrier_of(f, range)));
     ucch_wires_wake(wire_of(f, f->first), 1);
 }
 
@@ -279,14 +267,14 @@ static void send_piece(ucch_flow *f, int which, uint64_t piece) {
         s->number = piece;
         s->tainted = tainted_from(f);
         s->differs = __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE); /* written before */
-        if (f->ring.by_device) ring_for(f, d.bytes);
+        if (f->ring.by_device) wake_for(f, d.bytes);
     }
     for (int range = 0; range < ranges_of(f, d.bytes); range++)
         if (carrier_of(f, range) == which) send_range(f, which, piece, d.bytes, range);
 }
 
 /* Take note of credits: the sender's stream may fill the slots again. */
-static int hear_credit(ucch_flow *f) {
+static int on_credit(ucch_flow *f) {
     if (!f->credit.done) return 0;
     ucch_take(&f->lock, UCCH_AT_FLOW);
     __atomic_store_n(&f->settled, f->credit.said[0], __ATOMIC_RELEASE);
@@ -298,7 +286,7 @@ static int hear_credit(ucch_flow *f) {
     return UCCH_MOVED;
 }
 
-static int tell_abort(ucch_flow *f) {
+static int send_abort(ucch_flow *f) {
     uint64_t first = tainted_from(f);
     if (!first || !f->ring.tells || f->abort.said[0]) return 0;
     f->abort.said[0] = first;
@@ -312,7 +300,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
     int found = 0;
     uint64_t settled = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE);
     s->count = s->count < settled ? settled : s->count; /* there was nothing for this wire in those */
-    for (; reached(f->ring.published, s->count + 1); s->count++) {
+    for (; ucch_reached(f->ring.published, (uint32_t)s->count + 1); s->count++) {
         send_piece(f, which, s->count);
         found = UCCH_MOVED;
     }
@@ -322,7 +310,7 @@ static int turn_of_sender(ucch_flow *f, int which) {
         found |= f->ring.by_device ? UCCH_RUNG_LATE : 0;
         return found | (s->under_way || s->count < expected ? UCCH_AWAITED : 0);
     }
-    found |= hear_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
+    found |= on_credit(f) | (f->ring.by_device ? UCCH_WATCHED : 0);
     return found | (f->told < expected ? UCCH_AWAITED : 0);
 }
 
@@ -348,7 +336,7 @@ static void take(ucch_flow *f, uint64_t piece, int ranges) {
 }
 
 /* The sender's data is garbage from a call on, as it says; and whether ranks called different things. */
-static void hear_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
+static void note_tainted(ucch_flow *f, uint64_t tainted, uint64_t differs) {
     if (tainted && differs) differ(f, differs);
     if (tainted) __atomic_store_n(f->ring.tainted_there, tainted, __ATOMIC_RELEASE);
 }
@@ -369,7 +357,7 @@ static void settle_arrivals(ucch_flow *f) {
     for (int ranges;
          (f->ring.by_device || f->settled < f->expected) && !f->failed && (ranges = complete(f, f->settled));) {
         const ucch_slot_header *s = slot_of(f, f->settled);
-        hear_tainted(f, s->tainted, s->differs);
+        note_tainted(f, s->tainted, s->differs);
         if (!fits(f, s)) break;
         take(f, f->settled, ranges);
         __atomic_store_n(&f->settled, f->settled + 1, __ATOMIC_RELEASE);
@@ -389,7 +377,7 @@ static void post_range(ucch_flow *f, int which, int index) {
 static void note_arrival(const ucch_flow *f, int which, size_t bytes) {
     if (!UCCH_TRACING) return;
     int awaited = __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
-    uint64_t now = ucch_trace_now(), since = awaited ? __atomic_load_n(&f->since, __ATOMIC_RELAXED) : now;
+    uint64_t now = ucch_now_ns(), since = awaited ? __atomic_load_n(&f->since, __ATOMIC_RELAXED) : now;
     ucch_trace_end(ucch_trace_begin_wire(wire_of(f, which), f->key, bytes, since ? since : now), 0);
 }
 
@@ -406,7 +394,7 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
             __atomic_store_n(&l->arrived, l->arrived + 1, __ATOMIC_RELEASE);
             found = UCCH_MOVED;
         } else if (__atomic_load_n(&l->taken, __ATOMIC_ACQUIRE) == l->arrived &&
-                   reached(f->ring.consumed, __atomic_load_n(&l->piece, __ATOMIC_RELAXED) + 1))
+                   ucch_reached(f->ring.consumed, (uint32_t)__atomic_load_n(&l->piece, __ATOMIC_RELAXED) + 1))
             post_range(f, which, i);
         f->shares[which].news |= !l->posted.request;
     }
@@ -414,15 +402,15 @@ static int look_at_ranges(ucch_flow *f, int which, int *waiting) {
     return found;
 }
 
-static int hear_abort(ucch_flow *f) {
+static int on_abort(ucch_flow *f) {
     if (!f->abort.done) return 0;
     f->abort.done = 0;
-    hear_tainted(f, f->abort.said[0], f->abort.said[1]);
+    note_tainted(f, f->abort.said[0], f->abort.said[1]);
     return UCCH_MOVED;
 }
 
 /* By the first wire: the sender may fill again what has been taken out. */
-static int tell_credit(ucch_flow *f) {
+static int send_credit(ucch_flow *f) {
     uint32_t more = __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told;
     if (!more || f->credit.request) return 0;
     f->credit.said[0] = f->told + more;
@@ -443,7 +431,7 @@ static int turn_of_receiver(ucch_flow *f, int which) {
     if (f->ring.by_device) found |= UCCH_WATCHED;
     uint64_t expected = __atomic_load_n(&f->expected, __ATOMIC_ACQUIRE);
     if (which == f->first) {
-        found |= tell_credit(f);
+        found |= send_credit(f);
         waiting |= f->told < expected || f->credit.request;
     }
     waiting |= __atomic_load_n(&f->settled, __ATOMIC_ACQUIRE) < expected;
@@ -457,7 +445,7 @@ static int turn(ucch_poller *poller) {
     int which = s->which, found = 0;
     if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
     if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
-    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? tell_abort(f) : hear_abort(f);
+    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? send_abort(f) : on_abort(f);
     /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
@@ -478,7 +466,7 @@ static int make_room(ucch_flow *f) {
 
 static int note_due(ucch_flow *f, due d) {
     uint64_t piece = f->expected;
-    if (UCCH_TRACING && piece == f->settled) __atomic_store_n(&f->since, ucch_trace_now(), __ATOMIC_RELAXED);
+    if (UCCH_TRACING && piece == f->settled) __atomic_store_n(&f->since, ucch_now_ns(), __ATOMIC_RELAXED);
     int status = piece - f->settled == f->room ? make_room(f) : 0;
     if (status) return status;
     f->dues[piece % f->room] = d;
@@ -498,7 +486,7 @@ int ucch_flow_due(ucch_flow *f, size_t bytes, size_t piece, uint64_t number, uin
     } while (!status && (left -= one));
     if (!status && !f->sends) settle_arrivals(f);
     ucch_give(&f->lock, UCCH_AT_FLOW);
-    if (!status) ring_for(f, bytes < piece ? bytes : piece);
+    if (!status) wake_for(f, bytes < piece ? bytes : piece);
     return status;
 }
 
@@ -508,7 +496,7 @@ void ucch_flow_differs(ucch_flow *f, uint64_t call) { __atomic_store_n(&f->diffe
 
 /* A failure has come, of which the peer is to be told, or a stream will put data in soon: nothing else tells the
  * thread. */
-void ucch_flow_ring(ucch_flow *f) { ucch_wire_ring(wire_of(f, f->first)); }
+void ucch_flow_wake(ucch_flow *f) { ucch_wire_wake(wire_of(f, f->first)); }
 
 /* ---- making and ending flows ---- */
 
@@ -520,7 +508,8 @@ static int join(ucch_flow *f, int which, uint64_t key) {
     s->which = which;
     s->ep = ucch_wire_endpoint(wire_of(f, which), key, &s->lost);
     /* Once for all that goes through them: it takes longer than a range on its way. */
-    ucp_mem_map_params_t slots = {.field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = HOST_MEMORY};
+    ucp_mem_map_params_t slots = {
+        .field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = UCS_MEMORY_TYPE_HOST};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
     if (!s->ep) return UCCH_FAIL_PEER;

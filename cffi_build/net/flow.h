@@ -32,7 +32,7 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
 int ucch_flow_due(ucch_flow *flow, size_t bytes, size_t piece, uint64_t number, uint64_t hash);
 int ucch_flow_failed(const ucch_flow *flow, uint64_t number);
 void ucch_flow_differs(ucch_flow *flow, uint64_t call);
-void ucch_flow_ring(ucch_flow *flow);
+void ucch_flow_wake(ucch_flow *flow);
 int ucch_flow_quiet(const ucch_flow *flow);
 int ucch_flow_free(ucch_flow *flow);
 

@@ -32,20 +32,20 @@
 #define MOST_OF_A_TURN_S 0.2
 /* Times its patience that a process is waited for whose host is there. */
 #define BUSY 5
-/* How long the last words may take at the end. */
+/* How long the last messages may take at the end. */
 #define FAREWELL_S 0.2
-#define IN_BYTES (2 * (UCCH_WORD_BYTES + sizeof(ucch_word_t)))
+#define IN_BYTES (2 * (UCCH_LINK_BYTES + sizeof(ucch_link_header)))
 #define OUT_BYTES (64 << 10)
 /* Connections that are heard in a turn. */
 #define AT_ONCE 64
 
-/* Words of our own. */
+/* Messages of our own. */
 enum { BEAT, BYE };
 
 typedef struct link {
     int fd;                       /* -1: closed */
     int how;                      /* UCCH_THERE while it is; UCCH_LEFT after a farewell, or how it was lost */
-    double quiet, said, patience; /* seconds */
+    double quiet, sent, patience; /* seconds */
     size_t filled, queued;
     char in[IN_BYTES], out[OUT_BYTES];
 } link_t;
@@ -64,7 +64,7 @@ void ucch_links_unlock(void) { ucch_give(&lock, UCCH_AT_LINKS); }
 /* Fate of the process at the other end. */
 int ucch_link_fate(int link) { return link >= 0 && link < nlinks ? links[link]->how : UCCH_DIED; }
 
-/* ---- saying and hearing ---- */
+/* ---- sending and receiving ---- */
 
 static void hang_up(link_t *l, int number, int how) {
     if (l->fd >= 0) {
@@ -74,7 +74,7 @@ static void hang_up(link_t *l, int number, int how) {
     l->fd = -1;
     if (l->how) return;
     l->how = how;
-    if (how != UCCH_LEFT && listener.lost) listener.lost(number, how);
+    if (how != UCCH_LEFT && listener.on_lost) listener.on_lost(number, how);
 }
 
 static void flush(link_t *l, int number) {
@@ -90,35 +90,35 @@ static void flush(link_t *l, int number) {
     l->queued -= done;
 }
 
-/* Send a word: 0, or -1 where there is no room for it now. */
-int ucch_link_say(int number, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
+/* Send a message: 0, or -1 where there is no room for it now. */
+int ucch_link_send(int number, uint32_t kind, uint64_t key, const void *data, size_t bytes) {
     if (number >= nlinks) return -1; /* a parent's, or of a process that ends */
     link_t *l = links[number];
-    ucch_word_t head = {.bytes = (uint32_t)bytes, .kind = kind, .key = key};
+    ucch_link_header head = {.bytes = (uint32_t)bytes, .kind = kind, .key = key};
     if (l->fd < 0 || l->queued + sizeof(head) + bytes > OUT_BYTES) return -1;
     memcpy(l->out + l->queued, &head, sizeof(head));
     if (bytes) memcpy(l->out + l->queued + sizeof(head), data, bytes);
     l->queued += sizeof(head) + bytes;
-    l->said = ucch_now();
+    l->sent = ucch_now();
     flush(l, number);
     return 0;
 }
 
-/* A word that has come: 0, or not 0 where no peer of ours would say that. */
-static int take(link_t *l, int number, const ucch_word_t *head, const char *data) {
+/* A message has come: 0, or not 0 where no peer of ours would send it. */
+static int dispatch(link_t *l, int number, const ucch_link_header *head, const char *data) {
     if (head->kind == BYE) hang_up(l, number, UCCH_LEFT);
     if (head->kind <= BYE) return head->bytes != 0;
-    return listener.heard ? listener.heard(number, head->kind, head->key, data, head->bytes) : 0;
+    return listener.on_message ? listener.on_message(number, head->kind, head->key, data, head->bytes) : 0;
 }
 
 static void parse(link_t *l, int number) {
     size_t at = 0;
-    ucch_word_t head;
+    ucch_link_header head;
     while (l->fd >= 0 && l->filled - at >= sizeof(head)) {
         memcpy(&head, l->in + at, sizeof(head));
-        int bad = head.bytes > UCCH_WORD_BYTES;
+        int bad = head.bytes > UCCH_LINK_BYTES;
         if (!bad && l->filled - at < sizeof(head) + head.bytes) break;
-        if (bad || take(l, number, &head, l->in + at + sizeof(head))) {
+        if (bad || dispatch(l, number, &head, l->in + at + sizeof(head))) {
             hang_up(l, number, UCCH_DIED);
             return;
         }
@@ -128,7 +128,7 @@ static void parse(link_t *l, int number) {
     l->filled -= at;
 }
 
-static void hear(link_t *l, int number) {
+static void receive(link_t *l, int number) {
     while (l->fd >= 0) {
         ssize_t n = recv(l->fd, l->in + l->filled, IN_BYTES - l->filled, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
@@ -146,7 +146,7 @@ static void hear(link_t *l, int number) {
 /* ---- the thread ---- */
 
 /* True if the peer's kernel has not acknowledged anything for so long, although something was sent. */
-static int unheard(const link_t *l) {
+static int is_unacknowledged(const link_t *l) {
     struct tcp_info info;
     socklen_t bytes = sizeof(info);
     if (getsockopt(l->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes)) return 0;
@@ -155,14 +155,14 @@ static int unheard(const link_t *l) {
 
 static void beat(link_t *l, int number, double now, double passed) {
     if (l->fd < 0) return;
-    if (now - l->said > BEAT_S) ucch_link_say(number, BEAT, 0, NULL, 0);
+    if (now - l->sent > BEAT_S) ucch_link_send(number, BEAT, 0, NULL, 0);
     flush(l, number);
     l->quiet += passed < MOST_OF_A_TURN_S ? passed : MOST_OF_A_TURN_S;
     if (l->fd < 0 || l->how || !l->patience || l->quiet < l->patience) return;
-    int gone = unheard(l);
+    int gone = is_unacknowledged(l);
     if (!gone && l->quiet < BUSY * l->patience) return;
     l->how = gone ? UCCH_UNREACHABLE : UCCH_SILENT; /* it may come back, and hear that it is given up */
-    if (listener.lost) listener.lost(number, l->how);
+    if (listener.on_lost) listener.on_lost(number, l->how);
 }
 
 static void turn(void) {
@@ -170,7 +170,7 @@ static void turn(void) {
     double now = ucch_now(), passed = now - last;
     if (passed < TURN_S) return;
     last = now;
-    if (listener.turn) listener.turn();
+    if (listener.on_turn) listener.on_turn();
     for (int i = 0; i < nlinks; i++)
         beat(links[i], i, now, passed);
 }
@@ -185,7 +185,7 @@ static void *serve(void *unused) {
         int n = epoll_wait(awaited, come, AT_ONCE, (int)(1e3 * TURN_S));
         ucch_links_lock();
         for (int i = 0; i < n; i++)
-            if (come[i].data.fd >= 0) hear(links[come[i].data.fd], come[i].data.fd);
+            if (come[i].data.fd >= 0) receive(links[come[i].data.fd], come[i].data.fd);
         turn();
     }
     ucch_links_unlock();
@@ -258,9 +258,9 @@ int ucch_link_ask(int link) {
 void ucch_links_stop(void) {
     ucch_links_lock();
     int was = running;
-    if (was && listener.turn) listener.turn();
+    if (was && listener.on_turn) listener.on_turn();
     for (int i = 0; was && i < nlinks; i++)
-        ucch_link_say(i, BYE, 0, NULL, 0);
+        ucch_link_send(i, BYE, 0, NULL, 0);
     for (double until = ucch_now() + FAREWELL_S; was && ucch_now() < until;) {
         int left = 0;
         for (int i = 0; i < nlinks; i++) {

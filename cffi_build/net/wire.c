@@ -81,7 +81,7 @@ void ucch_wire_lock(int wire) {
 void ucch_wire_unlock(int wire) { ucch_give(&wires[wire].lock, UCCH_AT_WIRE); }
 
 /* There is work for its thread, which is to be woken by ucch_wires_wake. */
-void ucch_wire_note(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
+void ucch_wire_mark(int wire) { __atomic_store_n(&wires[wire].rung, 1, __ATOMIC_SEQ_CST); }
 
 /* Wake a thread that sleeps: 1, or 0 where it does not, or another thread wakes it. */
 static int wake(ucch_wire *w) {
@@ -104,8 +104,8 @@ void ucch_wires_wake(int wire, int most) {
 }
 
 /* There is work for its thread. */
-void ucch_wire_ring(int wire) {
-    ucch_wire_note(wire);
+void ucch_wire_wake(int wire) {
+    ucch_wire_mark(wire);
     wake(&wires[wire]);
 }
 
@@ -117,15 +117,10 @@ ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 
 /* Sleep until rung, for so long at most. */
 static void idle_wait(ucch_wire *w, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(1e9 * seconds);
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
     pthread_mutex_lock(&w->wake_lock);
     __atomic_store_n(&w->state, ASLEEP, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&w->rung, __ATOMIC_SEQ_CST) && !__atomic_load_n(&w->stop, __ATOMIC_SEQ_CST))
-        pthread_cond_timedwait(&w->wake, &w->wake_lock, &until);
+        ucch_cond_wait(&w->wake, &w->wake_lock, seconds);
     __atomic_store_n(&w->state, AWAKE, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&w->wake_lock);
 }
@@ -194,16 +189,12 @@ static void *serve(void *at) {
 
 static int start(ucch_wire *w, ucp_context_h context) {
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
-    pthread_condattr_t monotonic;
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
     if (status) return status;
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&w->wake, NULL);
     if (!pthread_create(&w->thread, NULL, serve, w)) return 0;
     ucp_worker_destroy(w->worker);
     return UCCH_FAIL_MEMORY;
@@ -240,7 +231,7 @@ void ucch_wire_forget(int wire, void *address) { ucp_worker_release_address(wire
 void ucch_wire_stop(int wire) {
     if (owner != getpid()) return;
     __atomic_store_n(&wires[wire].stop, 1, __ATOMIC_SEQ_CST);
-    ucch_wire_ring(wire);
+    ucch_wire_wake(wire);
     pthread_join(wires[wire].thread, NULL);
 }
 
@@ -265,9 +256,7 @@ int ucch_wire_meet(int wire, uint64_t key, const void *address) {
     ucch_wire_lock(wire);
     if (!connection_of(w, key)) {
         connection *l = calloc(1, sizeof(*l));
-        ucp_ep_params_t params = {
-            .field_mask = 0x1 | 0x2 | 0x4, .address = address, .err_mode = 1, .err_handler = {lost, l}};
-        status = l ? ucp_ep_create(w->worker, &params, &l->ep) : UCCH_FAIL_MEMORY;
+        status = l ? ucch_ucp_connect(w->worker, address, lost, l, &l->ep) : UCCH_FAIL_MEMORY;
         if (status)
             free(l);
         else {

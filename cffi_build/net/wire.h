@@ -23,8 +23,8 @@ void ucch_wire_serve(int wire, ucch_poller *poller);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);
-void ucch_wire_ring(int wire);
-void ucch_wire_note(int wire);
+void ucch_wire_wake(int wire);
+void ucch_wire_mark(int wire);
 void ucch_wires_wake(int wire, int most);
 
 #endif

@@ -1,8 +1,8 @@
 /* Lanes: messages on device memory that the streams of two ranks hand each other, and no host in between.
  *
- * A lane is one direction between two ranks of a communicator with channels (shm/ring.c). It has two rings there: one
- * slot of the first for every message, with a header and the data of a short one; and the slots of the second for the
- * pieces of long ones. A kernel of the sender's, in a stream of the lane's own, waits for a free slot, copies and
+ * A lane is one direction between two ranks of a communicator with channels (shm/channels.c). It has two rings there:
+ * one slot of the first for every message, with a header and the data of a short one; and the slots of the second for
+ * the pieces of long ones. A kernel of the sender's, in a stream of the lane's own, waits for a free slot, copies and
  * tells; one of the receiver's waits, copies and tells. So a sender runs ahead by as much as the rings hold, both sides
  * may send first, and messages are matched in the order in which either side has posted them. The receiver's kernel
  * compares the header with what was asked for, and passes over a message that does not fit.
@@ -29,7 +29,7 @@
 #include "gpu/device.h"
 #include "kernels/lane.h"
 #include "p2p/lane.h"
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 #define DEPTH UCCH_LANE_DEPTH
 #define THREADS 512
@@ -45,7 +45,7 @@
 #define LONG ((uint64_t)4 << 20)
 /* Pieces of a copy at most: both ends are at work on one each while one is ready for either. */
 #define MOST (UCCH_RING_SLOTS / 4)
-/* Seconds for which a receive goes on hoping after its sender has ended well. */
+/* Seconds for which a receive waits on after its sender has ended well. */
 #define LEFT_GRACE_S 5
 
 /* A message, for use once. */
@@ -125,6 +125,7 @@ static int enter(ucch_lane *l, const ucch_letter *m) {
     return ucch_device_fail(refused, "a stream's wait");
 }
 
+/* Record an event behind what the stream has of a message. */
 static int mark(ucch_lane *l, const ucch_letter *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
@@ -263,7 +264,7 @@ static int queue_matched(ucch_lane *l, ucch_letter *m) {
         l->taken[m->number % DEPTH] = 1;
         m->base = l->pieces;
         l->pieces += m->pieces;
-        if (!l->comes && l->longs->flow) ucch_flow_ring(l->longs->flow);
+        if (!l->comes && l->longs->flow) ucch_flow_wake(l->longs->flow);
     }
     return m->by_host ? take_pieces(l, m) : queue_pieces(l, m);
 }
@@ -306,7 +307,7 @@ static int advance_locked(ucch_op *op) {
         moved = queue_waiting(l);
         pthread_mutex_unlock(&l->turn);
         m->op.matched = m->queued;
-        if (m->queued && m->op.has_listener) ucch_ring();
+        if (m->queued && m->op.has_listener) ucch_doorbell_ring();
     }
     const ucch_lane_line *line = line_of(l, m->number);
     if (!m->queued || __atomic_load_n(&line->done, __ATOMIC_ACQUIRE) != m->number) return moved;
@@ -367,9 +368,9 @@ int ucch_letter_held(const ucch_letter *m) {
     if (l->is_matched && (m->by_host || !m->done)) return 0;
     uint32_t done = __atomic_load_n(&line_of(l, m->number)->done, __ATOMIC_ACQUIRE);
     if (m->queued || (int32_t)(done - m->number) >= 0) return (int32_t)(done - m->number) < 0;
-    int before = ucch_device_enter(), passed = 1; /* given up when only a part of it had been given to the stream */
+    UCCH_ON_DEVICE;
+    int passed = 1; /* given up when only a part of it had been given to the stream */
     ucch_bound_ops()->event_done(l->done[m->number % DEPTH], &passed);
-    ucch_device_leave(before);
     return !passed;
 }
 
@@ -474,7 +475,7 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
         l->pieces += pieces_of(l, m->bytes);
         m->found_bytes = m->bytes;
         m->found_tag = m->tag;
-        if (l->shorts->flow) ucch_flow_ring(l->shorts->flow);
+        if (l->shorts->flow) ucch_flow_wake(l->shorts->flow);
     }
     status = queue(l, m);
     if (status || !ordered || !alone || direct) return status;
@@ -485,35 +486,32 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
  * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LETTER_*. */
 int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
                      uint64_t tag, uintptr_t stream, double timeout) {
-    int before = ucch_device_enter(), status = 0, comes = !!(how & UCCH_LETTER_COMES);
+    UCCH_ON_DEVICE;
+    int status = 0, comes = !!(how & UCCH_LETTER_COMES);
     ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
-    if (l) {
-        if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
-        *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress, .of = l, .board = all->board};
-        m->slot = slot;
-        m->data = (char *)data;
-        m->bytes = bytes;
-        m->tag = tag;
-        m->sync = how & UCCH_LETTER_SYNC;
-        m->ordered = how & UCCH_LETTER_ORDERED;
-        describe(m, peer, comes);
-        pthread_mutex_lock(&l->turn);
-        status = post(l, m, (void *)stream);
-        pthread_mutex_unlock(&l->turn);
-    }
-    if (!status) {
-        ucch_lock();
-        l->users++;
-        ucch_op_begin_locked(&m->op, timeout);
-        m->op.matched = m->queued;
-        ucch_unlock();
-        if (ucch_may_hold())
-            ucch_progress_streams();
-        else
-            ucch_progress_thread(1);
-    }
-    ucch_device_leave(before);
-    return status;
+    if (!l) return status;
+    if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
+    *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
+                       .of = l,
+                       .board = all->board,
+                       .slot = slot,
+                       .data = (char *)data,
+                       .bytes = bytes,
+                       .tag = tag,
+                       .sync = how & UCCH_LETTER_SYNC,
+                       .ordered = how & UCCH_LETTER_ORDERED};
+    describe(m, peer, comes);
+    pthread_mutex_lock(&l->turn);
+    status = post(l, m, (void *)stream);
+    pthread_mutex_unlock(&l->turn);
+    if (status) return status;
+    ucch_lock();
+    l->users++;
+    ucch_op_begin_locked(&m->op, timeout);
+    m->op.matched = m->queued;
+    ucch_unlock();
+    ucch_may_hold() ? ucch_progress_streams() : (void)ucch_progress_thread(1);
+    return 0;
 }
 
 /* ---- messages that libucp has matched ---- */
@@ -537,14 +535,18 @@ int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, 
     if (comes) *number = ++l->promised;
     __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
     if (m->of) ucch_lane_let_go(m->of);
-    *m = (ucch_letter){.op.kind = &by_progress, .of = l, .board = all->board, .data = data, .bytes = bytes};
-    m->slot = all->peers[peer].slot;
-    m->stream = l->stream;
-    m->number = *number;
-    m->found_bytes = bytes;
-    m->pieces = pieces_of(l, bytes);
-    m->headed = 1;
-    m->by_host = how & UCCH_LETTER_BY_HOST;
+    *m = (ucch_letter){.op.kind = &by_progress,
+                       .of = l,
+                       .board = all->board,
+                       .slot = all->peers[peer].slot,
+                       .stream = l->stream,
+                       .number = *number,
+                       .data = data,
+                       .bytes = bytes,
+                       .found_bytes = bytes,
+                       .pieces = pieces_of(l, bytes),
+                       .headed = 1,
+                       .by_host = how & UCCH_LETTER_BY_HOST};
     queue_in_order(l, m);
     l->users++;
     ucch_op_begin_locked(&m->op, 0);
@@ -568,9 +570,8 @@ int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);
     if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;
     if (m->stream == (void *)stream) return 1;
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     void *done = m->of->done[m->number % DEPTH];
     int status = ucch_device_fail(ucch_bound_ops()->stream_wait((void *)stream, done), "a stream's wait");
-    ucch_device_leave(before);
     return status ? status : 1;
 }

@@ -6,7 +6,7 @@
 
 #include "base/op.h"
 #include "gpu/device.h"
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 typedef struct ucch_lane {
     pthread_mutex_t turn; /* held to give its streams work; never waited for with the engine's lock */
@@ -15,11 +15,11 @@ typedef struct ucch_lane {
     int comes, peer, is_matched;
     void *stream, *kernel;
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
-    ucch_lane_line *lines, *lines_seen; /* the first says whether to stop; the others are of messages */
-    unsigned *arrived;                  /* where a kernel's blocks meet: by slot, at the header and at the end */
-    char taken[UCCH_LANE_DEPTH];        /* lines of messages whose ends were not seen yet */
-    uint32_t posted, begun, pieces,
-        refused;                         /* messages, a sender's pieces, and the last one that it knows was refused */
+    ucch_lane_line *lines, *lines_seen;  /* the first says whether to stop; the others are of messages */
+    unsigned *arrived;                   /* where a kernel's blocks meet: by slot, at the header and at the end */
+    char taken[UCCH_LANE_DEPTH];         /* lines of messages whose ends were not seen yet */
+    uint32_t posted, begun, pieces;      /* messages so far, and of them to the stream; a sender's pieces */
+    uint32_t refused;                    /* the last message that its sender knows was refused */
     uint32_t promised;                   /* numbers that a matched lane's receiver has given */
     void *from;                          /* stream of the messages since the lane was last empty */
     int mixed;                           /* these were of several streams */
@@ -50,8 +50,6 @@ ucch_lane *ucch_lane_with(ucch_lanes *all, int peer, int comes, int is_matched, 
 ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *status);
 void ucch_lane_fail(ucch_lane *l, int status);
 void ucch_lane_let_go(ucch_lane *l);
-ucp_ep_h ucch_lanes_endpoint(const ucch_lanes *all, int peer);
-int ucch_lanes_rank(const ucch_lanes *all);
 
 /* lane.c */
 int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,

@@ -116,21 +116,16 @@ void ucch_lane_fail(ucch_lane *l, int status) {
 
 /* How to tell a rank of this host, or another, what a receiver has matched. */
 void ucch_lanes_reach(ucch_lanes *all, int peer, int slot, ucp_ep_h ep) {
-    ucch_lock();
+    UCCH_LOCKED;
     all->peers[peer].slot = slot;
     all->peers[peer].ep = ep;
-    ucch_unlock();
 }
-
-ucp_ep_h ucch_lanes_endpoint(const ucch_lanes *all, int peer) { return all->peers[peer].ep; }
-
-int ucch_lanes_rank(const ucch_lanes *all) { return all->rank; }
 
 /* Have the lane for such messages to a rank: 0, or a failure. */
 int ucch_lanes_ready(ucch_lanes *all, int peer) {
-    int status = 0, before = ucch_device_enter();
+    int status = 0;
+    UCCH_ON_DEVICE;
     ucch_lane_with(all, peer, 0, 1, &status);
-    ucch_device_leave(before);
     return status;
 }
 
@@ -198,7 +193,7 @@ static int idle(const ucch_lane *l) {
 /* Pass over messages that have come and will not be received, as the communicator is about to end: its senders must not
  * wait. */
 void ucch_lanes_discard(ucch_lanes *all) {
-    ucch_lock();
+    UCCH_LOCKED;
     for (int i = 0; i < all->size; i++) {
         ucch_lane *l = all->each[UCCH_LANES * i + 1];
         int has = i != all->rank && !(l && l->users);
@@ -209,38 +204,33 @@ void ucch_lanes_discard(ucch_lanes *all) {
             if (l && ring == SHORT_LANE_RING) l->posted = there;
         }
     }
-    ucch_unlock();
 }
 
 /* Let streams go on that wait for what will not come, as the communicator is about to end. */
 void ucch_lanes_stop(ucch_lanes *all) {
-    ucch_lock();
+    UCCH_LOCKED;
     all->is_stopped = 1;
     for (int i = 0; i < UCCH_LANES * all->size; i++)
         if (all->each[i]) ucch_lane_fail(all->each[i], UCCH_FAIL_BROKEN);
-    ucch_unlock();
 }
 
 /* True if nothing of them is under way any more. */
 int ucch_lanes_idle(ucch_lanes *all) {
-    int before = ucch_device_enter();
-    ucch_lock();
+    UCCH_ON_DEVICE;
+    UCCH_LOCKED;
     int quiet = !all->makers;
     for (int i = 0; i < UCCH_LANES * all->size; i++) {
         const ucch_lane *l = all->each[i];
         quiet &= !l || (!l->users && idle(l));
     }
-    ucch_unlock();
-    ucch_device_leave(before);
     return quiet;
 }
 
 /* Nothing goes by them any more, and nothing is under way. */
 void ucch_lanes_close(ucch_lanes *all) {
-    int before = ucch_device_enter();
+    UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_LANES * all->size; i++)
         if (all->each[i]) drop(all->each[i]);
-    ucch_device_leave(before);
     free(all->each);
     all->each = NULL;
 }

@@ -11,12 +11,12 @@
 /* The bits of a tag above a rank and a user's tag: whose communicator it is. */
 #define COMMUNICATOR(tag) ((tag) >> (UCCH_OFFER_BIT + 1))
 
-/* Seconds for which a receive goes on hoping after its sender has ended well: what it sent may still be on its way. */
+/* Seconds for which a receive waits on after its sender has ended well: the message may still be on its way. */
 #define LEFT_GRACE_S 5
 
-/* What has been lost may have been another message, and this one too long. */
+/* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
 static void arrived_locked(ucch_message *m, int status) {
-    int lost = status != UCS_CANCELED && m->board && ucch_board_lossy(m->board);
+    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
     int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
     if (by_lane == 0 || by_lane == 1) return;
     ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
@@ -31,48 +31,48 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
     if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
 }
 
-/* As above, of a receive: it may have come before libucp's call has returned. */
+/* A receive has been handed to libucp, which may have called back before it returned: 0, or a failure. */
 static int posted_locked(ucch_message *m, void *p) {
     return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
 }
 
-int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type) {
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, mem_type);
-    m->request = NULL;
-    ucch_op_begin_locked(&m->op, 0);
-    return ucch_message_begun_locked(m, ucp_tag_send_nbx(ep, buffer, bytes, tag, &p));
-}
-
 /* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
-    ucp_request_param_t p = ucch_message_params(m, received, mem_type);
-    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    ucp_request_param_t p = ucch_ucp_params(received, m, mem_type);
+    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     m->came = 0;
     return p;
-}
-
-int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type) {
-    ucp_request_param_t p = receive_params(m, mem_type);
-    m->worker = worker;
-    m->request = NULL;
-    ucch_op_begin_locked(&m->op, 0);
-    return posted_locked(m, ucp_tag_recv_nbx(worker, buffer, bytes, tag, ~(uint64_t)0, &p));
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
 static int issue_locked(ucch_message *m) {
     const ucch_start *s = &m->start;
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
-    if (s->what == START_RECV) {
-        ucp_request_param_t p = receive_params(m, s->mem_type);
-        return posted_locked(m, ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+    if (s->what == START_MATCHED && s->found.serial) {
+        ucch_discard_locked(m->worker, s->matched);
+        int status = ucch_offer_taken_locked(m, &s->found);
+        if (status < 0) ucch_message_end_locked(m, status);
+        return status;
     }
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, s->mem_type);
+    if (s->what >= START_RECV) {
+        ucp_request_param_t p = receive_params(m, s->mem_type);
+        return posted_locked(m, s->what == START_MATCHED
+                                    ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
+                                    : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+    }
+    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
                                             ? ucp_tag_send_sync_nbx(s->ep, s->buffer, s->bytes, s->tag, &p)
                                             : ucp_tag_send_nbx(s->ep, s->buffer, s->bytes, s->tag, &p));
+}
+
+/* Begin a message of a program, which has its turn: 0, or a failure that has ended it. */
+int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start) {
+    m->worker = worker;
+    m->start = *start;
+    m->request = NULL;
+    ucch_op_begin_locked(&m->op, 0);
+    return issue_locked(m);
 }
 
 /* ---- whose turn it is ---- */
@@ -97,19 +97,14 @@ static int has_earlier_pending(const ucch_message *m) {
 int ucch_message_after(ucch_message *m, void *stream) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    int before = ucch_device_enter(), status = ucch_gate_enter(&m->gate, stream);
-    ucch_device_leave(before);
-    return status;
+    UCCH_ON_DEVICE;
+    return ucch_gate_enter(&m->gate, stream);
 }
 
 /* It no longer waits: its turn has come, or it is cancelled. */
 static void forget_locked(ucch_message *m) {
     if (!m->waits) return;
-    for (ucch_message **at = &first; *at; at = &(*at)->behind)
-        if (*at == m) {
-            *at = m->behind;
-            break;
-        }
+    UCCH_UNLINK(first, m, behind);
     last = &first;
     while (*last)
         last = &(*last)->behind;
@@ -118,11 +113,13 @@ static void forget_locked(ucch_message *m) {
 }
 
 /* Of a message that its caller begins, which waits for its turn or not, the flight recorder has a record. */
-static void describe(ucch_message *m, int kind, size_t bytes, uint64_t tag, uint64_t mask) {
-    m->about.kind = (uint8_t)kind;
-    m->about.own = (tag & OWN_TAG) != 0;
-    m->about.bytes = bytes;
-    m->about.tag = mask & USER_TAG ? (int32_t)(tag & USER_TAG) : -1;
+static void describe(ucch_message *m, int receives) {
+    const ucch_start *s = &m->start;
+    int has_tag = !receives || s->mask & USER_TAG;
+    m->about.kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND;
+    m->about.own = (s->tag & OWN_TAG) != 0;
+    m->about.bytes = s->bytes;
+    m->about.tag = has_tag ? (int32_t)(s->tag & USER_TAG) : -1;
     m->about.comm = ucch_board_comm(m->board);
     m->op.about = &m->about;
     m->op.late = m->waits;
@@ -136,25 +133,22 @@ static int is_under_way(const ucch_message *m) {
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
 static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, double timeout) {
     if (m->op.state == UCCH_ACTIVE || (m->lanes && is_under_way(m))) return UCCH_FAIL_BUSY;
-    ucch_lock();
+    UCCH_LOCKED;
     m->worker = worker;
     m->start = *start;
-    if (start->what != START_RECV) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
+    int receives = start->what >= START_RECV;
+    if (!receives) m->info = (ucp_tag_recv_info_t){start->tag, start->bytes};
     m->request = NULL;
     m->left = 0;
     m->by_lane = m->matched = m->moving = 0;
-    m->waits = m->gate.closed || has_earlier_pending(m);
-    int receives = start->what == START_RECV, kind = receives ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND, status = 0;
-    describe(m, kind, start->bytes, start->tag, receives ? start->mask : ~(uint64_t)0);
+    m->waits = start->what != START_MATCHED && (m->gate.closed || has_earlier_pending(m));
+    describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
-    if (m->waits) {
-        m->behind = NULL;
-        *last = m;
-        last = &m->behind;
-    } else
-        status = issue_locked(m);
-    ucch_unlock();
-    return status;
+    if (!m->waits) return issue_locked(m);
+    m->behind = NULL;
+    *last = m;
+    last = &m->behind;
+    return 0;
 }
 
 /* Start it if its turn has come: whether something has moved. */
@@ -198,41 +192,27 @@ int ucch_send_offer(ucch_message *m, ucp_worker_h worker, ucp_ep_h ep, const voi
     return begin(m, worker, &start, timeout);
 }
 
-/* Receive what a matching probe has found and taken out of libucp's queue. */
+/* Receive what a matching probe has found. */
 int ucch_recv_matched(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, ucp_tag_message_h matched,
                       const ucch_offer *found, int mem_type, double timeout) {
-    if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = receive_params(m, mem_type);
-    m->worker = worker;
-    m->request = NULL;
-    m->left = 0;
-    ucch_lock();
-    m->waits = 0;
-    describe(m, UCCH_RECORD_RECEIVE, bytes, 0, 0);
-    ucch_op_begin_locked(&m->op, timeout);
-    int status;
-    if (found->serial) {
-        ucch_discard_locked(worker, matched);
-        status = ucch_offer_taken_locked(m, found);
-        if (status < 0) ucch_message_end_locked(m, status);
-    } else
-        status = posted_locked(m, ucp_tag_msg_recv_nbx(worker, buffer, bytes, matched, &p));
-    ucch_unlock();
-    return status;
+    ucch_start start = {.what = START_MATCHED,
+                        .buffer = buffer,
+                        .bytes = bytes,
+                        .mem_type = mem_type,
+                        .matched = matched,
+                        .found = *found};
+    return begin(m, worker, &start, timeout);
 }
 
 /* All that was sent by an endpoint, to be waited for like a message. */
 int ucch_flush(ucch_message *m, ucp_ep_h ep, double timeout) {
     if (m->op.state == UCCH_ACTIVE) return UCCH_FAIL_BUSY;
-    ucp_request_param_t p = ucch_message_params(m, ucch_message_sent, 0);
-    p.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA;
+    ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, UCS_MEMORY_TYPE_HOST);
     m->request = NULL;
     m->left = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_op_begin_locked(&m->op, timeout);
-    int status = ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
-    ucch_unlock();
-    return status;
+    return ucch_message_begun_locked(m, ucp_ep_flush_nbx(ep, &p));
 }
 
 /* True if a lane has brought the received data to its place. */
@@ -253,15 +233,9 @@ void ucch_message_watch(ucch_message *m, ucch_board *board, int peer, int rank) 
 
 /* True if libucp or a stream still uses the message and its buffer, although it has ended for us. */
 int ucch_message_held(ucch_message *m) {
-    ucch_lock();
-    int held = m->op.state == UCCH_ACTIVE || is_under_way(m);
-    if (!held) {
-        int before = ucch_device_enter();
-        held = ucch_gate_due(&m->gate);
-        ucch_device_leave(before);
-    }
-    ucch_unlock();
-    return held;
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
+    return m->op.state == UCCH_ACTIVE || is_under_way(m) || ucch_gate_due(&m->gate);
 }
 
 /* ---- one message ---- */
@@ -322,11 +296,11 @@ void ucch_message_free(ucch_message *m) {
 ucch_op *ucch_message_op(ucch_message *m) { return &m->op; }
 
 void ucch_message_cancel(ucch_message *m) {
-    ucch_lock();
-    if (m->op.state == UCCH_ACTIVE && m->waits) {
+    UCCH_LOCKED;
+    if (m->op.state != UCCH_ACTIVE) return;
+    if (m->waits) {
         forget_locked(m);
-        ucch_message_end_locked(m, UCS_CANCELED);
-    } else if (m->op.state == UCCH_ACTIVE && m->request)
+        ucch_message_end_locked(m, UCS_ERR_CANCELED);
+    } else if (m->request)
         ucp_request_cancel(m->worker, m->request);
-    ucch_unlock();
 }

@@ -5,26 +5,20 @@
 #include "base/op.h"
 #include "gpu/device.h"
 
-#define ATTR_CALLBACK 0x2
-#define ATTR_USER_DATA 0x4
-#define ATTR_DATATYPE 0x8
-#define ATTR_MEMORY_TYPE 0x40
-#define BYTES 8 /* ucp_dt_make_contig(1) */
 #define USER_TAG (((uint64_t)1 << UCCH_SOURCE_BIT) - 1)
 #define OWN_TAG ((uint64_t)1 << UCCH_OWN_BIT)
 #define UCCH_OFFER_TAG ((uint64_t)1 << UCCH_OFFER_BIT)
-#define FLAG_NO_IMM_CMPL 0x10000
-#define UCS_OK 0
-#define UCS_CANCELED (-16)
 
 /* A message as its caller asked for it. */
 typedef struct ucch_start {
-    enum { START_SEND, START_SYNC, START_OFFER, START_RECV } what;
+    enum { START_SEND, START_SYNC, START_OFFER, START_RECV, START_MATCHED } what;
     ucp_ep_h ep; /* of a send's receiver */
     void *buffer;
     size_t bytes;
     uint64_t tag, mask;
     int mem_type, dest;
+    ucp_tag_message_h matched; /* what a matching probe has found, and taken out of libucp's queue */
+    ucch_offer found;
 } ucch_start;
 
 /* What a receiver says of an offer: 0 and the number of its data in the lane, or why it does not want it. */
@@ -64,7 +58,6 @@ void ucch_message_end_locked(ucch_message *m, int status);
 void ucch_message_sent(void *request, ucs_status_t status, void *data);
 int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
-ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type);
 
 /* offer.c */
 int ucch_offer_send_locked(ucch_message *m);
@@ -76,9 +69,6 @@ void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched);
 
 /* For those that have the lock. */
 void ucch_message_abandon_locked(ucch_message *m);
-int ucch_message_send_locked(ucch_message *m, ucp_ep_h ep, const void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type);
-int ucch_message_recv_locked(ucch_message *m, ucp_worker_h worker, void *buffer, size_t bytes, uint64_t tag,
-                             int mem_type);
+int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_start *start);
 
 #endif

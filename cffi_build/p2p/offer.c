@@ -41,16 +41,15 @@ static int say_locked(ucp_ep_h ep, const void *what, size_t bytes, uint64_t tag)
     char *copy = malloc(bytes + 1);
     if (!copy) return UCCH_FAIL_MEMORY;
     if (bytes) memcpy(copy, what, bytes);
-    ucp_request_param_t p = ucch_message_params(NULL, said, 0);
-    p.user_data = copy;
+    ucp_request_param_t p = ucch_ucp_params(said, copy, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_tag_send_nbx(ep, copy, bytes, tag, &p);
     if (!request || IS_STATUS(request)) free(copy);
-    return IS_STATUS(request) ? (int)(intptr_t)request : 0;
+    return STATUS_OF(request);
 }
 
 static int answer_locked(ucch_lanes *lanes, const ucch_offer *offer, ucch_answer answer) {
-    ucp_ep_h ep = ucch_lanes_endpoint(lanes, source_of(offer->code));
-    uint64_t tag = answer_tag(offer->code, ucch_lanes_rank(lanes), offer->serial);
+    ucp_ep_h ep = lanes->peers[source_of(offer->code)].ep;
+    uint64_t tag = answer_tag(offer->code, lanes->rank, offer->serial);
     return ep ? say_locked(ep, &answer, sizeof(answer), tag) : UCCH_FAIL_PEER;
 }
 
@@ -70,7 +69,7 @@ static int note_of_locked(ucp_worker_h worker, uint64_t code, int take, ucch_off
         note *n = matched ? calloc(1, sizeof(*n)) : NULL;
         if (!n) return 0;
         /* It is there whole: of one that is not, and that libucp still writes to, the memory stays. */
-        ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+        ucp_request_param_t p = {0};
         if (ucp_tag_msg_recv_nbx(worker, &n->offer, sizeof(n->offer), matched, &p)) return 0;
         *at = n;
     }
@@ -99,8 +98,8 @@ int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t by
     return 0;
 }
 
-/* Failure of a sender whose receiver does not want its data: none where that has lost its interest, or has too little
- * room, which is its own affair; what the receiver's device lacks has a text there. */
+/* Status of a send whose receiver does not take the data: it ends well where the receive was cancelled, or was too
+ * short, which is an error on the receiver's side alone. */
 static int failure_of(int answer) {
     if (!answer || answer == UCCH_FAIL_TRUNCATED || answer == UCCH_FAIL_CANCELLED) return 0;
     return answer == UCCH_FAIL_BROKEN ? answer : UCCH_FAIL_REFUSED;
@@ -125,8 +124,8 @@ int ucch_offer_send_locked(ucch_message *m) {
     static uint64_t serials;
     const ucch_start *s = &m->start;
     ucch_offer offer = {s->tag | UCCH_OFFER_TAG, s->bytes, serials = serials % USER_TAG + 1};
-    ucp_request_param_t p = ucch_message_params(m, answered, 0);
-    p.op_attr_mask |= FLAG_NO_IMM_CMPL;
+    ucp_request_param_t p = ucch_ucp_params(answered, m, UCS_MEMORY_TYPE_HOST);
+    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     int status =
         ucch_message_begun_locked(m, ucp_tag_recv_nbx(m->worker, &m->answer, sizeof(m->answer),
                                                       answer_tag(offer.code, s->dest, offer.serial), ~(uint64_t)0, &p));
@@ -195,27 +194,25 @@ void ucch_offer_abandon_locked(ucch_message *m) {
 int ucch_probe(ucp_worker_h worker, uint64_t tag, uint64_t mask, int remove, ucch_offer *found,
                ucp_tag_message_h *matched) {
     ucp_tag_recv_info_t info = {0, 0};
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     *matched = ucp_tag_probe_nb(worker, tag, mask, remove, &info);
     *found = (ucch_offer){info.sender_tag, info.length, 0};
     if (*matched && is_offer(&info)) note_of_locked(worker, info.sender_tag, remove, found);
-    ucch_unlock();
     return *matched != NULL;
 }
 
 /* Receive a message into nothing: its sender must not wait for ever. */
 void ucch_discard_locked(ucp_worker_h worker, ucp_tag_message_h matched) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_DATATYPE, .datatype = BYTES};
+    ucp_request_param_t p = {0};
     void *request = ucp_tag_msg_recv_nbx(worker, NULL, 0, matched, &p);
     if (request && !IS_STATUS(request)) ucp_request_free(request);
 }
 
 void ucch_discard(ucp_worker_h worker, ucch_lanes *lanes, ucp_tag_message_h matched, const ucch_offer *found) {
-    ucch_lock();
+    UCCH_LOCKED;
     ucch_discard_locked(worker, matched);
     if (found->serial) refuse_locked(lanes, found);
-    ucch_unlock();
 }
 
 /* Throw away what has arrived under such tags of ours and was never received; returns how many messages that were. */
@@ -223,12 +220,11 @@ int ucch_discard_all(ucp_worker_h worker, uint64_t tag, uint64_t mask) {
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;
     int n = 0;
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     for (; (matched = ucp_tag_probe_nb(worker, tag, mask, 1, &info)) != NULL; n++)
         ucch_discard_locked(worker, matched);
     ucp_worker_progress(worker); /* what tells the senders so */
-    ucch_unlock();
     return n;
 }
 
@@ -237,19 +233,14 @@ int ucch_offers_discard(ucp_worker_h worker, ucch_lanes *lanes, uint64_t tag, ui
     ucp_tag_recv_info_t info;
     ucp_tag_message_h matched;
     ucch_offer offer;
-    int missing = -1;
-    ucch_lock();
+    UCCH_LOCKED;
     ucp_worker_progress(worker);
     while (ucp_tag_probe_nb(worker, tag | UCCH_OFFER_TAG, mask | NOTE_TAG, 0, &info)) {
         int source = source_of(info.sender_tag);
-        if (!ucch_lanes_endpoint(lanes, source)) {
-            missing = source;
-            break;
-        }
+        if (!lanes->peers[source].ep) return source;
         matched = ucp_tag_probe_nb(worker, info.sender_tag, ~(uint64_t)0, 1, &info);
         ucch_discard_locked(worker, matched);
         if (note_of_locked(worker, info.sender_tag, 1, &offer)) refuse_locked(lanes, &offer);
     }
-    ucch_unlock();
-    return missing;
+    return -1;
 }

@@ -4,13 +4,11 @@
 #include "base/flight.h"
 #include "p2p/message.h"
 
-#define UCS_TRUNCATED (-9)
-
 void ucch_message_end_locked(ucch_message *m, int status) {
     if (m->op.state != UCCH_ACTIVE) return;
-    if (status == UCS_TRUNCATED)
+    if (status == UCS_ERR_MESSAGE_TRUNCATED)
         status = UCCH_FAIL_TRUNCATED;
-    else if (status == UCS_CANCELED)
+    else if (status == UCS_ERR_CANCELED)
         status = m->left ? UCCH_FAIL_PEER : UCCH_FAIL_CANCELLED;
     uint64_t from = m->info.sender_tag;
     if (!status && m->op.record && (m->about.peer < 0 || m->about.tag < 0))
@@ -29,35 +27,19 @@ void ucch_message_sent(void *request, ucs_status_t status, void *data) {
 int ucch_message_settled(ucch_message *m) { return m->op.state == UCCH_FAILED ? m->op.error.status : 0; }
 
 int ucch_message_begun_locked(ucch_message *m, void *p) {
-    if (p == NULL)
-        ucch_message_end_locked(m, UCS_OK);
-    else if (IS_STATUS(p))
-        ucch_message_end_locked(m, (int)(intptr_t)p);
+    if (p == NULL || IS_STATUS(p))
+        ucch_message_end_locked(m, STATUS_OF(p));
     else if (m->op.state == UCCH_ACTIVE)
         m->request = p;
     return ucch_message_settled(m);
 }
 
-ucp_request_param_t ucch_message_params(ucch_message *m, void *callback, int mem_type) {
-    ucp_request_param_t p = {
-        .op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
-        .cb = callback,
-        .datatype = BYTES,
-        .user_data = m,
-        .memory_type = mem_type,
-    };
-    return p;
-}
-
 /* ---- endpoints ---- */
 
 ucp_ep_h ucch_ep_new(ucp_worker_h worker, const void *address, int *status) {
-    /* Error mode NONE: with PEER, ROCm IPC and default shared memory drop out (docs/native.md). */
-    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address, .err_mode = 0};
     ucp_ep_h ep = NULL;
-    ucch_lock();
-    *status = ucp_ep_create(worker, &p, &ep);
-    ucch_unlock();
+    UCCH_LOCKED;
+    *status = ucch_ucp_connect(worker, address, NULL, NULL, &ep);
     return *status ? NULL : ep;
 }
 
@@ -66,10 +48,8 @@ int ucch_ep_close(ucp_worker_h worker, ucp_ep_h ep, double timeout) {
     double until = ucch_now() + timeout;
     ucch_lock();
     void *request = ucp_ep_close_nbx(ep, &p);
-    int status = 0;
-    if (IS_STATUS(request))
-        status = (int)(intptr_t)request;
-    else if (request) {
+    int status = STATUS_OF(request);
+    if (request && !status) {
         while ((status = ucp_request_check_status(request)) == 1 && ucch_now() < until) {
             ucp_worker_progress(worker);
             ucch_unlock();

@@ -23,8 +23,10 @@
 #define CONTIGUOUS 0x1
 #define WRITEABLE 0x400
 
-enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM, ARGUMENTS };
+enum { NAME, SEND, RECV, OP, ROOT, COUNTS, STREAM };
 enum { OUTOF, INTO, SIDES };
+/* Objects that tell calls apart: the types of both sides first. */
+enum { BY_NAME = SIDES, BY_OP, BY_ROOT, OBJECTS };
 enum { PEER, WHAT, LOCAL, TARGET, HERE, THERE, BYTES, NUMBERS };
 /* As ucch_wait says it; 0: it goes on. */
 enum { DONE = 1, FAILED };
@@ -41,7 +43,7 @@ typedef struct array {
 
 /* All that tells calls apart. The objects are kept: no others get their addresses. */
 typedef struct signature {
-    PyObject *name, *op, *root, *dtypes[SIDES];
+    PyObject *objects[OBJECTS];
     Py_ssize_t sizes[SIDES];
 } signature;
 
@@ -70,14 +72,14 @@ static Py_ssize_t size_of(const array *a) {
 
 /* One side of a call: whether it can be described fast. */
 static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, void **address) {
-    of->dtypes[side] = NULL;
+    of->objects[side] = NULL;
     of->sizes[side] = 0;
     *address = NULL;
     if (given == Py_None || given == r->in_place) return 1;
     if (Py_TYPE(given) != ndarray) return 0;
     const array *a = (const array *)given;
     int due = side == INTO ? CONTIGUOUS | WRITEABLE : CONTIGUOUS;
-    of->dtypes[side] = a->dtype;
+    of->objects[side] = a->dtype;
     of->sizes[side] = size_of(a);
     *address = a->data;
     return (a->flags & due) == due;
@@ -87,44 +89,41 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
 static int look(const repeater *r, PyObject *const *args, Py_ssize_t n, signature *of, void **addresses) {
     if (!ndarray || n < ROOT + 1 || (n > COUNTS && args[COUNTS] != Py_None) || (n > STREAM && args[STREAM] != Py_None))
         return 0;
-    of->name = args[NAME];
-    of->op = args[OP];
-    of->root = args[ROOT];
+    of->objects[BY_NAME] = args[NAME];
+    of->objects[BY_OP] = args[OP];
+    of->objects[BY_ROOT] = args[ROOT];
     return describe_fast(r, args[SEND], OUTOF, of, &addresses[OUTOF]) &&
            describe_fast(r, args[RECV], INTO, of, &addresses[INTO]);
 }
 
-static int equal(const signature *a, const signature *b) {
-    return a->name == b->name && a->op == b->op && a->root == b->root && a->dtypes[0] == b->dtypes[0] &&
-           a->dtypes[1] == b->dtypes[1] && a->sizes[0] == b->sizes[0] && a->sizes[1] == b->sizes[1];
-}
-
 /* The first of the places where a call may stand. */
 static entry *places(repeater *r, const signature *of) {
-    uintptr_t mixed = (uintptr_t)of->name / 16 * 31 + (uintptr_t)of->op / 16 * 7 + (uintptr_t)of->root / 16 * 3 +
-                      (uintptr_t)of->dtypes[INTO] / 16 + (uintptr_t)(of->sizes[OUTOF] * 5 + of->sizes[INTO]);
+    static const uintptr_t weights[OBJECTS] = {[INTO] = 1, [BY_NAME] = 31, [BY_OP] = 7, [BY_ROOT] = 3};
+    uintptr_t mixed = (uintptr_t)(of->sizes[OUTOF] * 5 + of->sizes[INTO]);
+    for (int i = 0; i < OBJECTS; i++)
+        mixed += (uintptr_t)of->objects[i] / 16 * weights[i];
     return &r->entries[(mixed ^ mixed >> 7) % (ENTRIES / PLACES) * PLACES];
 }
 
 static entry *find(repeater *r, const signature *of) {
     entry *at = places(r, of);
     for (int i = 0; i < PLACES; i++)
-        if (at[i].held && equal(&at[i].of, of)) return &at[i];
+        if (at[i].held && !memcmp(&at[i].of, of, sizeof(*of))) return &at[i];
     return NULL;
 }
 
 /* Empty an entry; returns what it held, for the caller to let go of, or NULL. */
 static PyObject *take(entry *e) {
-    PyObject *held = e->held, *gone[] = {e->of.name, e->of.op, e->of.root, e->of.dtypes[OUTOF], e->of.dtypes[INTO]};
-    memset(e, 0, sizeof(*e));
-    for (size_t i = 0; i < sizeof(gone) / sizeof(*gone); i++)
-        Py_XDECREF(gone[i]);
-    return held;
+    entry gone = *e;
+    memset(e, 0, sizeof(*e)); /* first: the end of an object may use the table */
+    for (int i = 0; i < OBJECTS; i++)
+        Py_XDECREF(gone.of.objects[i]);
+    return gone.held;
 }
 
 /* Run a program with the interpreter's lock for a moment, and without it from then on. */
 static int run(ucch_program *p, void *const *addresses, double timeout) {
-    int state = ucch_program_dash(p, addresses[OUTOF], addresses[INTO], timeout);
+    int state = ucch_program_try(p, addresses[OUTOF], addresses[INTO], timeout);
     if (state == UCCH_LATER || !state) {
         Py_BEGIN_ALLOW_THREADS;
         state = state ? ucch_program_run(p, addresses[OUTOF], addresses[INTO], timeout, SLICE)
@@ -187,9 +186,10 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     for (int i = 0; i < PLACES && (!e || e->held); i++)
         if (!at[i].busy) e = &at[i];
     if (!e) Py_RETURN_NONE; /* all are under way: this program is not kept */
-    PyObject *out = take(e), *kept[] = {args[0], of.name, of.op, of.root, of.dtypes[OUTOF], of.dtypes[INTO]};
-    for (size_t i = 0; i < sizeof(kept) / sizeof(*kept); i++)
-        Py_XINCREF(kept[i]);
+    PyObject *out = take(e);
+    Py_INCREF(args[0]);
+    for (int i = 0; i < OBJECTS; i++)
+        Py_XINCREF(of.objects[i]);
     *e = (entry){.of = of, .held = args[0], .native = native};
     if (!out) Py_RETURN_NONE;
     return out;
@@ -293,8 +293,8 @@ static PyObject *piece(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     ucch_region *local = (ucch_region *)(uintptr_t)v[LOCAL];
     ucch_target *target = (ucch_target *)(uintptr_t)v[TARGET];
     uintptr_t found;
-    /* With the interpreter's lock who waits for the engine's may wait for a thread that waits for that one. */
-    if (ucch_transfer_dashes(local, target, v[BYTES]) && ucch_trylock()) {
+    /* The engine's lock is only tried with the interpreter's: a thread that has it may wait for the interpreter's. */
+    if (ucch_transfer_is_short(local, target, v[BYTES]) && ucch_trylock()) {
         found = ucch_transfer_piece(peer, (int)v[WHAT], local, target, v[HERE], v[THERE], v[BYTES], timeout);
         ucch_unlock();
     } else {

@@ -142,8 +142,7 @@ int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uin
 
 /* 1 if a slot has come, 0 if not yet, or a failure. */
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece) {
-    int there = (int32_t)(__atomic_load_n(&c->published, __ATOMIC_ACQUIRE) - (uint32_t)(piece + 1)) >= 0;
-    return there ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);
+    return ucch_reached(&c->published, (uint32_t)piece + 1) ? 1 : ucch_flow_failed(c->flow, UINT64_MAX);
 }
 
 /* It has been taken out: the sender may fill it again, when all before it have been, too. */
@@ -154,7 +153,7 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
         c->taken &= ~bit;
     if (consumed == c->consumed) return;
     __atomic_store_n(&c->consumed, consumed, __ATOMIC_RELEASE);
-    ucch_flow_ring(c->flow);
+    ucch_flow_wake(c->flow);
 }
 
 static void carrier_free(ucch_carrier *c) {

@@ -1,4 +1,4 @@
-/* Control messages of one-sided communication as they are sent, and who is meant by those that come. */
+/* Control messages of one-sided communication: sending them, and finding what received ones name. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "base/progress.h"
-#include "p2p/message.h"
 #include "rma/rma.h"
 
 ucch_peer *ucch_peer_of(ucch_rma *at, uint64_t uid) {
@@ -56,10 +55,10 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     header.from = peer->at->uid;
     l->header = header;
     if (bytes) memcpy(l->data, data, bytes);
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA, .cb = posted, .user_data = l};
+    ucp_request_param_t p = ucch_ucp_params(posted, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_send_nbx(peer->ep, UCCH_AM_ID, &l->header, sizeof(l->header), l->data, bytes, &p);
     if (!request || IS_STATUS(request)) free(l);
-    return IS_STATUS(request) ? (int)(intptr_t)request : 0;
+    return STATUS_OF(request);
 }
 
 /* 0 while it is there, or why it is not. */

@@ -39,7 +39,7 @@ enum {
 typedef struct ucch_header {
     uint16_t version, what;
     int32_t status;
-    uint64_t from;          /* who sends it */
+    uint64_t from;          /* the sender's uid */
     uint64_t serial;        /* of the transfer, where it was begun */
     uint64_t region, other; /* the receiver's; PULL: where its sender wants the data, NOTIFY, HERE: the counter and 1 */
     uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */
@@ -218,12 +218,11 @@ void ucch_transfer_leave_locked(ucch_transfer *t);
 /* target.c */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
-void ucch_peer_lose_locked(ucch_peer *peer);
 
 /* transfer.c */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,
                               uint64_t theirs, uint64_t bytes, double timeout);
-int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes);
+int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes);
 void ucch_transfer_answered_locked(ucch_transfer *t, int status);
 void ucch_transfers_end_locked(ucch_rma *at, const ucch_peer *peer, int status, int passing);
 void ucch_pull_asked_locked(ucch_peer *peer, const ucch_header *header, const void *data, size_t bytes);

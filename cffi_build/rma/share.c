@@ -85,7 +85,7 @@ int ucch_slot_memory_locked(ucch_slot *s) {
     return 1;
 }
 
-/* Of who has left. */
+/* Free the slots of a worker or a peer that has ended. */
 void ucch_slots_free(ucch_slot *slots) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;

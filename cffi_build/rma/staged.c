@@ -233,8 +233,8 @@ static int is_sound(const ucch_region *region, const ucch_place *places, size_t 
     return left == 0;
 }
 
-/* Let the data of a slot go to its places, unless its sender counts as dead, or who waited for it does not any more:
- * either may have given the places to others. */
+/* Copy the data of a slot to its places, unless its sender counts as dead or its counter is used for another purpose by
+ * now: then the places may be, too. */
 static int scatter_locked(ucch_slot *s) {
     ucch_rma *at = s->peer->at;
     ucch_region *region = ucch_region_of(at, s->header.region);
@@ -261,7 +261,7 @@ static int scatter_locked(ucch_slot *s) {
     return status;
 }
 
-/* Whether a slot is there, if wires carry it: then its data goes on. */
+/* Copy the data of a slot on, once wires have brought it: 0 while they have not. */
 static int come_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;

@@ -1,5 +1,5 @@
-/* Regions, peers and their regions: who may write where, and until when. A region ends when all peers have let go of
- * it; what is put there afterwards is refused here, before a byte is written. */
+/* Regions of this process, peers, and regions of peers. A region ends when all peers have let go of it; what is put
+ * there afterwards is refused here, before a byte is written. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sched.h>
@@ -7,12 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "p2p/message.h"
 #include "rma/rma.h"
 
-#define MODE_PEER 1
 #define FORCE 0x1
-#define ATTR_FLAGS 0x10
 
 /* ---- peers ---- */
 
@@ -30,15 +27,9 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     peer->process = process ? (int)syscall(SYS_pidfd_open, process, 0) : -1;
     peer->by_errors = peer->process < 0;
     peer->by_kernel = !peer->by_errors && at->by_kernel && process != getpid();
-    ucp_ep_params_t p = {.field_mask = 0x1 | 0x2, .address = address};
-    if (peer->by_errors) {
-        p.field_mask |= 0x4;
-        p.err_mode = MODE_PEER;
-        p.err_handler = (ucp_err_handler_t){died, peer};
-    }
     ucch_lock();
     if (ucch_peer_of(at, uid)) *status = UCCH_FAIL_ARGUMENT;
-    if (!*status) *status = ucp_ep_create(at->worker, &p, &peer->ep);
+    if (!*status) *status = ucch_ucp_connect(at->worker, address, peer->by_errors ? died : NULL, peer, &peer->ep);
     if (!*status) {
         peer->next = at->peers;
         at->peers = peer;
@@ -50,15 +41,11 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
     return NULL;
 }
 
-void ucch_peer_lose_locked(ucch_peer *peer) {
-    if (!peer->status) peer->status = UCCH_FAIL_PEER;
-    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
-}
-
 /* From now on it counts as dead. */
 void ucch_peer_lose(ucch_peer *peer) {
     UCCH_LOCKED;
-    ucch_peer_lose_locked(peer);
+    if (!peer->status) peer->status = UCCH_FAIL_PEER;
+    ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 0);
 }
 
 uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
@@ -83,7 +70,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     if (!is_gone) ucch_tell_locked(peer, (ucch_header){.what = UCCH_LEAVE}, NULL, 0);
     ucp_ep_h ep = peer->ep;
     peer->ep = NULL;
-    ucch_peer_lose_locked(peer);
+    ucch_peer_lose(peer);
     ucch_unlock();
     int busy;
     while ((busy = ucch_staged_busy(peer)) && ucch_now() < until)
@@ -92,7 +79,7 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     if (ep && !is_gone)
         status = ucch_ep_close(peer->at->worker, ep, timeout);
     else if (ep && peer->by_errors) {
-        ucp_request_param_t p = {.op_attr_mask = ATTR_FLAGS, .flags = FORCE};
+        ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = FORCE};
         ucch_lock();
         void *request = ucp_ep_close_nbx(ep, &p);
         if (request && !IS_STATUS(request)) ucp_request_free(request);
@@ -153,9 +140,8 @@ int ucch_region_users(ucch_rma *at, ucch_region *region) {
 }
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
-    ucch_lock();
+    UCCH_LOCKED;
     UCCH_UNLINK(at->regions, region, next);
-    ucch_unlock();
     free(region);
 }
 

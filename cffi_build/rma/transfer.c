@@ -11,19 +11,17 @@
 
 #include "base/flight.h"
 #include "base/progress.h"
-#include "p2p/message.h"
 #include "rma/rma.h"
 
-#define ATTR_MEMH 0x100
 /* Pieces under way at a time, and posted in one turn of progress. */
 #define WINDOW 256
 #define TURN 128
 /* Bytes that a transfer's own thread moves at once, in 70 us at most: to wake another one, and to share the lock and
  * the caches with it, takes as long. Of these, so many that others may wait for the interpreter meanwhile. */
-#define HURRY_BYTES ((uint64_t)1 << 20)
-#define DASH_BYTES ((uint64_t)16 << 10)
+#define DIRECT_BYTES ((uint64_t)1 << 20)
+#define SHORT_BYTES ((uint64_t)16 << 10)
 /* Looks at libucp that this takes at most, beside one for each piece and for so many bytes. */
-#define HURRY 4
+#define LOOKS 4
 #define SEGMENT ((uint64_t)256 << 10)
 
 /* A transfer's way: what is in front of it, then its data, then word that it is there. */
@@ -76,17 +74,13 @@ static void finished(void *request, ucs_status_t status, void *data) {
 }
 
 static int begun(ucch_transfer *t, void *request) {
-    if (IS_STATUS(request)) return (int)(intptr_t)request;
-    t->in_flight += request != NULL;
-    return 0;
+    t->in_flight += request && !IS_STATUS(request);
+    return STATUS_OF(request);
 }
 
 static void *post_locked(ucch_transfer *t, size_t i) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE};
-    p.cb = finished;
-    p.user_data = t;
-    p.datatype = BYTES;
-    p.op_attr_mask |= t->is.local->memh ? ATTR_MEMH : 0;
+    ucp_request_param_t p = ucch_ucp_params(finished, t, UCS_MEMORY_TYPE_HOST);
+    p.op_attr_mask |= t->is.local->memh ? UCP_OP_ATTR_FIELD_MEMH : 0;
     p.memh = t->is.local->memh;
     char *here = t->is.local->base + t->is.mine[i];
     uint64_t there = t->is.target->base + t->is.theirs[i];
@@ -106,7 +100,7 @@ static int move_locked(ucch_transfer *t) {
 }
 
 static int flush_locked(ucch_transfer *t) {
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA, .cb = finished, .user_data = t};
+    ucp_request_param_t p = ucch_ucp_params(finished, t, UCS_MEMORY_TYPE_HOST);
     t->phase = FLUSHING;
     return begun(t, ucp_ep_flush_nbx(t->peer->ep, &p));
 }
@@ -149,7 +143,7 @@ static int is_behind(const ucch_transfer *t) {
     return 0;
 }
 
-/* Whether a counter of ours is as far as is wanted: 1, 0 when not yet, or a failure. */
+/* 1 if a counter of ours has reached what is waited for, 0 when not yet, or a failure. */
 static int counted_locked(ucch_transfer *t) {
     const uint64_t *counter = ucch_rma_counter_of(t->at, (uint64_t)t->is.counter);
     if (!counter) return UCCH_FAIL_CANCELLED;
@@ -262,10 +256,11 @@ static void begin_locked(ucch_transfer *t, double timeout) {
 
 /* See a short one to its end that goes to a process of this host, if nothing is in front of it, and no word of it is
  * left for the thread to send. */
-static void hurry_locked(ucch_transfer *t) {
+static void finish_short_locked(ucch_transfer *t) {
     if (t->op.state != UCCH_ACTIVE || t->phase == WAITING || t->phase == ASKED) return;
-    int is_short = t->next == t->is.n && t->bytes <= HURRY_BYTES && !t->is.tells && !t->peer->by_errors && is_direct(t);
-    for (uint64_t i = is_short ? HURRY + t->is.n + t->bytes / SEGMENT : 0; i && t->op.state == UCCH_ACTIVE; i--) {
+    int is_short =
+        t->next == t->is.n && t->bytes <= DIRECT_BYTES && !t->is.tells && !t->peer->by_errors && is_direct(t);
+    for (uint64_t i = is_short ? LOOKS + t->is.n + t->bytes / SEGMENT : 0; i && t->op.state == UCCH_ACTIVE; i--) {
         ucp_worker_progress(t->at->worker);
         if (t->op.state == UCCH_ACTIVE) advance_locked(&t->op);
     }
@@ -299,7 +294,7 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     if (!status) {
         begin_locked(t, timeout);
         advance_locked(&t->op);
-        hurry_locked(t);
+        finish_short_locked(t);
         status = t->op.state == UCCH_DONE && t->has_left;
         if (t->op.state == UCCH_ACTIVE && !is_wait) record_locked(t);
         if (!status) ucch_wake_locked();
@@ -311,7 +306,7 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
  * half a microsecond more: true if it is there. What is wrong is libucp's to say, which copies from then on. */
 static int copy_locked(ucch_peer *peer, int what, const ucch_region *local, const ucch_target *target, uint64_t mine,
                        uint64_t theirs, uint64_t bytes) {
-    if (!peer->by_kernel || bytes > HURRY_BYTES || local->on_device || target->on_device) return 0;
+    if (!peer->by_kernel || bytes > DIRECT_BYTES || local->on_device || target->on_device) return 0;
     if (peer->status || !peer->ep || !target->peer || target->is_stale) return 0;
     struct iovec here = {local->base + mine, bytes}, there = {(void *)(uintptr_t)(target->base + theirs), bytes};
     ssize_t n = what == UCCH_RMA_PUT ? process_vm_writev(peer->pid, &here, 1, &there, 1, 0)
@@ -349,8 +344,8 @@ uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucc
 }
 
 /* True if one piece takes but a moment, for which the interpreter may wait. */
-int ucch_transfer_dashes(const ucch_region *local, const ucch_target *target, uint64_t bytes) {
-    return bytes <= DASH_BYTES && !local->on_device && !target->on_device;
+int ucch_transfer_is_short(const ucch_region *local, const ucch_target *target, uint64_t bytes) {
+    return bytes <= SHORT_BYTES && !local->on_device && !target->on_device;
 }
 
 /* Let a stream wait for its end: 1, or 0 where it has ended, or streams cannot. */

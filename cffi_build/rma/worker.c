@@ -1,4 +1,5 @@
-/* The worker of one-sided communication: control messages that come in, who attends to them, notifications, counters.
+/* The worker of one-sided communication: control messages that come in, the threads that see to them, notifications,
+ * counters.
  *
  * What peers send is seen by the progress thread. While nothing comes it sleeps, and so does a thread of ours, until
  * the file of libucp's that says when something does. */
@@ -10,15 +11,11 @@
 #include <unistd.h>
 
 #include "base/lock.h"
-#include "base/process.h"
 #include "base/progress.h"
-#include "p2p/message.h"
 #include "rma/rma.h"
 
 #define WHOLE 0x1
 #define IS_RNDV ((uint64_t)1 << 17)
-#define UCS_INPROGRESS 1
-#define UCS_INVALID (-5)
 /* Attention goes on for as long after what came last. */
 #define ARM_AFTER_S 1e-3
 /* Of a counter, before they begin again: their numbers are those of an int. */
@@ -36,7 +33,7 @@ static void notify_locked(ucch_rma *at, const ucch_header *h, const void *data, 
     if (bytes) memcpy(n->data, data, bytes);
     *at->last = n;
     at->last = &n->next;
-    ucch_ring();
+    ucch_doorbell_ring();
 }
 
 static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data, size_t bytes) {
@@ -58,7 +55,7 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
     else if (h->what == UCCH_HERE && bytes == sizeof(ucch_here))
         ucch_chunk_here_locked(peer, h, data);
     else if (h->what == UCCH_LEAVE)
-        ucch_peer_lose_locked(peer);
+        ucch_peer_lose(peer);
     else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
         ucch_transfer_answered_locked(t, h->status);
     else if (h->what == UCCH_REVOKED) {
@@ -87,12 +84,9 @@ static void landed(void *request, ucs_status_t status, size_t bytes, void *data)
 /* Receive what does not come at once. */
 static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *data, size_t bytes) {
     parcel *l = malloc(sizeof(*l) + bytes);
-    if (!l) return UCS_INVALID;
+    if (!l) return UCS_ERR_INVALID_PARAM;
     *l = (parcel){at, *h, bytes};
-    ucp_request_param_t p = {.op_attr_mask = ATTR_CALLBACK | ATTR_USER_DATA | ATTR_DATATYPE | ATTR_MEMORY_TYPE,
-                             .cb = landed,
-                             .user_data = l};
-    p.datatype = BYTES;
+    ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
     if (!request || IS_STATUS(request)) free(l);
@@ -169,8 +163,9 @@ static void *thread_main(void *arg) {
 static int start_thread(ucch_rma *at) {
     int status = ucp_worker_get_efd(at->worker, &at->events);
     if (status) return status;
-    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK)) return UCCH_FAIL_MEMORY; /* who calls has the lock, and never waits */
-    ucch_lock(); /* it looks at has_thread with the lock, as others do */
+    if (pipe2(at->calls, O_CLOEXEC | O_NONBLOCK))
+        return UCCH_FAIL_MEMORY; /* writers have the engine's lock and must not block */
+    ucch_lock();                 /* it looks at has_thread with the lock, as others do */
     int started = at->has_thread = pthread_create(&at->thread, NULL, thread_main, at) == 0;
     ucch_unlock();
     return started && ucch_progress_thread(1) == 0 ? 0 : UCCH_FAIL_MEMORY;
@@ -256,10 +251,9 @@ uint64_t ucch_rma_counter(ucch_rma *at, int number) {
 
 /* End a counter's use, so that what is still on its way to it counts for nothing: its number in the next one. */
 int ucch_rma_counter_next(ucch_rma *at, int number) {
-    ucch_lock();
+    UCCH_LOCKED;
     uint64_t which = (uint64_t)number % UCCH_RMA_COUNTERS, use = ((uint64_t)number / UCCH_RMA_COUNTERS + 1) % USES;
     at->uses[which] = use;
     at->counters[which] = 0;
-    ucch_unlock();
     return (int)(use * UCCH_RMA_COUNTERS + which);
 }

@@ -3,7 +3,7 @@
  * No library opens one vendor's device memory for another's, and a processor that copies between two processes is ten
  * times slower than the devices are. So processes have anonymous files that their peers map, and that all of them have
  * pinned: the sender's device copies pieces into one, the receiver's device copies them out. Every communicator has
- * such a file of each rank for its channels (ring.c). It takes no memory before it is pinned or written to. */
+ * such a file of each rank for its channels (channels.c). It takes no memory before it is pinned or written to. */
 #define _GNU_SOURCE
 #include "shm/segment.h"
 

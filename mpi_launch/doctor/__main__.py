@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from ..._version import __version__
+from ...closed_pipe import ends_with_its_reader
 from ...errors import UCCHError
 from ...machine.launchers import number
-from ...stdio import ends_with_its_reader
 from . import amd, checks, facts, findings, job, records
 from .facts import Facts
 from .findings import Finding, finding, ok

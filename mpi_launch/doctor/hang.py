@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...native.libraries import lib
 from ...planner.topology import ranges
-from ...trace.dumps import CAUSES, Comm, Dump
+from ...trace.flight_files import CAUSES, Comm, Dump
 from .findings import Finding, finding, ok
 
 #: Frames of a stack that are shown, and operations under way.

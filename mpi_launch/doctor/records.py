@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...trace import dumps
-from ...trace.dumps import Dump
+from ...trace import flight_files
 from ...trace.flight import FILES, usual_folder
+from ...trace.flight_files import Dump
 from . import findings, hang
 from .findings import Finding, finding
 
@@ -28,7 +28,7 @@ def from_files(paths: Sequence[Path]) -> tuple[list[Dump], list[Finding]]:
             bad.append(finding("hang-file", f"{path}: no rank has left records here (*.flight)"))
         for each in inside:
             try:
-                found.append(dumps.parse(each.read_bytes()))
+                found.append(flight_files.parse(each.read_bytes()))
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 bad.append(finding("hang-file", f"{each}: {reason}"))
@@ -66,7 +66,7 @@ def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
     before = {pid: _ask(pid, files) for pid, files in asked.items()}
     for pid, files in asked.items():
         try:
-            found.append(dumps.parse(_memory(pid, files, before[pid])))
+            found.append(flight_files.parse(_memory(pid, files, before[pid])))
         except (OSError, ValueError) as error:
             bad.append(finding("hang-file", f"process {pid}: {error}"))
     return found, bad
@@ -75,7 +75,7 @@ def from_processes(pids: Sequence[int]) -> tuple[list[Dump], list[Finding]]:
 def _ask(pid: int, files: dict[str, Path]) -> int:
     """Let a process write its stack down, if it handles the signal: how often it had by then, or -1."""
     with suppress(OSError, ValueError):
-        written, number, _ = dumps.header_of(_head(files))
+        written, number, _ = flight_files.header_of(_head(files))
         status = _status(pid)
         caught = int(status["SigCgt"], 16) >> number - 1 & 1 if number else 0
         if caught and status["State"][0] in "RSD":
@@ -86,7 +86,7 @@ def _ask(pid: int, files: dict[str, Path]) -> int:
 
 def _head(files: dict[str, Path]) -> bytes:
     with files[FILES[0]].open("rb") as ring:
-        return ring.read(dumps.HEADER)
+        return ring.read(flight_files.HEADER)
 
 
 def _memory(pid: int, files: dict[str, Path], before: int) -> bytes:
@@ -94,11 +94,11 @@ def _memory(pid: int, files: dict[str, Path], before: int) -> bytes:
     until, fresh = time.monotonic() + _PATIENCE, False
     while before >= 0 and not fresh and time.monotonic() < until:
         time.sleep(0.01)
-        fresh = dumps.header_of(_head(files))[0] > before
+        fresh = flight_files.header_of(_head(files))[0] > before
     ring, about, stack = (files[name].read_bytes() for name in FILES)
-    stack = stack[: dumps.header_of(ring)[2]] if fresh else b""
+    stack = stack[: flight_files.header_of(ring)[2]] if fresh else b""
     state = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "inside the kernel"}
-    return dumps.assemble(ring, about, stack, state.get(_status(pid)["State"][0], ""))
+    return flight_files.assemble(ring, about, stack, state.get(_status(pid)["State"][0], ""))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ for _ in range(ROUNDS):
         comm.Allgather(data[rank], np.empty(size * COUNT))  # connections stand from here on
     got = np.full((size, COUNT), np.nan)
     world.Barrier()
-    comm._run.timeout, usual = 0.5, comm._run.timeout  # libucp may have dropped the connection in silence
+    comm._runner.timeout, usual = 0.5, comm._runner.timeout  # libucp may have dropped the connection in silence
     broken(nth if rank == 1 else 0)
     try:
         comm.Allgather(data[rank], got)
@@ -30,7 +30,7 @@ for _ in range(ROUNDS):
     else:
         assert np.array_equal(got, data), f"wrong data on rank {rank}, read {nth} of rank 1 failed"
     broken(0)
-    comm._run.timeout = usual
+    comm._runner.timeout = usual
     old, comm = comm, comm.Shrink()
     old.Free()
 print(f"right: rank {rank}, {failed} failed", flush=True)

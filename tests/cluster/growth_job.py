@@ -15,7 +15,7 @@ from ucc_hetero.native.libraries import load
 
 
 def call(comm: Communicator) -> None:
-    """Sums of few and of many elements, and what each rank says, from all hosts."""
+    """Sums of few and of many elements, what each rank says, and objects, from all hosts."""
     every = np.arange(comm.size) + 1
     for n in (3, 1 << 18):
         x, y = np.random.default_rng(comm.rank).integers(-9, 9, n), np.full(n, -1)
@@ -24,6 +24,8 @@ def call(comm: Communicator) -> None:
     told = np.zeros(comm.size, np.int64)
     comm.Allgather(np.array([comm.rank + 1]), told)
     assert (told == every).all(), told
+    for length in (1, 70_000):
+        assert comm.allgather("x" * length * comm.rank) == ["x" * length * rank for rank in range(comm.size)]
 
 
 def grown(comm: Communicator, store: Store, size: int) -> Communicator:

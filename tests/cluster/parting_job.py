@@ -66,7 +66,7 @@ def main() -> None:
     try:
         comm = Communicator._adopt(StoreComm.first(Store(folder, rank), rank, range(size), size, seconds))
         if how == "after":
-            comm._run.abandon("as of a group of torch's that is aborted")
+            comm._runner.abandon("as of a group of torch's that is aborted")
             if rank == size - 1:
                 end(how)
         elif how == "cut":

@@ -29,19 +29,19 @@ def main() -> None:
 
     def hear(op: object) -> int:
         (folder / f"waits{rank}").touch()
-        while not lib.ucch_board_revoked(comm._run.board.native):
+        while not lib.ucch_board_revoked(comm._runner.board.native):
             lib.ucch_wait(op, 0.01)
             run_poll_hooks()
         (folder / f"heard{rank}").touch()
         return wait(op)
 
-    wait = other._run.wait
+    wait = other._runner.wait
     if rank == size - 1:
         await_all("waits")
         comm.Revoke()
         await_all("heard")
     else:
-        other._run.wait = hear
+        other._runner.wait = hear
     other.Allreduce(np.full(5, rank + 1), found)
     assert (found == size * (size + 1) // 2).all(), found
     print(f"rank {rank} right", flush=True)

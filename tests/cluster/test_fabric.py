@@ -20,7 +20,7 @@ def tell(name, comm):
     x, y = Array(1000).set(comm.rank + 1), Array(1000)
     comm.Allreduce(x, y)
     assert (y.peek == sum(range(1, comm.size + 1))).all()
-    members, (first, *rest) = comm._run.members, comm.plan_summary().splitlines()
+    members, (first, *rest) = comm._runner.members, comm.plan_summary().splitlines()
     fabric = [line for line in rest if line.startswith("fabric: ")]
     teams = sorted((link, len(ranks)) for ranks, link in members.teams._teams)
     for ranks, link in members.teams._teams:

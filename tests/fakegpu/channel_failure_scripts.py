@@ -14,7 +14,7 @@ for way, n in [(way, n) for way, lengths in WAYS.items() for n in lengths]:
     comm.Allreduce(x, y)
     assert made["allreduce"] == {True} and (y.peek == comm.size).all()
     if comm.rank == 0:
-        comm._run.timeout, begin, said = 0.5, lambda: comm.Iallreduce(x, y, stream=stream), ""
+        comm._runner.timeout, begin, said = 0.5, lambda: comm.Iallreduce(x, y, stream=stream), ""
         if way == "blocking":
             said = failure(lambda: comm.Allreduce(x, y))
         else:
@@ -34,7 +34,7 @@ GARBAGE += """
 def part(comm, n):
     r, p = comm.rank, comm.size
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     stream, x, y, z = gpu.stream(), Array(n).set(r + 1), Array(n).set(-1), Array(n).set(-1)
     good = comm.Iallreduce(x, z, stream=stream)
     reached(stream)
@@ -42,7 +42,7 @@ def part(comm, n):
     if r:
         MPI.COMM_WORLD.recv(source=0, tag=n)  # the last one comes once the first has given up, the others before
     else:
-        comm._run.timeout = 1.0
+        comm._runner.timeout = 1.0
 
     def attempt():
         request = comm.Iallreduce(x, y, stream=stream)

@@ -7,7 +7,7 @@ SEVERAL = CALLS
 SEVERAL += """
 def work(comm, seed, failures):
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     stream, dice = gpu.stream(), np.random.default_rng(seed)
     try:
         for k in range(12):
@@ -190,7 +190,7 @@ def work(groups, lengths):
         assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all(), (k, n)
 
 def held(group):
-    return int(lib.ucch_channels_held(group._run.members.channels.handle))
+    return int(lib.ucch_channels_held(group._runner.members.channels.handle))
 
 def ring(slot, wire):
     return -(-8 * (slot + 64 * wire) // 4096) * 4096
@@ -252,11 +252,11 @@ with Communicator() as comm:
         x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
         comm.Allreduce(x, y)
         assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
-        choice, _, execution = comm._run.used[f"allreduce float32[{n}] SUM"]
+        choice, _, execution = comm._runner.used[f"allreduce float32[{n}] SUM"]
         assert (choice.algorithm == "flat", execution.name == "QUEUED") == (n < 100_000,) * 2, (n, choice, execution)
     comm.Allreduce(numbers(9, r, 1000), total := np.zeros(1000, np.float32))
     assert (total == np.sum([numbers(9, q, 1000) for q in range(p)], axis=0)).all()
-    ((choice, *_),) = [found for label, found in comm._run.used.items() if label.endswith(" host")]
+    ((choice, *_),) = [found for label, found in comm._runner.used.items() if label.endswith(" host")]
     assert not choice.queued
 """
 

@@ -41,7 +41,7 @@ sleep_with_gil = ctypes.PyDLL(None).usleep
 def launch(comm):
     "One collective between two kernels, held until everything was issued; True when the result is right."
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     stream, x, y = gpu.stream(), Array(N), Array(N)
     gate = Gate(stream)
     x.fill(stream, comm.rank + 1.0)
@@ -111,7 +111,7 @@ def refused(kind, text, call, *args, **keywords):
     assert text in str(caught.value) and f"rank {comm.rank}" in str(caught.value)
 
 with Communicator() as comm:
-    gpu, place = runtime(), comm._run.members.place
+    gpu, place = runtime(), comm._runner.members.place
     x, host = Array(8).set(1), np.ones(8, np.float32)
     refused(ValueError, "both must be in one place", comm.Allreduce, x, host)
     gpu.use(3 - place.device)
@@ -149,7 +149,7 @@ comm = Communicator()
 gpu, x, y = runtime(), Array(64), Array(64)
 stream, done = gpu.stream(), gpu.event()
 if comm.rank == 0:
-    comm._run.timeout = 2.0
+    comm._runner.timeout = 2.0
     request = comm.Iallreduce(x, y, stream=stream)
     done.record(stream.handle)
     try:

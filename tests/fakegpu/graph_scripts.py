@@ -8,12 +8,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from arrays import Graph
-from ucc_hetero.trace import dumps, flight
+from ucc_hetero.trace import flight, flight_files
 
 def flown():
     "What this rank's flight recorder has."
     with tempfile.TemporaryDirectory() as folder:
-        return dumps.parse(flight.dump(Path(folder) / "flight").read_bytes())
+        return flight_files.parse(flight.dump(Path(folder) / "flight").read_bytes())
 
 def bring(array, values, stream):
     "Contents that are there when the stream gets there, and garbage until then."
@@ -72,11 +72,11 @@ with Communicator() as comm:
                 there(stream, y, p * p, "in place", n, turn)
         graph.close()
     assert all(made.values())
-    assert comm._run.launches == 0
+    assert comm._runner.launches == 0
     kept = flown().records
     kept = kept[kept["called"] > begun]  # not of scripts that ran here before
     assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()
-    assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._run.topology.flat
+    assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._runner.topology.flat
 """
 
 #: Counts that have changed between other ranks when a call is captured that the first one made just so before.
@@ -308,7 +308,7 @@ for graph in graphs:
     graph.replay(streams[0])
 there(streams[0], y, comm.size)
 if way != "different":  # of the others, one waits for somebody who does not come
-    comm._run.timeout = 1.0
+    comm._runner.timeout = 1.0
     graphs = captured()
 comm.mpi.Barrier()
 if way == "overlap" and r == 0:

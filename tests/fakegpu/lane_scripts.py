@@ -31,7 +31,7 @@ with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
 """
 )
 
@@ -227,7 +227,7 @@ GROUPS = (
     + """
 with Communicator() as comm:
     other, gpu = 1 - comm.rank, runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     stream, groups = gpu.stream(), [Communicator(comm) for _ in range(16)]
     x, y = Array(LONG).set(comm.rank), Array(LONG)
     for group in groups:

@@ -47,7 +47,7 @@ with Communicator() as comm:
     comm.Probe(1, 5)
     if WAIT:
         os.kill(victim, signal.SIGKILL)
-        while not comm._messages.gone(1):
+        while not comm._messages.is_gone(1):
             time.sleep(0.001)
     receive = comm.Irecv(y, 1, 5)
     if not WAIT:
@@ -132,7 +132,7 @@ with Communicator() as comm:
     p, r = comm.size, comm.rank
     right, left, status = (r + 1) % p, (r - 1) % p, MPI.Status()
     gpu = runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
     for n in (10, 5000, LONG):
         stream, gate = held(gpu, 0)

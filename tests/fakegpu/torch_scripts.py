@@ -17,7 +17,7 @@ dist.init_process_group("ucch")
 group, r, p = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
 right, left = (r + 1) % p, (r - 1) % p
 #: Streams hand each other messages; otherwise they go by way of the host.
-lanes = group._comms[0].by_lane(right)
+lanes = group._comms[0].goes_by_lane(right)
 
 def batch(*pairs):
     how = {"to": dist.isend, "from": dist.irecv}
@@ -249,6 +249,22 @@ for n in (5, 16384, 300_000, 900_000):
     gpu.state.current.synchronize()
 dist.barrier()
 dist.destroy_process_group()
+"""
+
+#: Calls of callbacks have a communicator of their own: the group's messages are looked after until both have ended.
+NESTED = COMMON
+NESTED += """
+def nested(future):
+    return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+mine = torch.full((1000,), r + 1.0)  # on the host: a torch without GPUs has no futures of others
+sums = dist.all_reduce(mine, async_op=True).get_future().then(nested).wait()
+assert (sums == p * p * (p + 1) / 2).all(), sums[:3]
+sent, got = gpu.empty(9), gpu.empty(9)
+exchange(sent, got, 3.0)
+right_value(got, 3.0)
+dist.destroy_process_group()
+print("right", flush=True)
 """
 
 #: Three ranks of one vendor and one of another: messages inside the vendor go by its own backend, the others by lanes.

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch_device import Event
 
 from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.torch import fabric
+from ucc_hetero.torch import fabric_messages
 
 for _name in ("nvidia", "amd"):
     VENDORS[_name] = replace(VENDORS[_name], torch=("cpu", "cuda"), torch_build="", torch_backend="gloo")
@@ -97,4 +97,4 @@ class Backend:
         ended.append(self._places)
 
 
-fabric.MAKERS["gloo"] = Backend
+fabric_messages.BACKENDS["gloo"] = Backend

@@ -99,7 +99,7 @@ with Communicator() as comm:
     stream.synchronize()
     assert (y == comm.size).all(), y
     until = time.monotonic() + 5
-    while (left := comm._run.launches) and time.monotonic() < until:
+    while (left := comm._runner.launches) and time.monotonic() < until:
         time.sleep(0.01)
     assert not left, f"{left} calls that have ended are kept"
     print("all collected", flush=True)

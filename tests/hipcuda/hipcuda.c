@@ -11,38 +11,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef uint64_t address;
-
 static void *driver(void) {
     static void *library;
     if (!library) library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return library;
 }
 
-/* The driver's function of this name, looked up once. */
-#define CU(name, params)                                                                                               \
-    static int name params;                                                                                            \
-    typedef int name##_t params;                                                                                       \
-    static name##_t *name##_at(void) {                                                                                 \
-        static name##_t *found;                                                                                        \
-        if (!found && driver()) found = (name##_t *)dlsym(driver(), #name);                                            \
-        return found;                                                                                                  \
-    }                                                                                                                  \
-    static int name params
-
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-#define CALL(name, ...) (name##_at() ? name##_at()(__VA_ARGS__) : (int)NO_DEVICE)
+/* A function that is the driver's of another name, which is looked up once, and called if nothing is wrong `before`
+ * that. */
+#define FORWARD(linkage, name, of, params, args, before)                                                               \
+    linkage int name params {                                                                                          \
+        typedef int theirs params;                                                                                     \
+        static theirs *found;                                                                                          \
+        int status = before;                                                                                           \
+        if (!found && driver()) found = (theirs *)dlsym(driver(), #of);                                                \
+        return status ? status : found ? found args : (int)NO_DEVICE;                                                  \
+    }
+#define CU(name, params, args) FORWARD(static, name, name, params, args, 0)
+#define HIP(name, of, params, args) FORWARD(, name, of, params, args, 0)
 
-CU(cuInit, (unsigned flags)) { return CALL(cuInit, flags); }
-CU(cuGetErrorName, (int code, const char **name)) { return CALL(cuGetErrorName, code, name); }
-CU(cuDeviceGetCount, (int *n)) { return CALL(cuDeviceGetCount, n); }
-CU(cuDeviceGetPCIBusId, (char *text, int room, int device)) { return CALL(cuDeviceGetPCIBusId, text, room, device); }
-CU(cuDevicePrimaryCtxRetain, (void **context, int device)) { return CALL(cuDevicePrimaryCtxRetain, context, device); }
-CU(cuCtxSetCurrent, (void *context)) { return CALL(cuCtxSetCurrent, context); }
-CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active)) {
-    return CALL(cuDevicePrimaryCtxGetState, device, flags, active);
-}
-CU(cuCtxGetDevice, (int *device)) { return CALL(cuCtxGetDevice, device); }
+CU(cuGetErrorName, (int code, const char **name), (code, name))
+CU(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))
+CU(cuCtxSetCurrent, (void *context), (context))
+CU(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active), (device, flags, active))
+CU(cuCtxGetDevice, (int *device), (device))
+HIP(hipInit, cuInit, (unsigned flags), (flags))
+HIP(hipGetDeviceCount, cuDeviceGetCount, (int *n), (n))
+HIP(hipDeviceGetPCIBusId, cuDeviceGetPCIBusId, (char *text, int room, int device), (text, room, device))
+HIP(hipThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode), (mode))
 
 #define MOST_DEVICES 64
 static void *contexts[MOST_DEVICES];
@@ -59,40 +56,17 @@ static int ready(void) {
     int device;
     return cuCtxGetDevice(&device) ? work_with(chosen) : 0;
 }
-#define THERE(name, ...) (ready() ? ready() : CALL(name, ##__VA_ARGS__))
+#define CU_READY(name, params, args) FORWARD(static, name, name, params, args, ready())
+#define HIP_READY(name, of, params, args) FORWARD(, name, of, params, args, ready())
 
-CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, address where)) {
-    return CALL(cuPointerGetAttributes, n, which, into, where);
-}
-CU(cuIpcGetMemHandle, (void *handle, address where)) { return THERE(cuIpcGetMemHandle, handle, where); }
 /* As HIP's and CUDA's handles are, by value. */
 typedef struct share {
     char bytes[64];
 } share;
-CU(cuIpcOpenMemHandle_v2, (address * where, share handle, unsigned flags)) {
-    return THERE(cuIpcOpenMemHandle_v2, where, handle, flags);
-}
-CU(cuIpcCloseMemHandle, (address where)) { return THERE(cuIpcCloseMemHandle, where); }
-CU(cuMemAlloc_v2, (address * where, size_t bytes)) { return THERE(cuMemAlloc_v2, where, bytes); }
-CU(cuMemFree_v2, (address where)) { return THERE(cuMemFree_v2, where); }
-CU(cuMemGetInfo_v2, (size_t *room, size_t *all)) { return THERE(cuMemGetInfo_v2, room, all); }
-CU(cuMemHostAlloc, (void **where, size_t bytes, unsigned flags)) { return THERE(cuMemHostAlloc, where, bytes, flags); }
-CU(cuMemFreeHost, (void *where)) { return THERE(cuMemFreeHost, where); }
-CU(cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags)) {
-    return THERE(cuMemHostRegister_v2, where, bytes, flags);
-}
-CU(cuMemHostUnregister, (void *where)) { return THERE(cuMemHostUnregister, where); }
-CU(cuMemHostGetDevicePointer_v2, (address * seen, void *memory, unsigned flags)) {
-    return THERE(cuMemHostGetDevicePointer_v2, seen, memory, flags);
-}
-CU(cuMemcpyAsync, (address dst, address src, size_t bytes, void *s)) {
-    return THERE(cuMemcpyAsync, dst, src, bytes, s);
-}
 typedef struct side_2d {
     size_t x, y;
     int type;
-    const void *host;
-    address at;
+    const void *host, *at;
     void *array;
     size_t pitch;
 } side_2d;
@@ -100,46 +74,48 @@ typedef struct copy_2d {
     side_2d src, dst;
     size_t bytes, rows;
 } copy_2d;
-CU(cuMemcpy2DAsync_v2, (const copy_2d *all, void *s)) { return THERE(cuMemcpy2DAsync_v2, all, s); }
-CU(cuStreamCreateWithPriority, (void **s, unsigned flags, int priority)) {
-    return THERE(cuStreamCreateWithPriority, s, flags, priority);
-}
-CU(cuStreamDestroy_v2, (void *s)) { return THERE(cuStreamDestroy_v2, s); }
-CU(cuStreamWaitEvent, (void *s, void *e, unsigned flags)) { return THERE(cuStreamWaitEvent, s, e, flags); }
-CU(cuStreamSynchronize, (void *s)) { return THERE(cuStreamSynchronize, s); }
-CU(cuStreamWaitValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return THERE(cuStreamWaitValue32_v2, s, word, value, flags);
-}
-CU(cuStreamWriteValue32_v2, (void *s, address word, uint32_t value, unsigned flags)) {
-    return THERE(cuStreamWriteValue32_v2, s, word, value, flags);
-}
-CU(cuStreamGetCaptureInfo_v2, (void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n)) {
-    return THERE(cuStreamGetCaptureInfo_v2, s, does, which, graph, nodes, n);
-}
-CU(cuThreadExchangeStreamCaptureMode, (int *mode)) { return CALL(cuThreadExchangeStreamCaptureMode, mode); }
-CU(cuEventCreate, (void **e, unsigned flags)) { return THERE(cuEventCreate, e, flags); }
-CU(cuEventDestroy_v2, (void *e)) { return THERE(cuEventDestroy_v2, e); }
-CU(cuEventRecord, (void *e, void *s)) { return THERE(cuEventRecord, e, s); }
-CU(cuEventQuery, (void *e)) { return THERE(cuEventQuery, e); }
-
-CU(cuCtxSynchronize, (void)) { return THERE(cuCtxSynchronize); }
-CU(cuDeviceGetAttribute, (int *value, int which, int device)) {
-    return CALL(cuDeviceGetAttribute, value, which, device);
-}
-CU(cuModuleLoadData, (void **module, const void *image)) { return THERE(cuModuleLoadData, module, image); }
-CU(cuModuleGetFunction, (void **function, void *module, const char *name)) {
-    return THERE(cuModuleGetFunction, function, module, name);
-}
-CU(cuFuncLoad, (void *function)) { return THERE(cuFuncLoad, function); }
-CU(cuLaunchKernel, (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes,
-                    void *s, void **arguments, void **more)) {
-    return THERE(cuLaunchKernel, f, x, y, z, a, b, c, bytes, s, arguments, more);
-}
+CU(cuPointerGetAttributes, (unsigned n, const int *which, void **into, const void *where), (n, which, into, where))
+CU(cuDeviceGetAttribute, (int *value, int which, int device), (value, which, device))
+CU_READY(cuIpcOpenMemHandle_v2, (void **where, share handle, unsigned flags), (where, handle, flags))
+CU_READY(cuMemFree_v2, (void *where), (where))
+CU_READY(cuMemFreeHost, (void *where), (where))
+CU_READY(cuMemcpyAsync, (void *dst, const void *src, size_t bytes, void *s), (dst, src, bytes, s))
+CU_READY(cuMemcpy2DAsync_v2, (const copy_2d *all, void *s), (all, s))
+CU_READY(cuStreamWaitValue32_v2, (void *s, void *word, uint32_t value, unsigned flags), (s, word, value, flags))
+CU_READY(cuStreamGetCaptureInfo_v2, (void *s, int *does, uint64_t *which, void **graph, const void ***nodes, size_t *n),
+         (s, does, which, graph, nodes, n))
+CU_READY(cuCtxSynchronize, (void), ())
+CU_READY(cuModuleGetFunction, (void **function, void *module, const char *name), (function, module, name))
+CU_READY(cuFuncLoad, (void *function), (function))
+HIP_READY(hipIpcGetMemHandle, cuIpcGetMemHandle, (void *handle, void *where), (handle, where))
+HIP_READY(hipIpcCloseMemHandle, cuIpcCloseMemHandle, (void *where), (where))
+HIP_READY(hipMalloc, cuMemAlloc_v2, (void **where, size_t bytes), (where, bytes))
+HIP_READY(hipMemGetInfo, cuMemGetInfo_v2, (size_t *room, size_t *all), (room, all))
+HIP_READY(hipHostMalloc, cuMemHostAlloc, (void **where, size_t bytes, unsigned flags), (where, bytes, flags))
+HIP_READY(hipHostRegister, cuMemHostRegister_v2, (void *where, size_t bytes, unsigned flags), (where, bytes, flags))
+HIP_READY(hipHostUnregister, cuMemHostUnregister, (void *where), (where))
+HIP_READY(hipHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (void **seen, void *memory, unsigned flags),
+          (seen, memory, flags))
+HIP_READY(hipStreamCreateWithPriority, cuStreamCreateWithPriority, (void **s, unsigned flags, int priority),
+          (s, flags, priority))
+HIP_READY(hipStreamDestroy, cuStreamDestroy_v2, (void *s), (s))
+HIP_READY(hipStreamWaitEvent, cuStreamWaitEvent, (void *s, void *e, unsigned flags), (s, e, flags))
+HIP_READY(hipStreamSynchronize, cuStreamSynchronize, (void *s), (s))
+HIP_READY(hipStreamWriteValue32, cuStreamWriteValue32_v2, (void *s, void *word, uint32_t value, unsigned flags),
+          (s, word, value, flags))
+HIP_READY(hipEventCreateWithFlags, cuEventCreate, (void **e, unsigned flags), (e, flags))
+HIP_READY(hipEventDestroy, cuEventDestroy_v2, (void *e), (e))
+HIP_READY(hipEventRecord, cuEventRecord, (void *e, void *s), (e, s))
+HIP_READY(hipEventQuery, cuEventQuery, (void *e), (e))
+HIP_READY(hipModuleLoadData, cuModuleLoadData, (void **module, const void *image), (module, image))
+HIP_READY(hipModuleLaunchKernel, cuLaunchKernel,
+          (void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned bytes, void *s,
+           void **arguments, void **more),
+          (f, x, y, z, a, b, c, bytes, s, arguments, more))
 
 /* The memory is CUDA's whatever the entry points are called: UCC and UCX are told so. */
 int ucch_memory_type(void) { return 1; }
 
-int hipInit(unsigned flags) { return cuInit(flags); }
 static int major(void) {
     const char *text = getenv("HIPCUDA_VERSION");
     return text && *text ? atoi(text) : 6;
@@ -159,11 +135,9 @@ int hipDeviceGetAttribute(int *value, int which, int device) {
                          : INVALID_VALUE;
 }
 int hipGetLastError(void) { return 0; }
-int hipGetDeviceCount(int *n) { return cuDeviceGetCount(n); }
-int hipDeviceGetPCIBusId(char *text, int room, int device) { return cuDeviceGetPCIBusId(text, room, device); }
 int hipSetDevice(int device) {
     unsigned flags;
-    int n = 0, active, status = cuDeviceGetCount(&n);
+    int n = 0, active, status = hipGetDeviceCount(&n);
     if (status || device < 0 || device >= n || device >= MOST_DEVICES) return status ? status : INVALID_DEVICE;
     chosen = device;
     active = contexts[device] != NULL;
@@ -187,7 +161,7 @@ int hipPointerGetAttributes(void *into, const void *where) {
     int device = 0;
     void *values[] = {&type, &managed, &device};
     static const int before_6[] = {-1, 0, 1, 4}, since_6[] = {0, 1, 2, 3};
-    int status = cuPointerGetAttributes(3, which, values, (address)(uintptr_t)where);
+    int status = cuPointerGetAttributes(3, which, values, where);
     if (status || (!type && major() < 6)) return status ? status : INVALID_VALUE;
     memset(out, 0, sizeof(*out));
     out->type = (major() < 6 ? before_6 : since_6)[managed ? 3 : type > 2 ? 2 : type];
@@ -195,13 +169,9 @@ int hipPointerGetAttributes(void *into, const void *where) {
     out->managed = (int)managed;
     return 0;
 }
-int hipIpcGetMemHandle(void *handle, void *where) { return cuIpcGetMemHandle(handle, (address)(uintptr_t)where); }
 int hipIpcOpenMemHandle(void **where, share handle, unsigned flags) {
-    return flags == (major() >= 6) ? cuIpcOpenMemHandle_v2((address *)where, handle, 1) : INVALID_VALUE;
+    return flags == (major() >= 6) ? cuIpcOpenMemHandle_v2(where, handle, 1) : INVALID_VALUE;
 }
-int hipIpcCloseMemHandle(void *where) { return cuIpcCloseMemHandle((address)(uintptr_t)where); }
-int hipMalloc(void **where, size_t bytes) { return cuMemAlloc_v2((address *)where, bytes); }
-int hipMemGetInfo(size_t *room, size_t *all) { return cuMemGetInfo_v2(room, all); }
 
 /* Signal memory is pinned memory of the host here. */
 #define MOST_SIGNALS 65536
@@ -220,71 +190,43 @@ int hipFree(void *where) {
     static const int which[] = {2};
     unsigned type = 0;
     void *values[] = {&type};
-    int status = cuPointerGetAttributes(1, which, values, (address)(uintptr_t)where);
+    int status = cuPointerGetAttributes(1, which, values, where);
     cuCtxSynchronize();
     exchange(where, NULL);
-    return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2((address)(uintptr_t)where);
+    return status ? status : type == 1 ? cuMemFreeHost(where) : cuMemFree_v2(where);
 }
 int hipExtMallocWithFlags(void **where, size_t bytes, unsigned flags) {
     if (flags == 1) return hipMalloc(where, bytes);
-    int status = flags == 2 && bytes == 8 ? cuMemHostAlloc(where, bytes, 3) : INVALID_VALUE;
+    int status = flags == 2 && bytes == 8 ? hipHostMalloc(where, bytes, 3) : INVALID_VALUE;
     return status ? status : exchange(NULL, *where) ? 0 : OUT_OF_MEMORY;
 }
-int hipHostMalloc(void **where, size_t bytes, unsigned flags) { return cuMemHostAlloc(where, bytes, flags); }
 int hipHostFree(void *where) {
     cuCtxSynchronize();
     return cuMemFreeHost(where);
 }
-int hipHostRegister(void *where, size_t bytes, unsigned flags) { return cuMemHostRegister_v2(where, bytes, flags); }
-int hipHostUnregister(void *where) { return cuMemHostUnregister(where); }
-int hipHostGetDevicePointer(void **seen, void *memory, unsigned flags) {
-    address a = 0;
-    int status = cuMemHostGetDevicePointer_v2(&a, memory, flags);
-    *seen = (void *)(uintptr_t)a;
-    return status;
-}
 int hipMemcpyAsync(void *dst, const void *src, size_t bytes, int kind, void *s) {
-    return kind == 4 ? cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, s) : INVALID_VALUE;
+    return kind == 4 ? cuMemcpyAsync(dst, src, bytes, s) : INVALID_VALUE;
 }
 int hipMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
                      int kind, void *s) {
-    copy_2d all = {.src = {.type = 4, .at = (address)(uintptr_t)src, .pitch = src_pitch},
-                   .dst = {.type = 4, .at = (address)(uintptr_t)dst, .pitch = dst_pitch},
+    copy_2d all = {.src = {.type = 4, .at = src, .pitch = src_pitch},
+                   .dst = {.type = 4, .at = dst, .pitch = dst_pitch},
                    .bytes = bytes,
                    .rows = rows};
     return kind == 4 ? cuMemcpy2DAsync_v2(&all, s) : INVALID_VALUE;
 }
-int hipStreamCreateWithPriority(void **s, unsigned flags, int priority) {
-    return cuStreamCreateWithPriority(s, flags, priority);
-}
-int hipStreamDestroy(void *s) { return cuStreamDestroy_v2(s); }
-int hipStreamWaitEvent(void *s, void *e, unsigned flags) { return cuStreamWaitEvent(s, e, flags); }
-int hipStreamSynchronize(void *s) { return cuStreamSynchronize(s); }
 int hipStreamWaitValue32(void *s, void *word, uint32_t value, unsigned flags, uint32_t mask) {
     if (mask != ~(uint32_t)0 || !word || !exchange(word, word)) return INVALID_VALUE;
-    return cuStreamWaitValue32_v2(s, (address)(uintptr_t)word, value, flags);
-}
-int hipStreamWriteValue32(void *s, void *word, uint32_t value, unsigned flags) {
-    return cuStreamWriteValue32_v2(s, (address)(uintptr_t)word, value, flags);
+    return cuStreamWaitValue32_v2(s, word, value, flags);
 }
 int hipStreamGetCaptureInfo(void *s, int *does, uint64_t *which) {
     return cuStreamGetCaptureInfo_v2(s, does, which, NULL, NULL, NULL);
 }
-int hipThreadExchangeStreamCaptureMode(int *mode) { return cuThreadExchangeStreamCaptureMode(mode); }
-int hipEventCreateWithFlags(void **e, unsigned flags) { return cuEventCreate(e, flags); }
-int hipEventDestroy(void *e) { return cuEventDestroy_v2(e); }
-int hipEventRecord(void *e, void *s) { return cuEventRecord(e, s); }
-int hipEventQuery(void *e) { return cuEventQuery(e); }
-int hipModuleLoadData(void **module, const void *image) { return cuModuleLoadData(module, image); }
 /* HIP loads all of a module at once; drivers before 12.4 cannot be told to. */
 int hipModuleGetFunction(void **function, void *module, const char *name) {
     int status = cuModuleGetFunction(function, module, name);
     if (!status) cuFuncLoad(*function);
     return status;
-}
-int hipModuleLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c,
-                          unsigned bytes, void *s, void **arguments, void **more) {
-    return cuLaunchKernel(f, x, y, z, a, b, c, bytes, s, arguments, more);
 }
 
 /* hipRTC over NVRTC, whose file HIPCUDA_NVRTC names, unless the process has it already. It compiles for the device in

@@ -380,7 +380,7 @@ def absent() -> None:
     assert told and all(f"rank(s) [{last}] have not called it" in text for text in told), told
     with Communicator(WORLD) as another:
         # libucp may have dropped a connection in silence: what comes after a deadline has connections of its own.
-        assert another._run.members.job is not comm._run.members.job
+        assert another._runner.members.job is not comm._runner.members.job
         goes_on(another)
     if WORLD.rank == 0:
         print("absence noticed")

@@ -251,7 +251,7 @@ def on_devices() -> None:
     everywhere = all(world.allgather(gpu is not None))
     with Communicator(world) as comm:
         if gpu:
-            gpu.use(comm._run.members.place.device)
+            gpu.use(comm._runner.members.place.device)
         tester = Tester(comm, f"seed {seed}")
         streams = (gpu.stream(), DEFAULT) if gpu and everywhere else (None, None)
         rng = np.random.default_rng(seed)
@@ -262,7 +262,7 @@ def on_devices() -> None:
                 for each in repeated(case):
                     tester.one(each)
         comm.Barrier()
-        queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._run.used.items()}
+        queued = {label: execution.name == "QUEUED" for label, (*_, execution) in comm._runner.used.items()}
         sure = re.compile(rf"(?!{'|'.join(UNCOUNTED)}|scan|exscan)\w+ float32\[[\d,]*\]( SUM)?( root=\d+)?$")
         if os.environ.get("QUEUED"):
             assert all(how for label, how in queued.items() if sure.match(label)), queued

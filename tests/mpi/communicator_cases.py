@@ -15,8 +15,12 @@ from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, PersistentRequest, Request
 from ucc_hetero.bindings import ucc
+from ucc_hetero.bootstrap import numbers
+from ucc_hetero.bootstrap.board import PAGES
+from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.bootstrap.timely import Timely
+from ucc_hetero.errors import RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -104,17 +108,46 @@ def case_same_ranks_again(comm: Communicator) -> None:
 
 
 def case_few_rounds(comm: Communicator) -> None:
-    """Ranks that know each other meet once beside a call of theirs, and the same ones send nothing more for their
-    teams; not at all, where another communicator has left what they need."""
+    """Ranks that know each other meet beside a call of theirs for a file of several arrival boards, and make no team
+    before a call needs one."""
     comm.Barrier()
-    comm._run.members.job.drop_spare(comm._run.timeout)  # of earlier cases
-    with mock.patch.object(Timely, "allgather", autospec=True, side_effect=Timely.allgather) as rounds:
-        with comm.Dup(), mock.patch.object(ucc.Team, "collective") as tries, comm.Dup():
-            assert not tries.called
-        assert not comm.topology.flat or rounds.call_count == 2, rounds.call_args_list
-        rounds.reset_mock()
-        with comm.Dup(), comm.Split(0, comm.rank):
-            assert not comm.topology.flat or not rounds.called, rounds.call_args_list
+    comm._runner.members.job.drop_spare(comm._runner.timeout)  # of earlier cases
+    if not comm.topology.flat:
+        return
+    with (
+        mock.patch.object(Timely, "allgather", autospec=True, side_effect=Timely.allgather) as rounds,
+        mock.patch.object(ucc.Team, "collective") as tries,
+    ):
+        made = [comm.Dup() if i % 2 else comm.Split(0, comm.rank) for i in range(PAGES)]
+        assert rounds.call_count == 1, rounds.call_args_list
+        made.append(comm.Dup())
+        assert rounds.call_count == 2 and not tries.called, rounds.call_args_list
+    for each in made[::2]:
+        assert not len(each._runner.members.teams)
+        check(each, everyone(comm))
+        assert len(each._runner.members.teams) == 1
+    for each in made:
+        each.Free()
+
+
+def case_first_calls_in_any_order(comm: Communicator) -> None:
+    """Communicators that are made from one that has had teams make theirs by themselves, in an order of each rank's."""
+    made = [comm.Split(0, comm.rank) if i % 2 else comm.Dup() for i in range(4)]
+    outs = [np.zeros(50_000) for _ in made]
+    order = random.Random(comm.rank).sample(range(len(made)), len(made))
+    Request.Waitall([made[i].Iallreduce(np.full(50_000, comm.rank + i, float), outs[i]) for i in order])
+    for i, each in enumerate(made):
+        assert (outs[i] == sum(range(comm.size)) + i * comm.size).all()
+        each.Free()
+
+
+def case_colors_that_one_rank_mistakes(comm: Communicator) -> None:
+    """The others learn of it at once: MPI would let them wait for ever."""
+    for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
+        other, mine = comm.Dup(), comm.rank == comm.size - 1
+        kind = ValueError if mine else RefusedError
+        refused(kind, lambda: other.Split(*((color, key) if mine else (0, 0))), word)  # noqa: B023
+        other.Free()
 
 
 def case_settings_of_the_parent(comm: Communicator) -> None:
@@ -123,7 +156,7 @@ def case_settings_of_the_parent(comm: Communicator) -> None:
     with mock.patch.dict(os.environ, rule), comm.Dup() as same:
         check(same, everyone(comm))
         for name in ("tuning", "topology", "bare"):
-            ours, parents = (repr(getattr(each._run.members, name)) for each in (same, comm))
+            ours, parents = (repr(getattr(each._runner.members, name)) for each in (same, comm))
             assert ours == parents
 
 
@@ -221,7 +254,7 @@ def case_objects(comm: Communicator) -> None:
     """Methods in lower case, short and long objects, while other calls are under way."""
     p, me = comm.size, comm.rank
     request = comm.Iallreduce(np.full(1000, me), total := np.zeros(1000, int))
-    for length in (1, 700, 10**6):
+    for length in (1, 700, 10**6, comm.bcast(random.randrange(4000))):
         text, root = "x" * length if me == p - 1 else "x", length % p
         assert comm.bcast([me, text], p - 1) == [p - 1, "x" * length]
         assert comm.allgather(text) == ["x"] * (p - 1) + ["x" * length]
@@ -231,6 +264,7 @@ def case_objects(comm: Communicator) -> None:
             "" if me else "x" * (length if r == p - 1 else 1) for r in range(p)
         ]
         assert comm.reduce(text, root=root) == ("x" * (p - 1 + length) if me == root else None)
+        assert comm.scan(text) == "x" * (me + (length if me == p - 1 else 1))
     assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
     assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
     assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)
@@ -334,6 +368,30 @@ def case_unreceived_messages(comm: Communicator) -> None:
             assert not fresh.Iprobe()
             fresh.Barrier()
             assert not fresh.Iprobe()
+
+
+def case_a_number_that_comes_again(comm: Communicator) -> None:
+    """What came for its last communicator is thrown away before any rank can send for the new one."""
+    notes: list[str] = []
+
+    def noted(of: type, name: str) -> Any:
+        call = getattr(of, name)
+        return mock.patch.object(of, name, lambda *args: notes.append(name) or call(*args))
+
+    start, comes = numbers._last[0], 2 * numbers.MOST - 2
+    with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):
+        first = Communicator(comm)
+        assert "discard" not in notes
+        first.Free()
+        for make in (lambda: Communicator(comm), comm.Dup):
+            numbers._last[0] = comes
+            notes.clear()
+            made = make()
+            after = notes[notes.index("discard") + 1]
+            assert after == ("at_once" if make == comm.Dup else "allgather"), notes
+            check(made, everyone(comm))
+            made.Free()
+    assert start < numbers.MOST
 
 
 def case_threads(comm: Communicator) -> None:

@@ -408,7 +408,7 @@ def on_device(comm: Communicator) -> list[Any]:
     """Streams of this rank's device, which it works with from now on; none of a rank without one."""
     if not ON_DEVICES:
         return []
-    runtime().use(comm._run.members.place.device)
+    runtime().use(comm._runner.members.place.device)
     return [runtime().stream() for _ in range(4)]
 
 

@@ -196,7 +196,7 @@ def before_others_come(comm: Communicator) -> None:
 
 def behind(comm: Communicator) -> None:
     """Rank 0 makes calls late, when it is known that a rank has refused a later one: they end well on all ranks."""
-    p, last, board, how = comm.size, comm.size - 1, comm._run.board, {"stream": STREAM} if STREAM else {}
+    p, last, board, how = comm.size, comm.size - 1, comm._runner.board, {"stream": STREAM} if STREAM else {}
     memory = collective_call.device_memory or np.empty
     counts = [1, 3000, 1 << 17] * 5
     sent = [np.random.default_rng().integers(-9, 9, count).astype(np.float32) for count in counts]
@@ -240,7 +240,7 @@ def many_by_all(comm: Communicator) -> None:
 def answered_late(comm: Communicator) -> None:
     """A rank that has said that it is ready to make a team waits for the answer, though its call is refused meanwhile:
     the one that gives it makes the team, would be alone there, and spoil the context for all communicators."""
-    teams, ends = comm._run.members.teams, (0, comm.size - 1)
+    teams, ends = comm._runner.members.teams, (0, comm.size - 1)
 
     told: list[bool] = []
 
@@ -329,7 +329,7 @@ def main(trials: int) -> None:
     rng = np.random.default_rng(seed)
     with Communicator(WORLD) as kept:
         if collective_call.device_memory and all(WORLD.allgather(bool(arrays.device.available()))):
-            arrays.runtime().use(kept._run.members.place.device)
+            arrays.runtime().use(kept._runner.members.place.device)
             STREAM = arrays.runtime().stream()
         for number in range(trials):
             trial = draw_trial(rng)

@@ -291,7 +291,7 @@ def interrupted(op):
     raise KeyboardInterrupt
 
 if rank == 0:
-    other._run.wait, before = interrupted, len(quarantine._for_ever)
+    other._runner.wait, before = interrupted, len(quarantine._for_ever)
 else:
     world.recv(source=0)
 try:

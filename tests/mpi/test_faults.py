@@ -37,7 +37,7 @@ JOBS = {
     "revocation ends what others wait for": Job("""
 other = comm.Dup()
 if rank == 0:
-    while {1, 2} & {*comm._run.board.missing(2)}:  # they have called
+    while {1, 2} & {*comm._runner.board.missing(2)}:  # they have called
         time.sleep(0.01)
     comm.Revoke()
 elif rank == 1:
@@ -97,7 +97,7 @@ right(comm := comm.Shrink())
     # MPI's own calls would wait for ever.
     "a rank that does not come ends the making of communicators": Job("""
 if rank == 0:
-    comm._run.timeout = 1.0
+    comm._runner.timeout = 1.0
     said = caught(u.CollectiveTimeout, np.random.default_rng().choice([comm.Dup, comm.Split]))
     assert "rank 0: " in said and "the limit was 1 s" in said and "rank(s) [1] have not" in said, said
     print("right", flush=True)
@@ -166,7 +166,7 @@ from pathlib import Path
 right = np.arange(200_000.0) * 3
 x = right.copy() if comm.rank == 1 else np.full_like(right, np.nan)
 comm.Barrier()
-comm._run.timeout = 8.0
+comm._runner.timeout = 8.0
 limits = resource.getrlimit(resource.RLIMIT_AS)
 if comm.rank == 3:
     pages = int(Path("/proc/self/statm").read_text().split()[0])

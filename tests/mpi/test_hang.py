@@ -111,7 +111,7 @@ if comm.rank:
     signal.signal(43, before)
     print("alive", flush=True)
 else:
-    comm._run.timeout = 1.0
+    comm._runner.timeout = 1.0
     try:
         comm.Allreduce(np.ones(4), np.zeros(4))
     except CollectiveTimeout as error:

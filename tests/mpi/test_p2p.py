@@ -218,7 +218,7 @@ if "all" in sys.argv:
 if rank == 1:
     comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
     sys.exit(0)
-while not comm._messages.gone(1):
+while not comm._messages.is_gone(1):
     time.sleep(0.01)
 comm.Recv(five := np.zeros(100), 1, 1)
 assert (five == 5).all()

@@ -126,9 +126,9 @@ def test_torchrun(torchrun, tmp_path: Path) -> None:
     ],
 )
 def test_who_shares_a_fabric(ranks: str, shared: bool) -> None:
-    from ucc_hetero.torch.creation import Standing, share_fabric
+    from ucc_hetero.torch.creation import RankFacts, share_fabric
 
-    assert share_fabric([Standing(*each.split("|")) for each in ranks.split(", ")]) == shared
+    assert share_fabric([RankFacts(*each.split("|")) for each in ranks.split(", ")]) == shared
 
 
 def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +136,11 @@ def test_ranks_of_a_mixed_group_that_share_a_fabric(monkeypatch: pytest.MonkeyPa
     from ucc_hetero.torch import creation
 
     facts = ["nccl|nvidia a|a 1", "nccl|nvidia a|a 2", "nccl|amd a|a 3", "nccl|nvidia a|a 1", "|nvidia a|a 5"]
-    known = {rank: creation.Standing(*each.split("|")) for rank, each in enumerate(facts)}
+    known = {rank: creation.RankFacts(*each.split("|")) for rank, each in enumerate(facts)}
     monkeypatch.setattr(creation, "_known", known)
-    found = [creation.beside(range(5), at)[1] for at in range(5)]
+    found = [creation.fabric_peers(range(5), at)[1] for at in range(5)]
     assert found == [{1}, {0, 3}, set(), {1}, set()], "rank 3 has rank 0's device; rank 4 wants none"
-    assert creation.beside([2, 1, 0], 1) == ("nccl", {2}) and creation.beside([7, 0], 0) == ("", set())
+    assert creation.fabric_peers([2, 1, 0], 1) == ("nccl", {2}) and creation.fabric_peers([7, 0], 0) == ("", set())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ucc_hetero.trace.dumps import CAUSES, parse
+from ucc_hetero.trace.flight_files import CAUSES, parse
 
 HERE = Path(__file__).parent
 TORCH_NEEDED = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

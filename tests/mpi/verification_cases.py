@@ -116,7 +116,7 @@ def on_devices(streamed: bool) -> None:
     from arrays import Array, runtime
 
     comm, n, gpu = u.Communicator(), 30_000, runtime()
-    gpu.use(comm._run.members.place.device)
+    gpu.use(comm._runner.members.place.device)
     stream = gpu.stream() if streamed else None
     x, y = Array(n, np.int64).set(np.arange(n) * (comm.rank + 1)), Array(comm.size * n, np.int64)
     if comm.rank == 1:

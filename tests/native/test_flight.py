@@ -10,7 +10,7 @@ import pytest
 from processes import python
 
 from ucc_hetero.trace.chrome import EVENT, used
-from ucc_hetero.trace.dumps import Dump, parse
+from ucc_hetero.trace.flight_files import Dump, parse
 
 #: Records programs of one copy each; argv: capacity, folder, number of runs.
 HEAD = """
@@ -25,10 +25,12 @@ os.write(files[1], json.dumps(about).encode() + b"\\n")
 os.write(files[1], b'{"comm": 5, "number": 0, "time": 1, "ranks": [3, 4], "mine": 0}\\n')
 board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
 lib.ucch_board_name(board, 5)
-def program(label, signature):
-    made = lib.ucch_program_new(1, board, signature, label)
+def program(label, signature, number=0):
     part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": 4 << 3, "src": (0, 0, 1), "dst": (1, 0, 1)}
-    assert lib.ucch_program_step(made, 0, [part]) == 0
+    text, status = ffi.new("char[]", label), ffi.new("int *")
+    about = {"label": text, "signature": signature, "number": number}
+    made = lib.ucch_program_new(board, [about], 1, [part], status)
+    assert status[0] == 0
     lib.ucch_program_bytes(made, signature)
     return made
 send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)
@@ -74,8 +76,7 @@ def test_events_outlive_a_killed_process(tmp_path: Path, runs: int) -> None:
     script = f"""
 assert lib.ucch_trace_open(sys.argv[2].encode() + b"/no/folder", 8) == -1
 assert lib.ucch_trace_open(sys.argv[2].encode() + b"/ring", 8) == 0
-each = program(b"copy", 7)
-lib.ucch_program_trace(each, 7)
+each = program(b"copy", 7, 7)
 for _ in range({runs}):
     assert lib.ucch_program_run(each, *both, 0.0, 1.0) == 1
 os.kill(os.getpid(), signal.SIGKILL)
@@ -215,7 +216,7 @@ ctypes.string_at(8)
 def test_a_signal_while_records_are_written(tmp_path: Path) -> None:
     """Stacks of two writers are not mixed, and both files are written."""
     script = """
-from ucc_hetero.trace.dumps import parse
+from ucc_hetero.trace.flight_files import parse
 if (child := os.fork()) == 0:
     while os.getppid() == parent:
         os.kill(parent, number)

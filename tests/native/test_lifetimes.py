@@ -142,20 +142,20 @@ def test_a_native_object_is_freed_behind_what_asks_for_it() -> None:
 
 def test_whoever_sleeps_is_woken() -> None:
     """Also by a ring before the sleep; nobody sleeps longer than asked, and what has ended rings nothing."""
-    known, woken = lib.ucch_rings(), threading.Event()
+    known, woken = lib.ucch_doorbell_count(), threading.Event()
 
     def sleep() -> None:
-        lib.ucch_await_ring(known, LONG)
+        lib.ucch_doorbell_wait(known, LONG)
         woken.set()
 
     threading.Thread(target=sleep, daemon=True).start()
-    lib.ucch_ring()
+    lib.ucch_doorbell_ring()
     assert woken.wait(LONG / 2)
-    lib.ucch_await_ring(known, LONG)  # the test's own limit is shorter
-    lib.ucch_await_ring(known + 1, 1e-3)
+    lib.ucch_doorbell_wait(known, LONG)  # the test's own limit is shorter
+    lib.ucch_doorbell_wait(known + 1, 1e-3)
     message = lib.ucch_message_new()
     lib.ucch_listen(lib.ucch_message_op(message))
-    assert lib.ucch_rings() == known + 1 and lib.ucch_peek(lib.ucch_message_op(message)) == 1
+    assert lib.ucch_doorbell_count() == known + 1 and lib.ucch_peek(lib.ucch_message_op(message)) == 1
     lib.ucch_message_free(message)
 
 

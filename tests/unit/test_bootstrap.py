@@ -146,16 +146,33 @@ def taken(*numbers: int) -> bytes:
     return bytes(bits)
 
 
+def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
+    """The number that ranks agree upon; ``used`` is what they have in use, where they have to ask."""
+
+    def ask(mine: bytes) -> list[bytes]:
+        assert used, "they need not"
+        return [mine, *used]
+
+    found = numbers.agree(everyone, ask)
+    numbers.claim(found)
+    return found
+
+
 def test_numbers_of_communicators() -> None:
-    assert [numbers.claim([numbers.taken()]) for _ in range(20)] == list(range(20))
+    assert [claimed([numbers.taken()]) for _ in range(20)] == list(range(20))
     # Messages of its last communicator may still be on their way.
-    assert numbers.claim([(7, taken(3))]) == 8
-    # The last one anywhere counts, and so does what is taken anywhere.
-    assert numbers.claim([(4, NONE), (9, taken(10, 12)), (2, taken(11))]) == 13
-    assert numbers.claim([(4095, taken(0, 1))]) % numbers.MOST == 2
-    assert numbers.claim([(4098, NONE), (5, taken(3))]) == 4100
+    numbers.release(3)
+    assert claimed([numbers.taken()]) == 20
+    # The last one anywhere counts, and so does what is in use anywhere.
+    assert claimed([numbers.taken(), (30, 4096)]) == 31
+    assert claimed([numbers.taken(), (9, 32)], taken(32, 33)) == 34
+    numbers.claim(4095)
+    assert claimed([numbers.taken()], NONE) == 4096 + 3
+    assert numbers.taken() == (4099, 4096 + 4), "the next one is in use here"
+    assert claimed([numbers.taken(), (1, 4096)], taken(21)) == 4096 + 22
+    assert [claimed([numbers.taken()]) for _ in range(8)] == list(range(4096 + 23, 4096 + 31))
     with pytest.raises(UCCHError, match="4096 communicators"):
-        numbers.claim([(5, b"\xff" * 512)])
+        claimed([numbers.taken()], b"\xff" * 512)
 
 
 def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
@@ -163,6 +180,14 @@ def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
     for name, value in (("link", link), ("ranks", ranks), ("kind", kind)):
         object.__setattr__(found, name, value)
     return found
+
+
+def known(job: Any, members: list[int], rank: int = 0, *main: tuple[tuple[int, ...], str], plain: bool = True) -> Any:
+    """What the ranks of a communicator know; ``members`` are their ranks in the job."""
+    return SimpleNamespace(
+        job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
+        tuning=SimpleNamespace(plain=plain),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -174,8 +199,8 @@ def room() -> list[int]:
 @pytest.fixture
 def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
     notes: list[Any] = []
-    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11, 12, 13), FACTS), vendors_library=lambda memory: False)
-    found = Teams(job, [10, 11, 12, 13], 0, 1, 5.0)
+    job: Any = SimpleNamespace(vendors_library=lambda memory: False, spare={})
+    found = Teams(known(job, [10, 11, 12, 13]), 1, 5.0)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
     monkeypatch.setattr(found, "_all_ready", lambda places, ready, *_: notes.append(("met", places, ready)) or ready)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
@@ -237,8 +262,8 @@ def failing(error: Exception) -> Any:
 def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Teams]:
     """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
-    job: Any = SimpleNamespace(facts=dict.fromkeys((10, 11), FACTS), spoilt=False)
-    return job, Teams(job, [10, 11], 1, 1, 5.0)
+    job: Any = SimpleNamespace(spoilt=False, spare={}, tried=set())
+    return job, Teams(known(job, [10, 11], 1), 1, 5.0)
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -255,8 +280,8 @@ def test_a_team_that_is_late_says_whose_it_is(
 
 def test_no_team_is_made_where_one_was_given_up() -> None:
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
-    job: Any = SimpleNamespace(rank=10, facts={10: FACTS}, spoilt=False, stale=True)
-    found = Teams(job, [10], 0, 1, 5.0)
+    job: Any = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
+    found = Teams(known(job, [10]), 1, 5.0)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True
     with pytest.raises(CollectiveError, match=r"rank 0: a team .* was given up .* make a new one"):
@@ -343,19 +368,35 @@ def test_an_error_names_the_limit_that_was_set(monkeypatch: pytest.MonkeyPatch) 
     assert [limit_text(seconds) for seconds in (5, 3.0)] == ["UCCH_TIMEOUT=5", "the limit was 3 s"]
 
 
-def test_the_ranks_need_not_agree_upon_the_number_of_a_first_team() -> None:
-    """One that none of them has had; all make the first one over a link together, and others only some of them."""
+@pytest.mark.parametrize("tls", ["ucp,self", "ucp", "^mlx5,sharp,cuda,shm"])
+def test_which_teams_a_rank_makes_by_itself(monkeypatch: pytest.MonkeyPatch, tls: str) -> None:
+    """Those of an island and of all, by a number that none of the ranks has had, once such a team has been tried, and
+    where no component of libucc's asks the other ranks for more."""
+    monkeypatch.setenv("UCCHN_UCC_TLS", tls)
+    main = ((0, 1), "native"), ((0, 1, 2, 3), "bridge")
     asked: list[Any] = []
     context = SimpleNamespace(team=lambda places, *more: asked.append(more[-1]) or SimpleNamespace(ranks=tuple(places)))
-    job: Any = SimpleNamespace(facts=[FACTS] * 4, native=context, bridge=context, island_index=range(4), tried=set())
-    job.tried |= {(link, ranks) for link in ("native", "bridge") for ranks in ((0, 1), (0, 1, 2, 3), (0, 2))}
-    for claimed, first in ((7, 7), (MOST_NUMBERS, None)):
-        made = Teams(job, range(4), 0, claimed, 5.0)
+    job: Any = SimpleNamespace(native=context, bridge=context, island_index=range(4), tried=set(), spare={})
+    monkeypatch.setattr(Teams, "_canary", lambda self, team, ranks, link: job.tried.add((link, ranks)))
+    alone = tls != "^mlx5,sharp,cuda,shm"
+    for claimed, number in ((7, 7), (8, 8), (MOST_NUMBERS, None)):
+        made = Teams(known(job, [0, 1, 2, 3], 0, *main), claimed, 5.0)
         made.together = True
-        for ranks, link in (((0, 1), "native"), ((0, 1, 2, 3), "bridge"), ((0, 2), "bridge")):
+        for ranks, link in ((0, 2), "bridge"), *main:
+            here = claimed == 8 and (ranks, link) in main and (alone or link == "bridge")
+            assert made.by_itself(ranks, link) == here
             made.get(ranks, link)
-        assert asked == [first, first, None]
+        assert asked == [None, number, number]
         asked.clear()
+
+
+def test_a_rank_without_a_device_keeps_to_components_for_host_memory() -> None:
+    for users, found in (({}, "ucp,self"), ({"UCC_TLS": "^shm"}, "^shm")):
+        environ = dict(users)
+        agreement.keep_to_host_memory(environ)
+        apply_settings("1.4.0", environ)
+        assert environ["UCCHN_UCC_TLS"] == found
+        assert agreement.native_makes_teams_alone(environ) == (not users)
 
 
 @pytest.fixture
@@ -367,7 +408,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
         return SimpleNamespace(close=lambda timeout: closed.append((self.tag, ranks, link)))
 
     monkeypatch.setattr(Teams, "_create", create)
-    job: Any = SimpleNamespace(facts=[FACTS] * 4, spare={})
+    job: Any = SimpleNamespace(spare={})
     job.drop_spare = partial(Job.drop_spare, job)
     return job, closed
 
@@ -375,23 +416,24 @@ def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
     """And its cleared page, by the number that the first of them had."""
     job, closed = left
-    first = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    first = Teams(known(job, [2, 0, 1]), 1, 5.0)
     team, page = first.get((0, 1, 2), "native"), object()
     first.close(page)
-    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [1]), ([2, 0], [1])):
-        other = Teams(job, members, 0, 3, 5.0, spare)
-        assert not other.reused and other.page is None and other.get((0, 1), "native") is not team
-    again = Teams(job, [2, 0, 1], 0, 4, 5.0, [2, 1])
-    assert again.reused and again.page is page and again.get((0, 1, 2), "native") is team and not closed
-    assert not Teams(job, [2, 0, 1], 0, 5, 5.0, [1]).reused, "somebody else has them"
+    (number,) = job.spare
+    for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [number]), ([2, 0], [number])):
+        other = Teams(known(job, members), 3, 5.0, spare)
+        assert other.page is None and other.get((0, 1), "native") is not team
+    again = Teams(known(job, [2, 0, 1]), 4, 5.0, [2, number])
+    assert again.page is page and again.get((0, 1, 2), "native") is team and not closed
+    assert Teams(known(job, [2, 0, 1]), 5, 5.0, [number]).page is None, "somebody else has them"
     again.close()
-    assert Teams(job, [2, 0, 1], 0, 6, 5.0, [1]).get((0, 1, 2), "native") is team
+    assert Teams(known(job, [2, 0, 1]), 6, 5.0, [number]).get((0, 1, 2), "native") is team
 
 
 def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) -> None:
     """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
     job, closed = left
-    late = Teams(job, [2, 0, 1], 0, 1, 5.0)
+    late = Teams(known(job, [2, 0, 1]), 1, 5.0)
     late.get((0, 1, 2), "native")
     late.close(together=False)
     assert not closed and not job.spare and not len(late)
@@ -401,17 +443,16 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     """And all that hold memory of a device."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
-        made = Teams(job, [0, 1], 0, number, 5.0)
+        made = Teams(known(job, [0, 1]), number, 5.0)
         made.get((0, 1), "native")
         made.get((0, 1), "bridge")
         made.close()
     assert not closed, "that takes a turn"
     job.drop_spare(5.0, MOST_SPARE)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
-    job.facts = [FACTS, replace(FACTS, device_memory="cuda")]
-    made = Teams(job, [0, 1], 0, 70, 5.0)
+    made = Teams(known(job, [0, 1], plain=False), 70, 5.0)
     made.get((0, 1), "native")
-    made.close()
+    made.close(object())
     assert closed[4:] == [(70, (0, 1), "native")]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ucc_hetero.calls.checksums import PIECES, Moved, Reduced
+from ucc_hetero.calls.checksums import PIECES, MovedData, ReducedData
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
 from ucc_hetero.types import DTYPES, OPS, reduction
 
@@ -71,9 +71,11 @@ def checksums(call: Call, dtype: str, op: str, given: list[Any], got: list[Any])
     made = []
     for rank in range(RANKS):
         how = reduction(DTYPES[dtype], OPS[op]) if op else None
-        each: Any = Reduced(call, how, DTYPES[dtype], rank) if how else Moved(call, DTYPES[dtype], rank, (None, None))
-        each.outof = given[rank].view(np.uint8) if given[rank].size or call.collective != "bcast" else None
-        each.into = got[rank].view(np.uint8) if ROWS[call.collective].post(Shape(call), rank) else None
+        each: Any = (
+            ReducedData(call, how, DTYPES[dtype], rank) if how else MovedData(call, DTYPES[dtype], rank, (None, None))
+        )
+        each.before = given[rank].view(np.uint8) if given[rank].size or call.collective != "bcast" else None
+        each.after = got[rank].view(np.uint8) if ROWS[call.collective].post(Shape(call), rank) else None
         made.append(each)
     return made
 

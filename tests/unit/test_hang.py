@@ -15,7 +15,7 @@ from ucc_hetero.launch.doctor.__main__ import main
 from ucc_hetero.launch.doctor.findings import Finding
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.trace import flight
-from ucc_hetero.trace.dumps import HEADER, RECORD, parse
+from ucc_hetero.trace.flight_files import HEADER, RECORD, parse
 
 S = 1_000_000_000
 #: The ranks' clocks differ; that of everybody is this much later than a rank's own.

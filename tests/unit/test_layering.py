@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: The folders and modules of ucc_hetero, lowest first. A module imports from its own folder and from lower rows only.
 ROWS = (
-    {"_version", "docstrings", "env", "errors", "installed", "log", "stdio", "types", "machine", "_native"},
+    {"_version", "docstrings", "env", "errors", "installed", "log", "closed_pipe", "types", "machine", "_native"},
     {"planner", "buffers", "native"},
     {"trace", "device", "bindings"},
     {"transport"},

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ucc_hetero.closed_pipe import CLOSED, ends_with_its_reader, reader_gone
 from ucc_hetero.docstrings import forms
 from ucc_hetero.installed import module
-from ucc_hetero.stdio import CLOSED, ends_with_its_reader, reader_gone
 
 if sys.version_info >= (3, 11):
     import tomllib

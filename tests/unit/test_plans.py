@@ -17,7 +17,7 @@ from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms import alltoall, partition, registry
 from ucc_hetero.planner.algorithms.partition import MOST_RAILS
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape, elements
-from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, Blocks, Operand, Plan
+from ucc_hetero.planner.plan import LEAST_IN_FLIGHT, EqualRegions, Operand, Plan
 from ucc_hetero.planner.select import Choice, Tuning, choose, make_plan
 from ucc_hetero.planner.topology import Group, Topology
 from ucc_hetero.planner.validate import InvalidPlan, validate
@@ -58,14 +58,14 @@ FEW = 7
 
 def shape_of(operand: Operand) -> object:
     """Form of another rank's operand, on which this rank's library call depends."""
-    return (type(operand), operand.stride == operand.count) if isinstance(operand, Blocks) else type(operand)
+    return (type(operand), operand.stride == operand.count) if isinstance(operand, EqualRegions) else type(operand)
 
 
 def own_part(plan: Plan, topology: Topology, call: Call, choice: Choice, rank: int) -> None:
     """The plan that a rank makes for itself is its part of the whole."""
     mine = make_plan.__wrapped__(topology, call, choice, rank)
     assert mine.sizes[rank] == plan.sizes[rank]
-    pairs = list(zip(mine.program(rank), plan.program(rank), strict=True))
+    pairs = list(zip(mine.steps_of(rank), plan.steps_of(rank), strict=True))
     assert len(pairs) == sum(len(stage) for fragment in mine.fragments for stage in fragment.stages)
     for (f, _, i, one), (g, _, j, other) in pairs:
         assert (f, i, one.kind, one.ranks, one.link) == (g, j, other.kind, other.ranks, other.link)
@@ -182,7 +182,7 @@ def test_posting_order(data: st.DataObject) -> None:
     call = data.draw(calls(topology))
     name = data.draw(st.sampled_from(algorithms.names(call.collective)))
     plan = make_plan.__wrapped__(topology, call, Choice(name, data.draw(st.integers(1, 4))))
-    orders = [list(plan.program(rank)) for rank in range(call.ranks)]
+    orders = [list(plan.steps_of(rank)) for rank in range(call.ranks)]
     for rank, order in enumerate(orders):
         for f, s, member, step in order:
             assert step.ranks[member] == rank and any(step is other for other in plan.fragments[f].stages[s])
@@ -199,7 +199,7 @@ def test_posting_order(data: st.DataObject) -> None:
 
 def teams(plan: Plan, rank: int) -> set[tuple[str, tuple[int, ...]]]:
     """Teams that a rank needs for a plan, and over what."""
-    found = (step for *_, step in plan.program(rank))
+    found = (step for *_, step in plan.steps_of(rank))
     return {(s.link, s.ranks) for s in found if s.link != "local" and s.kind != "message" and len(s.ranks) > 1}
 
 
@@ -219,7 +219,7 @@ def test_all_fragments_are_on_the_teams_of_one(data: st.DataObject) -> None:
 def test_fragments_overlap_in_wave_fronts() -> None:
     topology = Topology.group(["nvidia"] * 2 + ["amd"] * 2, [0, 0, 1, 1])
     plan = make_plan(topology, Call("allreduce", 4, (1200,)), Choice("split_rail", 3))
-    order = [(f, s) for f, s, _, _ in plan.program(0)]
+    order = [(f, s) for f, s, _, _ in plan.steps_of(0)]
     assert order == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (2, 1), (1, 2), (2, 2)]
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,64 @@ def test_an_agent_comes_back_where_one_was_killed(agent: rma.Agent, tmp_path: Pa
         left.bind(address.removeprefix("unix://"))
     with rma.Agent(address, SECRET) as back:
         assert agent.connect(back.address).alive
+
+
+#: That an agent keeps for `receive`.
+MESSAGES = 10_000
+
+
+def until(true: Callable[[], Any]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def connected(tmp_path: Path) -> Iterator[tuple[rma.Agent, rma.Agent, rma.AgentPeer]]:
+    """An agent, one that has called it, and their connection as the latter sees it."""
+    with rma.Agent(f"unix://{tmp_path}/a", SECRET) as called, rma.Agent(f"unix://{tmp_path}/b", SECRET) as calling:
+        yield called, calling, calling.connect(called.address)
+
+
+def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoint(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    called, calling, first = connected
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        second = Channel(sock, SECRET, False)
+        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
+        assert "worker" in second.receive()
+        assert second.receive() == {"ready": True}
+        first.leave()
+        until(lambda: not called.peers)
+        second.send({"ready": True})
+        until(lambda: called.peers)
+        assert called.peers[0].endpoint.alive
+        second.close()
+
+
+def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_a_new_endpoint(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    """As the other side's is. The thread that would read the end waits here until messages are taken."""
+    called, calling, first = connected
+    (theirs,) = called.peers
+    for i in range(MESSAGES + 1):
+        first.send(i)
+    first.leave()
+    until(lambda: not calling.peers)
+    second = calling.connect(called.address)
+    assert theirs in called.peers, "its end was read"
+    again = called.peers[-1]
+    assert not theirs.endpoint.alive
+    for _ in range(MESSAGES + 1):
+        called.receive(600)
+    until(lambda: theirs not in called.peers)
+    assert again.endpoint.alive
+    room, given = np.zeros(1000, np.uint8), np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
+    called.publish("room", called.worker.register(room))
+    second.endpoint.put(calling.worker.register(given), second.open("room")).Wait()
+    assert (room == given).all()
 
 
 def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:

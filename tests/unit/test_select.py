@@ -96,12 +96,16 @@ CHOICES = [
     ("devices", "ranks that share links", "allreduce 64m split_rail/128"),  # those of hosts, which are alike
     ("devices", "hosts in a rack", "allreduce 64m split_rail/128"),
     ("devices", "5 of 16", "alltoall 256 tree, 1m split_rail/2"),
-    ("devices", "4 of 2", "allreduce 64k tree"), ("devices", "8 of 1", "allreduce 64k tree"),  # sums are kernels
+    ("devices", "4 of 2", "allreduce 64k tree; alltoall 64m split_rail/128"),
+    ("devices", "8 of 1", "allreduce 64k tree"),  # sums are kernels
     # In one memory islands gain nothing; the board carries what is short.
     ("memory", "one host", "bcast 8 flat; allgather 1m flat; allreduce 8 flat, 8k tree, 64m flat"),
     ("memory", "two islands", "bcast 8 tree; allreduce 1k tree, 2k tree, 4k doubling, 32k doubling, 64k split_rail, "
                               "512k split_rail, 64m split_rail/128"),
-    ("memory", "2, 2 and 1", BY_LENGTH), ("memory", "4 of 2", BY_LENGTH), ("memory", "8 of 1", BY_LENGTH),
+    # Bundles save messages, and copy long blocks twice more.
+    ("memory", "2, 2 and 1", BY_LENGTH),
+    ("memory", "4 of 2", f"{BY_LENGTH}; alltoall 128k split_rail, 256k flat, 64m flat; alltoallv 256k flat"),
+    ("memory", "8 of 1", BY_LENGTH),
     ("memory", "16 of 1", "allreduce 64k split_rail"),  # too many for a ring
     ("memory", "unlike links", "allreduce 64k direct; bcast 64k tree"), ("memory", "racks", "allreduce 8 tree"),
     # Short calls are one kernel, which does only so much; in islands of one rank nothing goes on beside the crossing.

@@ -103,7 +103,7 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
         members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
         used=used,
     )
-    comm._run = run
+    comm._runner = run
     assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
 
 
@@ -111,7 +111,7 @@ def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that only looks takes the core from the rank that is to send."""
     looks = []
     monkeypatch.setattr(probe, "probe", lambda *_, **__: looks.append(0))
-    messages: Any = SimpleNamespace(rank=3, timeout=0.3, gone=lambda source: False)
+    messages: Any = SimpleNamespace(rank=3, timeout=0.3, is_gone=lambda source: False)
     with pytest.raises(CollectiveTimeout, match="rank 3: probe for source 1, tag 7"):
         probe.mprobe(messages, 1, 7, None, remove=True)
     assert 1 < len(looks) < 2000

@@ -12,7 +12,7 @@ from processes import python
 from ucc_hetero.planner import algorithms
 from ucc_hetero.planner.algorithms.rails import owner_shares
 from ucc_hetero.planner.collectives import ROWS, Call, Shape
-from ucc_hetero.planner.cost import Wire, wire_bytes
+from ucc_hetero.planner.cost import Traffic, traffic_of
 from ucc_hetero.planner.plan import Plan
 from ucc_hetero.planner.select import Choice, Tuning, choose, example_call, make_plan
 from ucc_hetero.planner.topology import Group, Topology, emulated_vendors, levels_of, link_weights, share_hosts
@@ -111,7 +111,7 @@ def test_hosts_of_several_islands_are_a_level() -> None:
         for levels in ([], [hosts]):
             topology = Topology.group(vendors, hosts, (), levels, islands)
             plan = make_plan(topology, example_call(topology, collective, n), choose(topology, collective, n, queued))
-            out.append(wire_bytes(plan, topology).host_out)
+            out.append(traffic_of(plan, topology).host_out)
         assert out == [(share * n,) * 2, (share * n // 2,) * 2], collective
 
 
@@ -174,8 +174,8 @@ def plan_of(topology: Topology, collective: str, name: str, counts: tuple[int, .
     return make_plan(topology, Call(collective, topology.size, counts, root), Choice(name, fragments))
 
 
-def wire(topology: Topology, collective: str, name: str, *counts: int, fragments: int = 1) -> Wire:
-    return wire_bytes(plan_of(topology, collective, name, counts, fragments), topology, 4)
+def wire(topology: Topology, collective: str, name: str, *counts: int, fragments: int = 1) -> Traffic:
+    return traffic_of(plan_of(topology, collective, name, counts, fragments), topology, 4)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (1, 3, 2), (4, 1, 1, 2)])
@@ -242,7 +242,7 @@ def test_alltoall_sends_no_byte_across_twice(data: st.DataObject) -> None:
     call = data.draw(calls(topology, ("alltoall", "alltoallv")))
     plan = make_plan.__wrapped__(topology, call, Choice("split_rail", data.draw(st.integers(1, 3))))
     shape, home = Shape(call), topology.island_of
-    for rank, sent in enumerate(wire_bytes(plan, topology).bridge):
+    for rank, sent in enumerate(traffic_of(plan, topology).bridge):
         foreign = (peer for peer in range(call.ranks) if home[peer] != home[rank])
         assert sent == sum(shape.send(rank, peer).count for peer in foreign)
 
@@ -254,5 +254,5 @@ def test_what_leaves_arrives(data: st.DataObject) -> None:
     call = data.draw(calls(topology))
     name = data.draw(st.sampled_from(algorithms.names(call.collective)))
     plan = make_plan.__wrapped__(topology, call, Choice(name, 2))
-    got = wire_bytes(plan, topology, 8)
+    got = traffic_of(plan, topology, 8)
     assert abs(sum(got.host_out) - sum(got.host_in)) <= topology.size

@@ -19,27 +19,27 @@ from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.torch import devices, futures, rendezvous
 from ucc_hetero.torch.dispatch import Dispatch
-from ucc_hetero.torch.futures import Future, InOrder
+from ucc_hetero.torch.futures import CallbackThread, Future
 from ucc_hetero.torch.work import Work
 
 
 @pytest.fixture
-def thread() -> Iterator[InOrder]:
+def thread() -> Iterator[CallbackThread]:
     """The thread in which callbacks run."""
-    made = InOrder(1, "test")
+    made = CallbackThread(1, "test")
     yield made
     made.stop(5)
 
 
 @pytest.fixture
-def future(thread: InOrder) -> Future:
+def future(thread: CallbackThread) -> Future:
     """One whose result is 3."""
     made = Future(lambda _level: thread)
     made.set_result(3)
     return made
 
 
-def test_failures_keep_their_type_on_devices(thread: InOrder) -> None:
+def test_failures_keep_their_type_on_devices(thread: CallbackThread) -> None:
     """A future of devices looks for tensors in its result as it gets it; C++ that does so later fails."""
     found = []
 
@@ -59,7 +59,7 @@ def test_failures_keep_their_type_on_devices(thread: InOrder) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("lost"), None])
-def test_callbacks_run_once_there_is_a_result(thread: InOrder, error: Exception | None) -> None:
+def test_callbacks_run_once_there_is_a_result(thread: CallbackThread, error: Exception | None) -> None:
     """The call had ended, the thread that publishes its result had not yet done so, and the callback asked for it."""
     published, seen = threading.Event(), list[Any]()
     work: Any = SimpleNamespace(devices=None, error=error, future=None, wait=lambda: None)
@@ -81,7 +81,7 @@ def test_callbacks_run_once_there_is_a_result(thread: InOrder, error: Exception 
     assert seen == [[1] if error is None else "lost"]
 
 
-def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: InOrder, future: Future) -> None:
+def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: CallbackThread, future: Future) -> None:
     """One that was attached after its group had ended used to wait for ever."""
     thread.stop(5)
     out = future.then(lambda each: each.value() + 1)
@@ -90,7 +90,7 @@ def test_callbacks_of_a_stopped_thread_run_in_the_caller(thread: InOrder, future
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_what_a_callback_raises(
-    thread: InOrder, future: Future, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
+    thread: CallbackThread, future: Future, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     """It ends neither the thread nor the wait, and is logged where nobody waits for it."""
 
@@ -128,7 +128,7 @@ class Group(Dispatch):
 
     def __init__(self) -> None:
         run = SimpleNamespace(members=SimpleNamespace(channels=None))
-        comm: Any = SimpleNamespace(rank=0, size=1, _run=run, _messages=None)
+        comm: Any = SimpleNamespace(rank=0, size=1, _runner=run, _messages=None)
         self._open(comm, "test", None)
 
 
@@ -168,18 +168,18 @@ def test_calls_that_are_waited_for_together_are_those_of_the_thread() -> None:
 
     group = Group()
     ProcessGroupUCCH._start_coalescing(group)
-    bad = group._noted(Work(group, [], [EndedRequest()], fail))
+    bad = group._register(Work(group, [], [EndedRequest()], fail))
     assert bad.is_over()
-    other = threading.Thread(target=lambda: group._noted(Work(group, [])))
+    other = threading.Thread(target=lambda: group._register(Work(group, [])))
     other.start()
     other.join()
-    good = group._noted(Work(group, []))
+    good = group._register(Work(group, []))
     together = ProcessGroupUCCH._end_coalescing(group)
     assert together._parts == [bad, good]
     with pytest.raises(ValueError, match="no room"):
         together.wait()
     assert isinstance(together.exception(), ValueError)
-    assert group._noted(good) is good and group._batch.works is None
+    assert group._register(good) is good and group._batch.works is None
 
 
 # --- how ranks start: with which device, and with which backend, which all must have chosen ---------------------------

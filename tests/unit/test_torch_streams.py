@@ -78,7 +78,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def test_calls_that_order_themselves_take_streams_in_turn(cuda: Cuda) -> None:
     """No call then waits for the end of the one before."""
-    side, taken = streams.Side(FIRST, 2), list[int]()
+    side, taken = streams.SideStream(FIRST, 2), list[int]()
     for _ in range(4):
         request: Any = SimpleNamespace(in_stream=True, finished=True)
         side.run(lambda stream: taken.append(stream) or request, (), None, asynchronous=True)  # noqa: B023
@@ -91,7 +91,7 @@ def test_threads_leave_nothing_on_the_first_device(cuda: Cuda) -> None:
 
     def work() -> None:
         for _ in range(2):
-            with streams.beside([SECOND]):
+            with streams.in_idle_stream([SECOND]):
                 seen.append((cuda.current.name, cuda.here.device))
 
     thread = threading.Thread(target=work)

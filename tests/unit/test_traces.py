@@ -11,7 +11,7 @@ import pytest
 
 from ucc_hetero.__main__ import main
 from ucc_hetero.trace.chrome import EVENT, HEADER, MAGIC, Recording, clock_offsets, document, parse_part, used
-from ucc_hetero.trace.record import parts_of
+from ucc_hetero.trace.timeline import parts_of
 
 STEPS = [["native", "reduce_scatter", 0, 0, [0, 1], 64, 0], ["bridge", "allreduce", 0, 1, [0, 2], 32, 1]]
 

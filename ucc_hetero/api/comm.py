@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
-from ..bootstrap.meeting import Known
+from ..bootstrap.meeting import Agreed
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -25,7 +25,7 @@ from ..p2p.neighbours import Neighbourhood
 from ..p2p.partitioned import Partitions
 from ..planner.topology import Topology
 from ..types import OPS
-from .comm_faults import FaultMethods, News
+from .comm_faults import FaultMethods, FaultWatch
 from .comm_groups import GroupMethods
 from .comm_neighbours import NeighbourMethods
 from .comm_objects import ObjectMethods
@@ -34,9 +34,9 @@ from .comm_p2p import MessageMethods
 SUM = OPS["SUM"]
 
 
-#: Methods of mpi4py that move no buffers and are passed on: by their beginning, and by name.
-_ASKING = ("Get_", "Is_", "Set_")
-_OTHERS = (
+#: Methods of mpi4py that move no buffers, and are passed on to MPI's communicator: by prefix, and by name.
+_PASSED_ON_PREFIXES = ("Get_", "Is_", "Set_")
+_PASSED_ON = (
     "Abort", "Call_errhandler", "Cart_map", "Create_keyval", "Delete_attr", "Free_keyval", "Graph_map", "Shift",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ _FREED = "this communicator has been freed: make a new one"
 
 
 class _Freed:
-    """Stands where the runner was: every use after ``Free`` ends here."""
+    """Takes the place of the runner after ``Free``: every use raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(_FREED)
@@ -116,24 +116,23 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, known: Known | None = None) -> Communicator:
+    def _adopt(cls, mpi: Any, agreed: Agreed | None = None) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, known)
+        comm._join(mpi, agreed)
         return comm
 
-    def _join(self, mpi: Any, known: Known | None = None) -> None:
+    def _join(self, mpi: Any, agreed: Agreed | None = None) -> None:
         self._mpi = mpi
-        self._run = Runner(self._mpi, known)
-        self._messages = Messages(self._run)
-        self._news = News(self._run)
-        self.rank: int = self._run.rank
-        self.size: int = self._run.size
-        exit.living.append(exit.Living(self._run, self.Free, self._orphan))
+        self._runner = Runner(self._mpi, agreed)
+        self._fault_watch = FaultWatch(self._runner)
+        self.rank: int = self._runner.rank
+        self.size: int = self._runner.size
+        exit.living.append(exit.Living(self._runner, self.Free, self._orphan))
 
     def _orphan(self) -> None:
-        """In a process that was made by fork: the communicator is the parent's."""
-        self._run.orphan()
+        """Make the communicator unusable in a child that was forked: it is the parent's."""
+        self._runner.orphan()
         self._mpi = process.Inherited()
 
     def Free(self) -> None:
@@ -143,42 +142,46 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             ValueError: Requests of it are still active.
             DataError: UCCH_CHECK=data has found what no call could raise.
         """
-        if isinstance(self._run, _Freed):
+        if isinstance(self._runner, _Freed):
             return
-        run = self._run
-        together = not run.orphaned and run.close()
-        self._news.close()
-        exit.forget(run)
-        self._run, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        for name in ("_own", "_edges", "_partitions", "_objects"):
+        runner = self._runner
+        together = not runner.orphaned and runner.close()
+        self._fault_watch.close()
+        exit.forget(runner)
+        self._runner, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
             vars(self).pop(name, None)
         mpi, self._mpi = self._mpi, _Freed()
         if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
-        if run.unfit is not None:
-            raise run.unfit
+        if runner.unfit is not None:
+            raise runner.unfit
 
     @cached_property
-    def _own(self) -> Messages:
-        """The messages of the package's own calls, which no receive of the caller's matches."""
-        return Messages(self._run, own=True)
+    def _messages(self) -> Messages:
+        return Messages(self._runner)
+
+    @cached_property
+    def _own_messages(self) -> Messages:
+        """Messages of the package's own calls, which no receive of the caller's matches."""
+        return Messages(self._runner, own=True)
 
     Disconnect = Free  # which waits for all that is under way
 
     @cached_property
     def _objects(self) -> Objects:
-        return Objects(self._run)
+        return Objects(self._runner)
 
     @cached_property
-    def _edges(self) -> Neighbourhood:
-        return Neighbourhood(self.mpi, self._own)
+    def _neighbourhood(self) -> Neighbourhood:
+        return Neighbourhood(self.mpi, self._own_messages)
 
     @cached_property
     def _partitions(self) -> Partitions:
-        return Partitions(self._own)
+        return Partitions(self._own_messages)
 
     def __bool__(self) -> bool:
-        return not isinstance(self._run, _Freed)
+        return not isinstance(self._runner, _Freed)
 
     def __enter__(self) -> Communicator:
         return self
@@ -225,7 +228,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     @property
     def topology(self) -> Topology:
         """The islands of this communicator."""
-        return self._run.topology
+        return self._runner.topology
 
     def plan_summary(self) -> str:
         """Describe the islands and the plans used so far.
@@ -239,10 +242,10 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             Text of a line per island and kind of call.
         """
         ways = {Execution.QUEUED: ", queued", Execution.STAGED: ", by way of the host"}
-        members = self._run.members
-        lines = [self._run.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
+        members = self._runner.members
+        lines = [self._runner.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
         lines += [f"rings: {text}" for text in members.rings()]
-        for label, (choice, why, execution) in self._run.used.copy().items():  # other threads make calls
+        for label, (choice, why, execution) in self._runner.used.copy().items():  # other threads make calls
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
@@ -253,22 +256,23 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         Returns:
             ``calls``, ``seconds`` (from start to end) and ``bytes`` (of the callers' buffers).
         """
-        return self._run.stats()
+        return self._runner.stats()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
     def __getattr__(self, name: str) -> Any:
-        # Methods for pickled objects, and what else MPI knows of these ranks. Its other buffer methods are not ours to
-        # give: they would run on the host and across no bridge.
-        if name.startswith("_") or not (not name[:1].isupper() or name.startswith(_ASKING) or name in _OTHERS):
-            raise AttributeError(self._lacks(name))
+        # Methods for pickled objects, and those that ask MPI something about these ranks. Its other buffer methods are
+        # not passed on: they know nothing of devices and islands.
+        passed_on = not name[:1].isupper() or name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON
+        if name.startswith("_") or not passed_on:
+            raise AttributeError(self._missing(name))
         try:
             return getattr(self._mpi, name)
         except AttributeError:
-            raise AttributeError(self._lacks(name)) from None
+            raise AttributeError(self._missing(name)) from None
 
-    def _lacks(self, name: str) -> str:
+    def _missing(self, name: str) -> str:
         if not name.startswith("_") and hasattr(self._mpi, name):
             return f"Communicator has no {name}; comm.mpi.{name} is MPI's own, for host memory"
         known = {each.lower(): each for each in dir(type(self)) if each[0].isupper()}
@@ -279,7 +283,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
 
     def Barrier(self, *, stream: Any = None) -> None:
         """Wait until all ranks have called."""
-        self._run.blocking("barrier", None, None, None, -1, None, stream)
+        self._runner.blocking("barrier", None, None, None, -1, None, stream)
 
     barrier = Barrier
 
@@ -290,7 +294,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             buf: The data at the root, where it goes elsewhere; as many elements on every rank.
             root: Rank that has the data.
         """
-        self._run.blocking("bcast", None, buf, None, root, None, stream)
+        self._runner.blocking("bcast", None, buf, None, root, None, stream)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> None:
         """Reduce all vectors to the root.
@@ -300,7 +304,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: Where the result goes at the root, as many elements; None elsewhere.
             root: Rank that gets the result.
         """
-        self._run.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
+        self._runner.blocking("reduce", sendbuf, recvbuf, op, root, None, stream)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give every rank the result.
@@ -309,7 +313,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
         """
-        self._run.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
+        self._runner.blocking("allreduce", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce all vectors and give rank r the r-th of equal blocks.
@@ -318,7 +322,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where this rank's block of the result goes.
         """
-        self._run.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
+        self._runner.blocking("reduce_scatter_block", sendbuf, recvbuf, op, -1, None, stream)
 
     def Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
@@ -330,7 +334,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: Where this rank's block of the result goes.
             recvcounts: Elements of each rank's block; equal blocks if None.
         """
-        self._run.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
+        self._runner.blocking("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts, stream)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect equal blocks at the root.
@@ -340,7 +344,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: Where the blocks of all ranks go at the root; None elsewhere.
             root: Rank that gets the blocks.
         """
-        self._run.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
+        self._runner.blocking("gather", sendbuf, recvbuf, None, root, None, stream)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Collect blocks of any size at the root.
@@ -350,7 +354,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]`` at the root, None elsewhere.
             root: Rank that gets the blocks.
         """
-        self._run.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
+        self._runner.blocking("gatherv", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's equal blocks.
@@ -360,7 +364,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
         """
-        self._run.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
+        self._runner.blocking("scatter", sendbuf, recvbuf, None, root, None, stream)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> None:
         """Give each rank one of the root's blocks of any size.
@@ -370,7 +374,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             recvbuf: Where this rank's block goes; ``IN_PLACE`` at the root leaves it where it is.
             root: Rank that has the blocks.
         """
-        self._run.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
+        self._runner.blocking("scatterv", sendbuf, recvbuf, None, root, None, stream)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect equal blocks at every rank.
@@ -379,7 +383,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: Where the blocks of all ranks go.
         """
-        self._run.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
+        self._runner.blocking("allgather", sendbuf, recvbuf, None, -1, None, stream)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Collect blocks of any size at every rank.
@@ -388,7 +392,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: This rank's block; ``IN_PLACE`` where it is in its place in ``recvbuf``.
             recvbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``.
         """
-        self._run.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
+        self._runner.blocking("allgatherv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send an equal block from every rank to every rank.
@@ -397,7 +401,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: A block for each rank; ``IN_PLACE`` where they are in ``recvbuf``.
             recvbuf: Where a block of each rank goes.
         """
-        self._run.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
+        self._runner.blocking("alltoall", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> None:
         """Send a block of any size from every rank to every rank.
@@ -406,7 +410,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: ``[array, counts]`` or ``[array, (counts, displacements)]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
         """
-        self._run.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
+        self._runner.blocking("alltoallv", sendbuf, recvbuf, None, -1, None, stream)
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send a block of any size and datatype from every rank to every rank; host memory.
@@ -415,7 +419,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: ``[array, (counts, displacements in bytes), datatypes]``, by rank; or ``IN_PLACE``.
             recvbuf: Likewise, for what comes.
         """
-        self._run.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
+        self._runner.blocking("alltoallw", sendbuf, recvbuf, None, -1, None)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks up to this one.
@@ -424,7 +428,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes: as many elements of the same type.
         """
-        self._run.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
+        self._runner.blocking("scan", sendbuf, recvbuf, op, -1, None, stream)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> None:
         """Reduce the vectors of the ranks before this one; rank 0's result is left alone.
@@ -433,155 +437,155 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             sendbuf: This rank's vector; ``IN_PLACE`` where it is in ``recvbuf``.
             recvbuf: Where the result goes; as it was on rank 0.
         """
-        self._run.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
+        self._runner.blocking("exscan", sendbuf, recvbuf, op, -1, None, stream)
 
     # --- non-blocking collectives ------------------------------------------------------------------------------------
 
     def Ibarrier(self, *, stream: Any = None) -> Request:
         """Start :meth:`Barrier`, with its arguments; return its request."""
-        return self._run.start(CallSpec("barrier", None, None), stream)
+        return self._runner.start(CallSpec("barrier", None, None), stream)
 
     def Ibcast(self, buf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Bcast`, with its arguments; return its request."""
-        return self._run.start(CallSpec("bcast", None, buf, None, root), stream)
+        return self._runner.start(CallSpec("bcast", None, buf, None, root), stream)
 
     def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Reduce`, with its arguments; return its request."""
-        return self._run.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
+        return self._runner.start(CallSpec("reduce", sendbuf, recvbuf, op, root), stream)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start :meth:`Allreduce`, with its arguments; return its request."""
-        return self._run.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
+        return self._runner.start(CallSpec("allreduce", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start :meth:`Reduce_scatter_block`, with its arguments; return its request."""
-        return self._run.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
+        return self._runner.start(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op), stream)
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, *, stream: Any = None
     ) -> Request:
         """Start :meth:`Reduce_scatter`, with its arguments; return its request."""
-        return self._run.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
+        return self._runner.start(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts), stream)
 
     def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Gather`, with its arguments; return its request."""
-        return self._run.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
+        return self._runner.start(CallSpec("gather", sendbuf, recvbuf, None, root), stream)
 
     def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Gatherv`, with its arguments; return its request."""
-        return self._run.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
+        return self._runner.start(CallSpec("gatherv", sendbuf, recvbuf, None, root), stream)
 
     def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Scatter`, with its arguments; return its request."""
-        return self._run.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
+        return self._runner.start(CallSpec("scatter", sendbuf, recvbuf, None, root), stream)
 
     def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, stream: Any = None) -> Request:
         """Start :meth:`Scatterv`, with its arguments; return its request."""
-        return self._run.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
+        return self._runner.start(CallSpec("scatterv", sendbuf, recvbuf, None, root), stream)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start :meth:`Allgather`, with its arguments; return its request."""
-        return self._run.start(CallSpec("allgather", sendbuf, recvbuf), stream)
+        return self._runner.start(CallSpec("allgather", sendbuf, recvbuf), stream)
 
     def Iallgatherv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start :meth:`Allgatherv`, with its arguments; return its request."""
-        return self._run.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
+        return self._runner.start(CallSpec("allgatherv", sendbuf, recvbuf), stream)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start :meth:`Alltoall`, with its arguments; return its request."""
-        return self._run.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
+        return self._runner.start(CallSpec("alltoall", sendbuf, recvbuf), stream)
 
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any, *, stream: Any = None) -> Request:
         """Start :meth:`Alltoallv`, with its arguments; return its request."""
-        return self._run.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
+        return self._runner.start(CallSpec("alltoallv", sendbuf, recvbuf), stream)
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Alltoallw`, with its arguments; return its request."""
-        return self._run.start(CallSpec("alltoallw", sendbuf, recvbuf))
+        return self._runner.start(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start :meth:`Scan`, with its arguments; return its request."""
-        return self._run.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
+        return self._runner.start(CallSpec("scan", sendbuf, recvbuf, op), stream)
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, *, stream: Any = None) -> Request:
         """Start :meth:`Exscan`, with its arguments; return its request."""
-        return self._run.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
+        return self._runner.start(CallSpec("exscan", sendbuf, recvbuf, op), stream)
 
     # --- persistent collectives --------------------------------------------------------------------------------------
 
     def Barrier_init(self, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Barrier`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("barrier", None, None))
+        return self._runner.persistent(CallSpec("barrier", None, None))
 
     def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Bcast`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("bcast", None, buf, None, root))
+        return self._runner.persistent(CallSpec("bcast", None, buf, None, root))
 
     def Reduce_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0, info: Any = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("reduce", sendbuf, recvbuf, op, root))
+        return self._runner.persistent(CallSpec("reduce", sendbuf, recvbuf, op, root))
 
     def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Allreduce`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("allreduce", sendbuf, recvbuf, op))
+        return self._runner.persistent(CallSpec("allreduce", sendbuf, recvbuf, op))
 
     def Reduce_scatter_block_init(
         self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter_block`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op))
+        return self._runner.persistent(CallSpec("reduce_scatter_block", sendbuf, recvbuf, op))
 
     def Reduce_scatter_init(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = SUM, info: Any = None
     ) -> PersistentRequest:
         """Set up :meth:`Reduce_scatter`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts))
+        return self._runner.persistent(CallSpec("reduce_scatter", sendbuf, recvbuf, op, -1, recvcounts))
 
     def Gather_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Gather`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("gather", sendbuf, recvbuf, None, root))
+        return self._runner.persistent(CallSpec("gather", sendbuf, recvbuf, None, root))
 
     def Gatherv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Gatherv`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("gatherv", sendbuf, recvbuf, None, root))
+        return self._runner.persistent(CallSpec("gatherv", sendbuf, recvbuf, None, root))
 
     def Scatter_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Scatter`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("scatter", sendbuf, recvbuf, None, root))
+        return self._runner.persistent(CallSpec("scatter", sendbuf, recvbuf, None, root))
 
     def Scatterv_init(self, sendbuf: Any, recvbuf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Scatterv`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("scatterv", sendbuf, recvbuf, None, root))
+        return self._runner.persistent(CallSpec("scatterv", sendbuf, recvbuf, None, root))
 
     def Allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Allgather`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("allgather", sendbuf, recvbuf))
+        return self._runner.persistent(CallSpec("allgather", sendbuf, recvbuf))
 
     def Allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Allgatherv`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("allgatherv", sendbuf, recvbuf))
+        return self._runner.persistent(CallSpec("allgatherv", sendbuf, recvbuf))
 
     def Alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Alltoall`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("alltoall", sendbuf, recvbuf))
+        return self._runner.persistent(CallSpec("alltoall", sendbuf, recvbuf))
 
     def Alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Alltoallv`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("alltoallv", sendbuf, recvbuf))
+        return self._runner.persistent(CallSpec("alltoallv", sendbuf, recvbuf))
 
     def Alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Alltoallw`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("alltoallw", sendbuf, recvbuf))
+        return self._runner.persistent(CallSpec("alltoallw", sendbuf, recvbuf))
 
     def Scan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Scan`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("scan", sendbuf, recvbuf, op))
+        return self._runner.persistent(CallSpec("scan", sendbuf, recvbuf, op))
 
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Exscan`, with its arguments; return a request that can be started many times."""
-        return self._run.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
+        return self._runner.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
 
 
 # --- for the package's own layers above -------------------------------------------------------------------------------
@@ -593,10 +597,10 @@ def adopted(mpi: Any) -> Communicator:
 
 
 def runner_of(comm: Communicator) -> Runner:
-    """What runs a communicator's collectives."""
-    return comm._run
+    """The runner of a communicator's collectives."""
+    return comm._runner
 
 
 def messages_of(comm: Communicator) -> Messages:
-    """What starts a communicator's messages."""
+    """The messages of a communicator."""
     return comm._messages

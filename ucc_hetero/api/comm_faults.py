@@ -27,21 +27,21 @@ _R = TypeVar("_R")
 _LOOK_S = 0.01
 
 
-class News:
-    """Looks for revocations of a communicator, and for deaths on other hosts, in all waits of this process."""
+class FaultWatch:
+    """A poll hook that looks for revocations of a communicator, and for deaths on other hosts."""
 
-    def __init__(self, run: Runner) -> None:
-        self._run, self._mpi = run, run.mpi
-        #: The board, until the communicator is given up or freed.
-        self.board: Any = run.board.native
-        #: Why its ranks cannot go on after a death; empty where they can.
-        self.lacks = faults.lacking(run.mpi)
-        self._looked, self._pause = 0.0, getattr(run.mpi, "look_s", _LOOK_S)
-        if not self.lacks and run.size > 1:
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._mpi = runner, runner.mpi
+        #: The board's native object, until the communicator is shrunk or freed.
+        self.board: Any = runner.board.native
+        #: Why ranks cannot go on after a death; empty if they can.
+        self.unsupported = faults.lacking(runner.mpi)
+        self._looked, self._pause = 0.0, getattr(runner.mpi, "look_s", _LOOK_S)
+        if not self.unsupported and runner.size > 1:
             poll_hooks.append(self.look)
 
     def look(self) -> None:
-        """Take note of a revocation, or of a death on another host: calls that are under way end."""
+        """End the calls that are under way, if the communicator was revoked or a rank of another host has died."""
         now = time.monotonic()
         if now - self._looked > self._pause and self.board is not None:
             self._looked = now
@@ -50,25 +50,25 @@ class News:
             with suppress(*faults.EXCHANGE_ERRORS):  # every wait runs this hook: boards and links say who died
                 if faults.revoked(self._mpi):
                     lib.ucch_board_revoke(self.board)
-                if (links := self._run.members.links) is not None:
+                if (links := self._runner.members.links) is not None:
                     links.note_deaths(faults.dead_ranks(self._mpi))
 
     def close(self) -> None:
-        """Have nothing more to do with the board, which is gone."""
+        """Remove the hook, and forget the board."""
         self.board = None
         if self.look in poll_hooks:
             poll_hooks.remove(self.look)
 
 
 class FaultMethods(ABC):
-    """Methods for those that live when ranks have died (docs/faults.md).
+    """Methods for the ranks that live when others have died (docs/faults.md).
 
     They need an exchange that goes on itself: ``mpirun --with-ft ulfm``, or torch's store. ``NotSupported`` otherwise.
     """
 
     _mpi: Any
-    _run: Runner
-    _news: News
+    _runner: Runner
+    _fault_watch: FaultWatch
 
     @classmethod
     @abstractmethod
@@ -78,9 +78,9 @@ class FaultMethods(ABC):
     def Revoke(self) -> None:
         """Give the communicator up for all ranks, without waiting: their calls end with a ``RevokedError``."""
         self._need_survivors("Revoke")
-        self._run.broken = self._run.broken or "it was revoked"
-        if self._news.board is not None:
-            lib.ucch_board_revoke(self._news.board)
+        self._runner.broken = self._runner.broken or "it was revoked"
+        if self._fault_watch.board is not None:
+            lib.ucch_board_revoke(self._fault_watch.board)
         self._mpi.Revoke()
 
     def Is_revoked(self) -> bool:
@@ -89,9 +89,9 @@ class FaultMethods(ABC):
         Returns:
             True if this rank has heard so.
         """
-        if self._news.board is None or lib.ucch_board_revoked(self._news.board):
+        if self._fault_watch.board is None or lib.ucch_board_revoked(self._fault_watch.board):
             return True
-        return not self._news.lacks and faults.revoked(self._mpi)
+        return not self._fault_watch.unsupported and faults.revoked(self._mpi)
 
     def Get_failed(self) -> Any:
         """Tell which ranks have died.
@@ -134,7 +134,7 @@ class FaultMethods(ABC):
                 raise
             dead = faults.dead_ranks(self._mpi)
             raise PeerError(
-                f"rank {self._run.rank}: Agree: rank(s) {dead} died; Ack_failed() acknowledges it ({error})"
+                f"rank {self._runner.rank}: Agree: rank(s) {dead} died; Ack_failed() acknowledges it ({error})"
             ) from error
 
     def Shrink(self: _Self) -> _Self:
@@ -147,20 +147,20 @@ class FaultMethods(ABC):
             A new communicator of them, in the same order.
         """
         self._need_survivors("Shrink")
-        began, known, mpi = time.monotonic(), self._run.size, self._mpi
+        began, known, mpi = time.monotonic(), self._runner.size, self._mpi
         self.Revoke()
-        self._news.close()
+        self._fault_watch.close()
         while True:  # ranks that die meanwhile are left behind as well
             faults.settle(mpi)
             mpi = self._in_time("Shrink", mpi.Shrink)
             if mpi.Get_size() < known:  # what the dead have left under way would be taken for the next team's
-                self._run.members.job.stale = True
+                self._runner.members.job.stale = True
             made, failure = self._attempt(mpi)
             if self._all_well(mpi, failure is None):
                 assert made is not None
                 log.log("live").info(
                     "rank %d goes on as rank %d of %d after %.3f s",
-                    self._run.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
+                    self._runner.rank, mpi.Get_rank(), mpi.Get_size(), time.monotonic() - began,
                 )  # fmt: skip
                 return made
             if mpi.Get_size() == known:  # no rank has died since: it would fail again
@@ -181,15 +181,15 @@ class FaultMethods(ABC):
         if least < 1:
             raise ValueError(f"least: {least} newcomers, where at least 1 is let in")
         if self.Is_revoked():
-            raise RevokedError(f"rank {self._run.rank}: Grow: this communicator was revoked: Shrink() first")
-        mpi = self._in_time("Grow", lambda: growth.let_in(self._mpi, store, least, self._run.timeout))
+            raise RevokedError(f"rank {self._runner.rank}: Grow: this communicator was revoked: Shrink() first")
+        mpi = self._in_time("Grow", lambda: growth.let_in(self._mpi, store, least, self._runner.timeout))
         if mpi is None:
             return None
         made, failure = self._attempt(mpi)
         if all(self._in_time("Grow", lambda: self._mpi.allgather(failure is None))):
             return made
         mpi.Revoke()
-        raise failure or CollectiveError(f"rank {self._run.rank}: Grow: another rank could not, and says why")
+        raise failure or CollectiveError(f"rank {self._runner.rank}: Grow: another rank could not, and says why")
 
     @classmethod
     def Enter(cls: type[_Self], store: Any, timeout: float | None = None) -> _Self:
@@ -209,8 +209,8 @@ class FaultMethods(ABC):
         return cls._adopt(growth.arrive(store, settings.timeout() if timeout is None else timeout))
 
     def _need_survivors(self, what: str) -> None:
-        if self._news.lacks:
-            raise NotSupported(f"{what} on rank {self._run.rank}: {self._news.lacks}")
+        if self._fault_watch.unsupported:
+            raise NotSupported(f"{what} on rank {self._runner.rank}: {self._fault_watch.unsupported}")
 
     def _attempt(self: _Self, mpi: Any) -> tuple[_Self | None, Exception | None]:
         """(a communicator over ``mpi``, why there is none); then the other ranks' part of it ends as well."""
@@ -233,4 +233,4 @@ class FaultMethods(ABC):
             return False
 
     def _in_time(self, what: str, call: Callable[[], _R]) -> _R:
-        return faults.in_time(f"rank {self._run.rank}: {what}", self._run.timeout, call)
+        return faults.in_time(f"rank {self._runner.rank}: {what}", self._runner.timeout, call)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property, partial
+from operator import index
 from typing import Any, TypeVar
 
-from ..bootstrap.meeting import Known, met_again
+from ..bootstrap.meeting import Agreed, met_again
 from ..bootstrap.timely import Timely, timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -14,6 +15,12 @@ from ..calls.runner import Runner
 from ..docstrings import described, forms
 
 _Self = TypeVar("_Self", bound="GroupMethods")
+
+#: The least number that is no C int.
+_MOST = 1 << 31
+
+#: Methods whose arguments MPI takes on every rank.
+_SURE = ("Dup", "Split")
 
 
 @forms
@@ -29,11 +36,11 @@ class GroupMethods(ABC):
     """
 
     _mpi: Any
-    _run: Runner
+    _runner: Runner
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any, known: Known | None = None) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any, agreed: Agreed | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
     @cached_property
@@ -45,18 +52,29 @@ class GroupMethods(ABC):
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
 
-        mpi, make = timely(self._mpi, self._run.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        mpi, make = timely(self._mpi, self._runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
-            self._run.labelled(what, CallSpec("barrier", None, None))
+            self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(partial(self._everyones, what), self._mpi, self._run.members.known) as among:
-            made = mpi.apart(make)
-            return made if made == MPI.COMM_NULL else self._adopt(made, among(made))
+        with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
+            made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
+            if made == MPI.COMM_NULL:
+                return made
+            if agreed is not None and what != "Dup":
+                agreed = agreed.among(self._ranks_in(made))
+            return self._adopt(made, agreed)
+
+    def _ranks_in(self, made: Any) -> list[int]:
+        """The ranks of a communicator of MPI's, as they are numbered here."""
+        theirs, ours = made.Get_group(), self._mpi.Get_group()
+        ranks = type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
+        theirs.Free()
+        ours.Free()
+        return list(ranks)
 
     def _everyones(self, what: str, said: Any) -> list[Any]:
-        """What all ranks say that have come to make a communicator."""
-        found = self._objects.exchange(what, "allgather", [said])
-        return timely(self._mpi, self._run.timeout, what).allgather(said) if found is None else found
+        """Gather what each rank says that has come to make a communicator."""
+        return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.
@@ -67,7 +85,7 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        return self._made("Dup", *(() if info is None else (info,)))
+        return self._made("Dup") if info is None else self.Dup_with_info(info)
 
     Clone = Dup
 
@@ -92,6 +110,15 @@ class GroupMethods(ABC):
         Returns:
             The communicator; ``MPI.COMM_NULL`` for ``MPI.UNDEFINED``.
         """
+        from mpi4py import MPI
+
+        with self._runner.refusing:  # MPI would refuse it on this rank alone
+            if not (0 <= index(color) < _MOST or color == MPI.UNDEFINED):
+                raise ValueError(
+                    f"Split on rank {self._runner.rank}: color {color} is no number from 0 on that C's int has"
+                )
+            if not -_MOST <= index(key) < _MOST:
+                raise ValueError(f"Split on rank {self._runner.rank}: key {key} is more than C's int has")
         return self._made("Split", color, key)
 
     def Split_type(self: _Self, split_type: int, key: int = 0, info: Any = None) -> _Self | Any:
@@ -129,8 +156,8 @@ class GroupMethods(ABC):
         Returns:
             The communicator.
         """
-        mpi = timely(self._mpi, self._run.timeout, "Create_group")
-        return self._adopt(mpi.apart(partial(self._mpi.Create_group, group, tag)))
+        make = partial(self._mpi.Create_group, group, tag)
+        return self._adopt(timely(self._mpi, self._runner.timeout, "Create_group").apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

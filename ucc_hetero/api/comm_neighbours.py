@@ -24,7 +24,7 @@ class NeighbourMethods(ABC):
 
     @cached_property
     @abstractmethod
-    def _edges(self) -> Neighbourhood:
+    def _neighbourhood(self) -> Neighbourhood:
         """The edges of this rank."""
 
     # --- blocking -----------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class NeighbourMethods(ABC):
             sendbuf: Array that goes to all neighbours.
             recvbuf: Where a block of each neighbour goes.
         """
-        self._edges.run("neighbor_allgather", sendbuf, recvbuf)
+        self._neighbourhood.run("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send one buffer to all neighbours, and receive a block of any size from each.
@@ -45,7 +45,7 @@ class NeighbourMethods(ABC):
             sendbuf: Array that goes to all neighbours.
             recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
         """
-        self._edges.run("neighbor_allgatherv", sendbuf, recvbuf)
+        self._neighbourhood.run("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send an equal block to each neighbour, and receive one from each.
@@ -54,7 +54,7 @@ class NeighbourMethods(ABC):
             sendbuf: A block for each neighbour.
             recvbuf: Where a block of each neighbour goes.
         """
-        self._edges.run("neighbor_alltoall", sendbuf, recvbuf)
+        self._neighbourhood.run("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send a block of any size to each neighbour, and receive one from each.
@@ -63,7 +63,7 @@ class NeighbourMethods(ABC):
             sendbuf: A block for each neighbour, ``[array, counts]`` or ``[array, (counts, displacements)]``.
             recvbuf: Where a block of each neighbour goes, ``[array, counts]`` or ``[array, (counts, displacements)]``.
         """
-        self._edges.run("neighbor_alltoallv", sendbuf, recvbuf)
+        self._neighbourhood.run("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send a block of any size and datatype to each neighbour, and receive one from each.
@@ -72,48 +72,48 @@ class NeighbourMethods(ABC):
             sendbuf: A block for each neighbour, ``[array, (counts, displacements in bytes), datatypes]``.
             recvbuf: Where a block of each neighbour goes, ``[array, (counts, displacements in bytes), datatypes]``.
         """
-        self._edges.run("neighbor_alltoallw", sendbuf, recvbuf)
+        self._neighbourhood.run("neighbor_alltoallw", sendbuf, recvbuf)
 
     # --- non-blocking -------------------------------------------------------------------------------------------------
 
     def Ineighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_allgather`, with its arguments; return its request."""
-        return self._edges.start("neighbor_allgather", sendbuf, recvbuf)
+        return self._neighbourhood.start("neighbor_allgather", sendbuf, recvbuf)
 
     def Ineighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_allgatherv`, with its arguments; return its request."""
-        return self._edges.start("neighbor_allgatherv", sendbuf, recvbuf)
+        return self._neighbourhood.start("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Ineighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_alltoall`, with its arguments; return its request."""
-        return self._edges.start("neighbor_alltoall", sendbuf, recvbuf)
+        return self._neighbourhood.start("neighbor_alltoall", sendbuf, recvbuf)
 
     def Ineighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_alltoallv`, with its arguments; return its request."""
-        return self._edges.start("neighbor_alltoallv", sendbuf, recvbuf)
+        return self._neighbourhood.start("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Ineighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Request:
         """Start :meth:`Neighbor_alltoallw`, with its arguments; return its request."""
-        return self._edges.start("neighbor_alltoallw", sendbuf, recvbuf)
+        return self._neighbourhood.start("neighbor_alltoallw", sendbuf, recvbuf)
 
     # --- persistent ---------------------------------------------------------------------------------------------------
 
     def Neighbor_allgather_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_allgather`, with its arguments; return a request that can be started many times."""
-        return self._edges.persistent("neighbor_allgather", sendbuf, recvbuf)
+        return self._neighbourhood.persistent("neighbor_allgather", sendbuf, recvbuf)
 
     def Neighbor_allgatherv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_allgatherv`, with its arguments; return a request that can be started many times."""
-        return self._edges.persistent("neighbor_allgatherv", sendbuf, recvbuf)
+        return self._neighbourhood.persistent("neighbor_allgatherv", sendbuf, recvbuf)
 
     def Neighbor_alltoall_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_alltoall`, with its arguments; return a request that can be started many times."""
-        return self._edges.persistent("neighbor_alltoall", sendbuf, recvbuf)
+        return self._neighbourhood.persistent("neighbor_alltoall", sendbuf, recvbuf)
 
     def Neighbor_alltoallv_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_alltoallv`, with its arguments; return a request that can be started many times."""
-        return self._edges.persistent("neighbor_alltoallv", sendbuf, recvbuf)
+        return self._neighbourhood.persistent("neighbor_alltoallv", sendbuf, recvbuf)
 
     def Neighbor_alltoallw_init(self, sendbuf: Any, recvbuf: Any, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Neighbor_alltoallw`, with its arguments; return a request that can be started many times."""
-        return self._edges.persistent("neighbor_alltoallw", sendbuf, recvbuf)
+        return self._neighbourhood.persistent("neighbor_alltoallw", sendbuf, recvbuf)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from typing import Any
 
-from ..bootstrap.timely import timely
-from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
 from ..calls.runner import Runner
 from ..docstrings import described
-from ..errors import NotSupported
 from ..p2p.neighbours import Neighbourhood
 from ..types import OPS, op_of
 
@@ -26,13 +23,9 @@ SUM = OPS["SUM"]
     sendobj="An object that can be pickled.",
 )
 class ObjectMethods(ABC):
-    """Collectives of Python objects that can be pickled.
+    """Collectives of Python objects that can be pickled: they move as the data of any call does."""
 
-    Short ones move as the data of any call does; longer ones by MPI, once all ranks have come.
-    """
-
-    _mpi: Any
-    _run: Runner
+    _runner: Runner
 
     @cached_property
     @abstractmethod
@@ -41,7 +34,7 @@ class ObjectMethods(ABC):
 
     @cached_property
     @abstractmethod
-    def _edges(self) -> Neighbourhood:
+    def _neighbourhood(self) -> Neighbourhood:
         """The edges of this rank."""
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
@@ -53,8 +46,7 @@ class ObjectMethods(ABC):
         Returns:
             A copy of it.
         """
-        found = self._objects.exchange("bcast", "bcast", [obj], root)
-        return self._by_mpi("bcast", obj, root) if found is None else found[0]
+        return self._objects.exchange("bcast", "bcast", [obj], root)[0]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Collect an object of each rank at the root.
@@ -62,8 +54,7 @@ class ObjectMethods(ABC):
         Returns:
             The objects at the root, None elsewhere.
         """
-        found = self._objects.exchange("gather", "allgather", [sendobj], root)
-        return self._by_mpi("gather", sendobj, root) if found is None else found or None
+        return self._objects.exchange("gather", "allgather", [sendobj], root) or None
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Give each rank an object of the root's.
@@ -75,8 +66,7 @@ class ObjectMethods(ABC):
             This rank's.
         """
         things = self._listed(() if sendobj is None else sendobj)
-        found = self._objects.exchange("scatter", "scatter", things, root)
-        return self._by_mpi("scatter", things, root) if found is None else found[0]
+        return self._objects.exchange("scatter", "scatter", things, root)[0]
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Collect an object of each rank at every rank.
@@ -84,8 +74,7 @@ class ObjectMethods(ABC):
         Returns:
             The objects, in the order of the ranks.
         """
-        found = self._objects.exchange("allgather", "allgather", [sendobj])
-        return self._by_mpi("allgather", sendobj) if found is None else found
+        return self._objects.exchange("allgather", "allgather", [sendobj])
 
     def alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
         """Send an object from every rank to every rank.
@@ -96,9 +85,7 @@ class ObjectMethods(ABC):
         Returns:
             An object of each rank.
         """
-        things = self._listed(sendobj)
-        found = self._objects.exchange("alltoall", "alltoall", things)
-        return self._by_mpi("alltoall", things) if found is None else found
+        return self._objects.exchange("alltoall", "alltoall", self._listed(sendobj))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """Reduce an object of each rank to one at the root.
@@ -122,7 +109,7 @@ class ObjectMethods(ABC):
         Returns:
             The result.
         """
-        return self._reduced("scan", sendobj, op, slice(self._run.rank + 1))
+        return self._reduced("scan", sendobj, op, slice(self._runner.rank + 1))
 
     def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Reduce the objects of the ranks before this one.
@@ -130,7 +117,7 @@ class ObjectMethods(ABC):
         Returns:
             The result; None on rank 0.
         """
-        return self._reduced("exscan", sendobj, op, slice(self._run.rank))
+        return self._reduced("exscan", sendobj, op, slice(self._runner.rank))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all neighbours.
@@ -138,11 +125,9 @@ class ObjectMethods(ABC):
         Returns:
             An object of each neighbour.
         """
-        into = self._edges.into
+        sources = self._neighbourhood.sources
         found = self._objects.exchange("neighbor_allgather", "allgather", [sendobj])
-        if found is None:
-            return list(self._by_mpi("neighbor_allgather", sendobj))
-        return [found[source] if source >= 0 else None for source, _ in into]
+        return [found[source] if source >= 0 else None for source, _ in sources]
 
     def neighbor_alltoall(self, sendobj: Iterable[Any]) -> list[Any]:
         """Send an object to each neighbour.
@@ -153,29 +138,27 @@ class ObjectMethods(ABC):
         Returns:
             An object of each.
         """
-        things, name, outof = self._listed(sendobj), "neighbor_alltoall", self._edges.outof
-        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._run.size)]
-        with self._run.refusing:
-            if len(things) != len(outof):
-                raise ValueError(f"{name} on rank {self._run.rank}: {len(things)} objects for {len(outof)} neighbours")
-        for (dest, tag), thing in zip(outof, things, strict=True):
+        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._neighbourhood.destinations
+        sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
+        with self._runner.refusing:
+            if len(things) != len(destinations):
+                raise ValueError(
+                    f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(destinations)} neighbours"
+                )
+        for (dest, tag), thing in zip(destinations, things, strict=True):
             if dest >= 0:
                 sent[dest].setdefault(tag, []).append(thing)
         found = self._objects.exchange(name, "alltoall", sent)
-        if found is None:
-            return list(self._by_mpi(name, things))
-        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._edges.into]
+        return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._neighbourhood.sources]
 
     def _listed(self, things: Iterable[Any]) -> list[Any]:
-        with self._run.refusing:
+        with self._runner.refusing:
             return list(things)
 
     def _reduced(self, name: str, sendobj: Any, op: Any, among: slice, root: Any = -1) -> Any:
-        with self._run.refusing:
+        with self._runner.refusing:
             operation = self._operation(name, op)
         found = self._objects.exchange(name, "allgather", [sendobj], root)
-        if found is None:
-            return self._by_mpi(name, sendobj, operation, *((root,) if name == "reduce" else ()))
         return reduce(operation, found[among]) if found[among] else None
 
     def _operation(self, name: str, op: Any) -> Any:
@@ -187,16 +170,7 @@ class ObjectMethods(ABC):
         try:
             ours = str(op_of(op))
         except (TypeError, ValueError) as mistake:
-            raise type(mistake)(f"{name} on rank {self._run.rank}: {mistake}") from None
+            raise type(mistake)(f"{name} on rank {self._runner.rank}: {mistake}") from None
         if not hasattr(MPI, ours):
-            raise ValueError(f"{name} on rank {self._run.rank}: op {ours} is for arrays: {name.capitalize()}")
+            raise ValueError(f"{name} on rank {self._runner.rank}: op {ours} is for arrays: {name.capitalize()}")
         return getattr(MPI, ours)
-
-    def _by_mpi(self, name: str, *args: Any) -> Any:
-        """The result of MPI's collective of this name, for objects that are long on some rank."""
-        if not hasattr(self._mpi, name):
-            raise NotSupported(
-                f"{name} on rank {self._run.rank}: a communicator without MPI takes short objects only; pass arrays"
-            )
-        self._run.labelled(f"{name} of long objects", CallSpec("barrier", None, None))  # a root has not seen the others
-        return timely(self._mpi, self._run.timeout, name).apart(partial(getattr(self._mpi, name), *args))

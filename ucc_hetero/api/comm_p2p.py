@@ -9,7 +9,7 @@ from typing import Any
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request, finished
 from ..docstrings import forms
-from ..p2p.exchange import Exchange, start_all
+from ..p2p.composite import MessageGroup, start_all
 from ..p2p.messages import Messages
 from ..p2p.partitioned import PartitionedRequest, Partitions
 from ..p2p.probe import Message, mprobe, object_message, probe
@@ -29,8 +29,12 @@ class MessageMethods(ABC):
     """
 
     _mpi: Any
-    _messages: Messages
     _attached: Any = None
+
+    @cached_property
+    @abstractmethod
+    def _messages(self) -> Messages:
+        """Messages of the caller's."""
 
     def _wild(self, source: int | None, tag: int | None) -> tuple[int, int]:
         messages = self._messages
@@ -202,7 +206,7 @@ class MessageMethods(ABC):
         messages = self._messages
         into = messages.incoming(recvbuf, *self._wild(source, recvtag), stream=stream)
         outof = messages.outgoing(sendbuf, dest, sendtag, stream=stream)
-        return Exchange(start_all(messages, [into, outof]), has_status=True)
+        return MessageGroup(start_all(messages, [into, outof]), has_status=True)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
@@ -215,7 +219,7 @@ class MessageMethods(ABC):
         messages = self._messages
         into = messages.incoming(buf, *self._wild(source, recvtag))
         outof = messages.outgoing(buf, dest, sendtag, copy=True)
-        return Exchange(start_all(messages, [into, outof]), has_status=True)
+        return MessageGroup(start_all(messages, [into, outof]), has_status=True)
 
     # --- persistent ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class MessageMethods(ABC):
 
     def Flush_buffer(self) -> None:
         """Return at once: no message is in an attached buffer."""
-        self._messages.usable()
+        self._messages.check_usable()
 
     def Iflush_buffer(self) -> Request:
         """:meth:`Flush_buffer` as a request.
@@ -311,7 +315,7 @@ class MessageMethods(ABC):
         Returns:
             A request that has finished.
         """
-        self._messages.usable()
+        self._messages.check_usable()
         return finished()
 
     # --- probes -------------------------------------------------------------------------------------------------------

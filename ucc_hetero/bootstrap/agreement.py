@@ -57,6 +57,9 @@ NATIVE_SETTINGS = {
 #: Settings that name the components of libucc's that it may use.
 _COMPONENTS = ("UCC_TLS", "UCC_CL_BASIC_TLS")
 
+#: Those by which each rank makes a team with a number of ours by itself (seen with UCC 1.4).
+_ALONE = ("ucp", "self")
+
 #: Segments of TCP for libucc's transport, unless the user has said. UCX's usual 8 and 64 KiB are copied more often, and
 #: an allreduce of 64 MiB between two hosts took 22 ms where it takes 18. UCX reads these under its own names alone,
 #: whatever prefix a library has.
@@ -97,6 +100,20 @@ def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
     users = {k: v for k, v in target.items() if k.startswith("UCC_")}
     for name, value in {**NATIVE_SETTINGS, **users}.items():
         target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
+
+
+def keep_to_host_memory(environ: dict[str, str] | None = None) -> None:
+    """Let the native library of a rank without a device make teams of the components for host memory alone, unless the
+    user names others: these ask other ranks for nothing, as vendors' libraries do where the host has a device."""
+    target = os.environ if environ is None else environ
+    if "UCC_TLS" not in target:
+        target.setdefault(f"{NATIVE_PREFIX}_UCC_TLS", ",".join(_ALONE))
+
+
+def native_makes_teams_alone(environ: Mapping[str, str] | None = None) -> bool:
+    """True if no component that the native library may use asks other ranks for anything when a team is made."""
+    source = os.environ if environ is None else environ
+    return set(source.get(f"{NATIVE_PREFIX}_UCC_TLS", "").split(",")) <= {*_ALONE}
 
 
 def leave_broadcasts(memory: str, environ: dict[str, str] | None = None) -> None:

@@ -10,99 +10,118 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..machine.facts import Facts
 from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
+from .known import Known
 
 #: The largest prime of ten bits: names of collectives, datatypes and operations all differ by it.
 _SALTS = 1021
 
+#: A page begins at a multiple of so many bytes.
+_ALIGNED = 4096
 
 #: The boards of all communicators of this process.
 _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
-class Page(NamedTuple):
-    """A page for a board, as its process offers it to the other processes of its host; ``file`` is negative for
-    none."""
-
-    pid: int
-    file: int
-
+#: Boards whose pages are in one file. The ranks of a host agree once that all of them have it.
+PAGES = 8
 
 #: The file that this process offers, as long as no communicator has taken it, and its bytes.
 _offered: list[tuple[int, int]] = []
 
 
-def offer(size: int) -> Page:
-    """The page that this process offers its next communicator, of up to ``size`` ranks."""
-    wanted = int(lib.ucch_board_bytes(size)) if size > 1 else 0
+def _stride(ranks: int) -> int:
+    """Bytes from the page of one board to that of the next, of so many ranks."""
+    return -(-int(lib.ucch_board_bytes(ranks)) // _ALIGNED) * _ALIGNED
+
+
+def offer(size: int) -> int:
+    """The file that this process offers its next communicator, of up to ``size`` ranks; negative for none."""
+    wanted = PAGES * _stride(size) if size > 1 else 0
     if _offered and _offered[0][1] < wanted:
         take_back()
     if wanted and not _offered and (file := _anonymous(wanted)) >= 0:
         _offered.append((file, wanted))
-    return Page(os.getpid(), _offered[0][0] if wanted and _offered else -1)
+    return _offered[0][0] if wanted and _offered else -1
 
 
 def take_back() -> None:
-    """Offer the page no more: a communicator has it."""
+    """Offer the file no more: a communicator has it."""
     while _offered:
         os.close(_offered.pop()[0])
 
 
-class Board:
-    """One communicator's board, of this ``rank``; ``groups[r]`` is equal for ranks that share memory.
+class Page(NamedTuple):
+    """Memory of a board, and what unmaps its file with the last page."""
 
-    ``pages``: what each rank offers; the ranks of a host take that of their first one, or the ``spare`` one that an
-    earlier communicator of theirs has left. It can be used once all ranks have told each other whether they have it
-    (:meth:`join`).
+    address: Any
+    file: Any
+
+
+class Board:
+    """The arrival board of a communicator, whose ranks are ``known``.
+
+    ``files``: what each rank offers; the ranks of a host take that of their first one, or the ``spare`` page that an
+    earlier communicator of theirs has left. A new file can be used once all ranks have told each other whether they
+    have it.
     """
 
-    def __init__(self, rank: int, groups: Sequence[Hashable], pages: Sequence[Page], spare: Any = None) -> None:
-        self._rank, self._groups = rank, groups
+    def __init__(self, known: Known, files: Sequence[int], spare: Page | None = None) -> None:
+        self._known = known
         #: Communicator ranks with a slot on this host's page, ascending.
-        self.ranks = [r for r, group in enumerate(groups) if group == groups[rank]]
-        self._pointer: Any = spare or ffi.NULL
+        self.ranks = known.near
         #: True if the ranks of this host see each other here.
         self.shared = False
-        self._pages, page = pages, pages[self.ranks[0]]
-        #: True if this process has offered it.
-        self._mine = not spare and page.pid == os.getpid()
-        if not spare and page.file >= 0 and len(self.ranks) > 1:
-            size = int(lib.ucch_board_bytes(len(self.ranks)))
-            self._pointer = _mapped(f"/proc/{page.pid}/fd/{page.file}".encode(), size)
+        self._page = spare
+        #: Pages for later boards of these ranks, of a new file.
+        self.more: list[Page] = []
+        first = self.ranks[0]
+        #: True if this process has offered the file.
+        self._mine = first == known.rank and spare is None
+        if spare is None and files[first] >= 0 and len(self.ranks) > 1:
+            stride = _stride(len(self.ranks))
+            path = f"/proc/{known.facts[first].pid}/fd/{files[first]}".encode()
+            file = _mapped(path, PAGES * stride)
+            if file != ffi.NULL:
+                start = ffi.cast("char *", file)
+                self._page, *self.more = [Page(start + i * stride, file) for i in range(PAGES)]
         #: True if this rank has the page; not if it is alone on its host.
-        self.mapped = bool(self._pointer != ffi.NULL)
+        self.mapped = self._page is not None
         #: The engine's side of it.
         self.native: Any = None
-        #: The communicator's number in what is recorded, and in messages; the names of its ranks' processes.
+        #: The communicator's number in what is recorded, and in messages.
         self.number = self.id = 0
-        self.processes: list[str] = []
+        #: The names of its ranks' processes, and the host of each rank, from 0 on: those who share a page are on one.
+        self.processes, self.hosts = known.processes, known.host_numbers
 
-    def join(self, mapped: Sequence[bool]) -> None:
-        """Begin to use it, where all ranks of the host have it: one without would look as if it never arrived."""
-        rank, groups = self._rank, self._groups
-        apart = {group for group, well in zip(groups, mapped, strict=True) if not well}
-        #: The host of each rank, from 0 on: those who share a page are on one.
-        self.hosts = list(numbered((group, r if group in apart else -1) for r, group in enumerate(groups)))
-        if not all(mapped[r] for r in self.ranks):
-            self._pointer = ffi.NULL
-        self.shared = self._pointer != ffi.NULL
+    def join(self, mapped: Sequence[bool] | None = None) -> None:
+        """Begin to use it, where all ranks of the host have it, as ``mapped`` tells: one without would look as if it
+        never arrived."""
+        known = self._known
+        if mapped is not None and not all(mapped):
+            apart = {host for host, well in zip(known.hosts, mapped, strict=True) if not well}
+            self.hosts = list(numbered((host, r if host in apart else -1) for r, host in enumerate(known.hosts)))
+            if not all(mapped[r] for r in self.ranks):
+                self._page, self.more = None, []
+        self.shared = self._page is not None
         if self.shared and self._mine:
             take_back()
         far = max(self.hosts) > 0
         if far and not self.shared:  # what it calls is compared all the same
-            self.ranks, self._pointer = [rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
-        mine = self.ranks.index(rank)
-        self.native = lib.ucch_board_new(self._pointer, len(self.ranks), mine, ffi.new("int[]", self.ranks))
+            self.ranks, own = [known.rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
+            self._page = Page(own, own)
+        address = ffi.NULL if self._page is None else self._page.address
+        mine = self.ranks.index(known.rank)
+        self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks)
         _boards.add(self)
-        if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, len(groups))):
+        if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, known.size)):
             raise MemoryError("no memory for the arrival board")
         if self.shared:
-            lib.ucch_board_expect(self.native, [self._pages[r].pid for r in self.ranks])
+            lib.ucch_board_expect(self.native, [known.facts[r].pid for r in self.ranks])
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
@@ -136,7 +155,7 @@ class Board:
 
     def missing(self, seq: int) -> list[int]:
         """Ranks that are known not to have entered call ``seq``: those of this host, and some of other hosts."""
-        if self._pointer == ffi.NULL:
+        if self._page is None:
             return []
         slots = range(len(self.ranks))
         here = [self.ranks[i] for i in slots if lib.ucch_board_seq(self.native, i) < seq]
@@ -235,7 +254,7 @@ class Board:
         """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)
 
-    def close(self, *, clear: bool = False) -> Any:
+    def close(self, *, clear: bool = False) -> Page | None:
         """Release the board, which no program may use any more.
 
         Args:
@@ -244,12 +263,12 @@ class Board:
         Returns:
             The page, where it is shared and this rank has cleared its part; else None.
         """
-        native, self.native, page = self.native, None, self._pointer if clear and self.shared else None
+        native, self.native, page = self.native, None, self._page if clear and self.shared else None
         if native:
             if page is not None:
                 lib.ucch_board_clear(native)
             lib.ucch_board_free(native)
-        self._pointer = ffi.NULL
+        self._page = None
         return page
 
 
@@ -260,22 +279,6 @@ def _room() -> Any:
 
 def _said(text: Any) -> str:
     return str(ffi.string(text).decode(errors="replace"))
-
-
-def meet(everyone: Sequence[Facts], rank: int) -> None:
-    """Know the processes on the host of ``rank``, all alive: the number of one that dies may be another one's then."""
-    for r in _near(everyone, rank):
-        lib.ucch_process_meet(everyone[r].pid)
-
-
-def ended(everyone: Sequence[Facts], rank: int) -> list[int]:
-    """Ranks on the host of ``rank`` whose processes have ended, with a board or without one."""
-    return [r for r in _near(everyone, rank) if lib.ucch_process_ended(everyone[r].pid)]
-
-
-def _near(everyone: Sequence[Facts], rank: int) -> list[int]:
-    here = everyone[rank].host.memory
-    return [r for r, facts in enumerate(everyone) if facts.pid and facts.host.memory == here]
 
 
 def _mapped(path: Any, size: int) -> Any:

@@ -26,7 +26,7 @@ from ..bindings import quarantine
 from ..device import own_device
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from ..trace import record
+from ..trace import timeline
 from ..transport import wires
 from . import faults, links, process, settings, timely, uncaught
 
@@ -182,7 +182,7 @@ def _end() -> None:
         faults.leave(0)
         return
     if worst > _STUCK:
-        record.finish()
+        timeline.finish()
     if worst == _WHOLE:
         for comm in reversed(living[:]):
             comm.free()

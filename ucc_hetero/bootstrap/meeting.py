@@ -17,7 +17,8 @@ from ..machine.facts import Facts, unpacked
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process, settings
-from .board import Page, offer
+from .board import offer
+from .known import Known
 from .turns import turn
 
 #: Measured choices that communicators of this process were made with, by the file's name.
@@ -25,12 +26,12 @@ _tables: dict[str, Table] = {}
 
 
 class Claim(NamedTuple):
-    """What a rank that has its turn says of each communicator: ``taken`` of :mod:`.numbers`, numbers that had teams it
-    could use again, and a page for the arrival board."""
+    """What a rank that has its turn says of each communicator: ``taken`` of :mod:`.numbers`, numbers of what it could
+    use again, and a file for the arrival board."""
 
-    taken: tuple[int, bytes]
+    taken: tuple[int, int]
     spare: tuple[int, ...]
-    page: Page
+    file: int
 
 
 class Words(NamedTuple):
@@ -47,22 +48,30 @@ class Words(NamedTuple):
     claim: Claim | None
 
 
-class Known(NamedTuple):
-    """What the ranks of a new communicator know of each other, rank by rank, and the measured choices of all.
-
-    ``job``: what ``offers`` come to, where that is known.
-    """
+class Said(NamedTuple):
+    """What ranks have told each other that may not have known each other, rank by rank, and the measured choices of
+    all."""
 
     facts: list[Facts]
     places: list[int]
     claims: list[Claim]
+    offers: list[tuple[str, ...]]
     table: Table
-    offers: Sequence[tuple[str, ...]] = ()
-    job: process.Job | None = None
 
-    def spare(self) -> set[int]:
-        """Numbers whose teams all ranks could use again."""
-        return set.intersection(*(set(each.spare) for each in self.claims))
+
+class Agreed(NamedTuple):
+    """What the ranks of a new communicator have agreed upon: its number as they have claimed it, and what each says.
+
+    ``known``: what they know of each other from the communicator that it is made from.
+    """
+
+    claimed: int
+    claims: Sequence[Claim]
+    known: Known
+
+    def among(self, ranks: Sequence[int]) -> Agreed:
+        """The same of some of the ranks, in this order."""
+        return Agreed(self.claimed, [self.claims[rank] for rank in ranks], self.known.part(ranks))
 
 
 class _Meeting:
@@ -73,7 +82,7 @@ class _Meeting:
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
         self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
-        self.known: Known | None = None
+        self.said: Said | None = None
 
     def come(self, ready: bool) -> bool:
         """Exchange words, and facts where these ranks do not have those of a job in common. True if all ranks are
@@ -91,7 +100,7 @@ class _Meeting:
 
     def _know(self, facts: list[Facts], words: list[Words], table: Table) -> None:
         places, claims, offers = ([getattr(each, of) for each in words] for of in ("place", "claim", "offer"))
-        self.known = Known(facts, places, claims, table, offers)
+        self.said = Said(facts, places, claims, offers, table)
 
     def _said_again(self, ready: bool) -> tuple[Words | None, Table]:
         """The words and the table of a rank that has had communicators before; none where it has more to say."""
@@ -172,44 +181,40 @@ def _table() -> Table:
 
 
 @contextmanager
-def met(mpi: Any) -> Iterator[Known]:
+def met(mpi: Any) -> Iterator[Said]:
     """Hold this rank's turn at creating while all ranks of ``mpi`` hold theirs; several threads may be here.
 
     Raises :class:`AgreementError` on every rank when their facts do not fit together.
     """
     meeting = _Meeting(mpi)
     with turn(meeting.come):
-        assert meeting.known is not None, "all have told each other everything"
-        _tables[meeting.known.table.path] = meeting.known.table
-        yield meeting.known
+        assert meeting.said is not None, "all have told each other everything"
+        _tables[meeting.said.table.path] = meeting.said.table
+        yield meeting.said
 
 
 @contextmanager
-def met_again(
-    everyones: Callable[[Any], list[Any]], mpi: Any, parent: Known
-) -> Iterator[Callable[[Any], Known | None]]:
-    """Hold this rank's turn while all ranks of ``mpi``, which ``parent`` is about, hold theirs to make a communicator
-    of some of them; ``everyones`` exchanges what each says.
+def met_again(known: Known, mpi: Any, exchange: Callable[[Any], list[Any]]) -> Iterator[Agreed | None]:
+    """Hold this rank's turn while all ranks of ``mpi``, which are ``known``, hold theirs to make a communicator of
+    some of them; ``exchange`` tells all what each says.
 
-    Yields what tells, of the new communicator's exchange, what its ranks know of each other: what they knew before; or
-    None where a rank wants no more of their job.
+    Yields what they have agreed upon; None where a rank wants no more of their job.
     """
     claims: list[Claim | None] = []
 
     def come(ready: bool) -> bool:
-        usable = ready and parent.job is not None and parent.job.sound()
-        mine = _claim(len(parent.facts)) if usable else None
-        everyone = everyones((ready, mine))
-        claims[:] = [claim for _, claim in everyone]
+        mine = tuple(_claim(known.size)) if ready and known.job.sound() else None
+        everyone = exchange((ready, mine))
+        claims[:] = [claim and Claim(*claim) for _, claim in everyone]
         return all(each for each, _ in everyone)
 
-    def among(made: Any) -> Known | None:
-        ours, theirs = made.Get_group(), mpi.Get_group()
-        ranks = type(ours).Translate_ranks(ours, list(range(ours.Get_size())), theirs)
-        ours.Free()
-        theirs.Free()
-        facts, places, said = ([of[rank] for rank in ranks] for of in (parent.facts, parent.places, claims))
-        return None if None in claims else parent._replace(facts=facts, places=places, claims=said)
-
     with turn(come):
-        yield among
+        found = [claim for claim in claims if claim is not None]
+        if len(found) < known.size:
+            yield None
+            return
+        claimed = numbers.agree([claim.taken for claim in found], mpi.allgather)
+        if claimed >= numbers.MOST:
+            # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
+            known.job.process.discard(claimed % numbers.MOST)
+        yield Agreed(claimed, found, known)

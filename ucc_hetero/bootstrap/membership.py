@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from typing import Any
 
-from .. import env, log
 from ..bindings import quarantine
 from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
-from ..machine.facts import Facts
 from ..native.libraries import lib
 from ..planner.collectives import Call, elements
 from ..planner.plan import Plan
-from ..planner.select import Tuning, agreed, choose, make_plan
-from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
+from ..planner.select import choose, make_plan
+from ..planner.topology import Topology
 from ..trace import flight
-from ..trace.record import communicator
-from ..transport.carriers import warn_idle
+from ..trace.timeline import communicator
 from ..transport.channels import Channels, join
-from ..transport.paths import Device, staged
 from . import faults, numbers, process
-from .board import Board, ended, meet
+from .board import PAGES, Board
+from .known import Known
 from .links import Links
-from .meeting import Known, met
+from .meeting import Agreed, Claim, Said, met
+from .process import Spare
 from .teams import MOST_SPARE, Teams
-from .timely import limit, timely
+from .timely import Timely, limit, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -37,34 +36,42 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. Raises :class:`AgreementError`
-    on every rank when their facts do not fit together.
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``agreed``: what the ranks
+    have agreed upon, where they know each other. Raises :class:`AgreementError` on every rank when their facts do not
+    fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, known: Known | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float, agreed: Agreed | None = None) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
         self._unwatch: Callable[[], object] = bool
-        self.rank, self.size = int(mpi.Get_rank()), int(mpi.Get_size())
+        #: Channels, and why there are none where devices of several islands could have some.
+        self.channels: Channels | None = None
+        self.lacks = ""
+        self._graphs: tuple[Channels | None, Topology, str] | None = None
         try:
-            with met(self.mpi) if known is None else nullcontext(known) as known:
-                self._try(known, timeout)
+            if agreed is not None:
+                self._try(agreed.claimed, agreed.claims, lambda: agreed.known, timeout)
+            else:
+                with met(self.mpi) as said:
+                    claimed = numbers.agree([each.taken for each in said.claims], self.mpi.allgather)
+                    if claimed >= numbers.MOST:
+                        process.process().discard(claimed % numbers.MOST)
+                        self.mpi.allgather(None)  # ranks that are past this one may send
+                    self._try(claimed, said.claims, partial(self._meet, said), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
 
-    def _try(self, known: Known, timeout: float) -> None:
-        self.facts = known.facts
-        self.place, _ = process.here(self.mpi)
-        self.runtime = bind(self.place)
-        self._claimed = numbers.claim(each.taken for each in known.claims)
-        #: True if it was another communicator's before, of which messages may have come since.
-        self._again = self._claimed >= numbers.MOST
+    def _try(self, claimed: int, claims: Sequence[Claim], know: Callable[[], Known], timeout: float) -> None:
+        numbers.claim(claimed)
+        #: Any thread may discard messages while another one closes; and a closed one's number may be another's.
+        self._discarding, self._is_closed = threading.RLock(), False
         #: Number of the communicator, part of every message tag.
-        self.id = self._claimed % numbers.MOST
+        self.id = claimed % numbers.MOST
         try:
-            self._create(known, timeout)
+            self._create(claimed, claims, know(), limit(self.mpi, timeout))
         except BaseException:
             self.part()
             quarantine.keep(self)  # the libraries go on with what they have of it
@@ -75,72 +82,62 @@ class Membership:
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _create(self, known: Known, timeout: float) -> None:
-        """Come together: the job, channels, teams, the arrival board; collective."""
-        meet(self.facts, self.rank)
-        self._watch(partial(ended, self.facts, self.rank))
-        self._group(known)
-        if self._again:
-            self.discard()  # before an exchange: ranks that are past it may send
-        members, seconds = [self.job.index[f.process] for f in self.facts], limit(self.mpi, timeout)
-        self.teams = Teams(self.job, members, self.rank, self._claimed, seconds, known.spare())
-        hosts, pages = [f.host.memory for f in self.facts], [each.page for each in known.claims]
-        self.board = Board(self.rank, hosts, pages, self.teams.page)
-        if far := len({f.host.memory for f in self.facts}) > 1:  # deaths there are heard of while teams are made
+    def _meet(self, said: Said) -> Known:
+        """What ranks know of each other that may not have met before; collective."""
+        rank = int(self.mpi.Get_rank())
+        process.meet(said.facts, rank)
+        self._watch(partial(process.ended, said.facts, rank))
+        runtime = bind(process.here(self.mpi)[0])
+        self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
+        return Known(self.job, said.facts, said.places, said.table, runtime)
+
+    def _create(self, claimed: int, claims: Sequence[Claim], known: Known, seconds: float) -> None:
+        """Come together: teams, the arrival board, channels; collective."""
+        self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
+        self.bare, self.topology, self.tuning, self.staged = known.bare, known.topology, known.tuning, known.staged
+        self.island, self.device, self.runtime = known.island, known.device, known.runtime
+        self.place = known.device.place
+        self.teams = Teams(known, claimed, seconds, set.intersection(*(set(each.spare) for each in claims)))
+        self.board = Board(known, [each.file for each in claims], self.teams.page)
+        if known.far:  # deaths there are heard of while teams are made
             self._join_board(self.mpi.allgather(self.board.mapped))
-        self._join_channels()
-        mapped = self._make_teams(far)
-        if not far:
+        if not known.bare.flat:
+            self._join_channels()
+        mapped = self._make_teams()
+        if not known.far:
             self._join_board(mapped)
+        for i, page in enumerate(self.board.more, 1):
+            self.job.spare[claimed * PAGES + i] = Spare(known.members, {}, page)
+        self.board.more = []
 
-    def _group(self, known: Known) -> None:
-        """The ranks' job, islands, and what they choose algorithms by."""
-        self.job = known.job or process.job_of(self.mpi, self.facts, known.offers, self.runtime)
-        #: For communicators made from this one.
-        self.known = known._replace(job=self.job, claims=[])
-        islands = tuple([self.job.topology.island_of[self.job.index[f.process]] for f in self.facts])
-        said = dict(self.facts[self.rank].settings)  # alike on all ranks, whatever has been changed since
-        wanted = env.get("STAGING", said)
-        #: ``bare`` has the islands alone: what tables of measured choices go by.
-        self.bare, self.topology, self.tuning, self.staged = _chosen_by(
-            tuple(self.facts), islands, wanted, env.get("TUNE", said), known.table.text
-        )
-        if wanted == "direct" and not (self.tuning.plain or self.bare.flat or self.rank):
-            _say_of_messages()
-        self.island = self.topology.islands[self.topology.island_of[self.rank]]
-        self.device = Device.of(self.rank, self.island.ranks, self.facts, self.runtime)
-
-    def _join_board(self, mapped: list[bool]) -> None:
+    def _join_board(self, mapped: list[bool] | None) -> None:
         """The arrival board, and what connects those of several hosts."""
-        self.board.join(mapped)
-        self.board.id, self.board.processes = self.id, [f.process for f in self.facts]
-        self.board.number = self._recorded = communicator(self.board.native, self.id, self.known.places, self.rank)
-        if max(self.board.hosts) > 0:
-            self.links = Links(self.mpi, self.board, self.board.hosts, [f.process for f in self.facts])
-        self._watch(self.board.dead_ranks)
+        board, known = self.board, self.known
+        board.join(mapped)
+        board.id = self.id
+        board.number = self._recorded = communicator(board.native, self.id, known.places, self.rank)
+        if max(board.hosts) > 0:
+            self.links = Links(self.mpi, board, board.hosts, known.processes)
+        self._watch(board.dead_ranks)
 
     def _join_channels(self) -> None:
         """Channels among devices, where calls can be queued."""
-        #: Channels, and why there are none where devices of several islands could have some.
-        self.channels, self.lacks = None, ""
-        self._graphs: tuple[Channels | None, Topology, str] | None = None
-        if not self.bare.flat:
-            memory = None if self.runtime is None else self.runtime.memory_type
-            native_in_stream = self.island.size == 1 or (
-                memory is not None and not self.device.by_host and self.job.vendors_library(memory)
-            )
-            self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
-            self.tuning = replace(self.tuning, queued=self.channels is not None)
-        warn_idle(self.rank, self.facts)
+        memory = None if self.runtime is None else self.runtime.memory_type
+        native_in_stream = self.island.size == 1 or (
+            memory is not None and not self.device.by_host and self.job.vendors_library(memory)
+        )
+        self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
+        self.tuning = replace(self.tuning, queued=self.channels is not None)
 
-    def _make_teams(self, far: bool) -> list[bool]:
-        """The teams that usual calls need; all ranks learn whether all of them work, and who has the board's page."""
+    def _make_teams(self) -> list[bool] | None:
+        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all of them
+        work, and who has the board's page. None where that is no question."""
         self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
-        if self.teams.page is not None and self.topology.flat and not (far or self._again):
-            return [True] * self.size  # nothing can fail any more
+        known, ready = self.known, self.teams.page is not None or self.size == 1
+        if ready and known.topology.flat and all(self.teams.by_itself(*each) for each in known.main):
+            return None  # nothing can fail any more
         self.teams.look, self.teams.together = faults.watch(self.mpi), True
-        # Teams of one island that were another communicator's: all ranks have all of them.
-        failure = self._first_teams() if far or not (self.teams.reused and self.topology.flat) else None
+        failure = self._first_teams()
         everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
         if failure is not None:
             raise failure
@@ -148,11 +145,11 @@ class Membership:
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
-        return [mapped for mapped, _ in everyone]
+        return None if ready else [mapped for mapped, _ in everyone]
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
-        if hasattr(self.mpi, "watch"):
+        if not isinstance(self.mpi, Timely):
             self._unwatch()
             self._unwatch = self.mpi.watch(look)
 
@@ -163,12 +160,12 @@ class Membership:
         rank's own, would wait for each other where the first call of a kind made its teams.
         """
         try:
-            if self.island.size > 1:
-                self.teams.get(self.island.ranks, "native")
+            for ranks, link in self.known.main:
+                if not self.teams.by_itself(ranks, link):
+                    self.teams.get(ranks, link)
             if not self.topology.flat:
-                self.teams.get(tuple(range(self.size)), "bridge")
                 for plan in self._usual_plans():
-                    self.teams.prepare(step for *_, step in plan.program(self.rank))
+                    self.teams.prepare(step for *_, step in plan.steps_of(self.rank))
         except BaseException as error:
             if self.teams.look is not None:  # as it is the others who look
                 self.mpi.Revoke()
@@ -223,20 +220,25 @@ class Membership:
 
     def discard(self) -> None:
         """Throw away messages under this communicator's number that were not received."""
-        lib.ucch_discard_all(self.job.process.worker.handle, self.id << 52, 0xFFF << 52)
+        self.job.process.discard(self.id)
 
     def discard_users(self) -> None:
         """The same of users' messages alone, as a collective may be under way: its tags have a bit of their own."""
         here = self.job.process
         # Offers are thrown away as what they are: their senders are told.
         users = here.worker.handle, self.id << 52, 0xFFF << 52 | 1 << 51 | 1 << lib.UCCH_OFFER_BIT
-        with suppress(PeerError):  # it has died, and does not wait
-            while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
-                self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
-        lib.ucch_discard_all(*users)
+        with self._discarding:
+            if self._is_closed:
+                return
+            with suppress(PeerError):  # it has died, and does not wait
+                while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
+                    self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
+            lib.ucch_discard_all(*users)
 
     def close(self, *, together: bool) -> None:
         """Release teams and board; collective. ``together``: all ranks are known to do so."""
+        with self._discarding:
+            self._is_closed = True
         self.discard()
         for channels in (self.channels, self._graphs and self._graphs[0]):
             if channels is not None:
@@ -255,28 +257,6 @@ class Membership:
 
     def release_id(self) -> None:
         """Let the communicator's number be used again."""
+        with self._discarding:
+            self._is_closed = True
         numbers.release(self.id)
-
-
-@lru_cache(maxsize=64)
-def _chosen_by(
-    facts: tuple[Facts, ...], islands: tuple[int, ...], staging: str, rules: str, table: str
-) -> tuple[Topology, Topology, Tuning, bool]:
-    """The islands alone, the topology, the rules by which ranks choose algorithms, and True if messages are staged;
-    kept for their next communicator."""
-    hosts = numbered(f.host.node for f in facts)
-    plain = not any(f.device_memory for f in facts)
-    levels = levels_of([f.group for f in facts])
-    if plain or share_hosts(islands, hosts):  # no vendor's library knows of hosts, or joins what is on one
-        levels.append(hosts)
-    bare = Topology.group([f.vendor for f in facts], hosts, (), levels, islands)
-    weighted = replace(bare, weights=link_weights(hosts, [f.link_speed for f in facts]))
-    return bare, *agreed(bare, weighted, rules, table, plain=plain), staged(facts, staging)
-
-
-@cache
-def _say_of_messages() -> None:
-    log.log("mem").warning(
-        "UCCH_STAGING=direct is about messages alone: collectives of several vendors' devices are queued in streams, "
-        "or go by way of the host (docs/gpu.md)"
-    )

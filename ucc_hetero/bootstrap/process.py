@@ -26,10 +26,9 @@ from ..machine.facts import Facts
 from ..native.libraries import lib, load
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
-from ..trace import record
+from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .board import ended
 from .timely import limit, named, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
@@ -53,6 +52,8 @@ class Process:
         if mpi_runs():
             launchers.keep_from_children(os.environ)
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
+        if _place is None or runtime_of(_place.vendor) is None:
+            agreement.keep_to_host_memory()
         agreement.apply_settings(self.libraries.ucc_version)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
@@ -118,6 +119,10 @@ class Process:
                 raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
         return found
 
+    def discard(self, number: int) -> None:
+        """Throw away messages under a communicator's number that were not received."""
+        lib.ucch_discard_all(self.worker.handle, number << 52, 0xFFF << 52)
+
     def settle(self) -> None:
         """Have everything that was sent be there; nothing may be in flight."""
         # Unreceived messages of communicators that are long gone: libucp would complain of them, and their senders may
@@ -140,7 +145,7 @@ class Process:
 
 
 class Spare(NamedTuple):
-    """Teams of these ranks of a job, and the page of their arrival board, if they share one."""
+    """Teams of these ranks of a job, and a page for their arrival board, if they share one."""
 
     members: tuple[int, ...]
     teams: dict[tuple[tuple[int, ...], str], ucc.Team]
@@ -172,8 +177,7 @@ class Job:
         self.ended = partial(ended, everyone, self.rank)
         self.index = {f.process: i for i, f in enumerate(everyone)}
         self.split = split
-        #: What communicators that are gone have left for new ones of the same ranks (:class:`.teams.Teams`), by the
-        #: number that the first of them had.
+        #: What new communicators of the same ranks may use (:class:`.teams.Teams`), by numbers that all ranks know.
         self.spare: dict[int, Spare] = {}
         #: Ranks, by link, whose first team has been found to work.
         self.tried: set[tuple[str, tuple[int, ...]]] = set()
@@ -202,7 +206,7 @@ class Job:
             log.log("topo").info("fabric between hosts: %s", split.why)
 
     def _create(self, comm: Any, island: Island, seconds: float) -> None:
-        record.join(self.comm, self.facts, self.facts[self.rank])
+        timeline.join(self.comm, self.facts, self.facts[self.rank])
         sub = comm.Split(island.index, self.rank)
         self._comms += [self.comm, sub]
         self._part_memory(island.size > 1)
@@ -374,7 +378,7 @@ def offer() -> tuple[str, ...]:
 
 
 def spare() -> tuple[int, ...]:
-    """Numbers by which communicators have left something, each for another one of the same ranks."""
+    """Numbers by which there is something for a communicator of certain ranks."""
     return tuple(number for job in _jobs for number in tuple(job.spare))
 
 
@@ -396,6 +400,22 @@ def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], 
     job = Job(process(), comm, everyone, fabrics.split(comm, everyone, runtime, library), offers[0][0])
     _jobs.append(job)
     return job
+
+
+def meet(everyone: Sequence[Facts], rank: int) -> None:
+    """Know the processes on the host of ``rank``, all alive: the number of one that dies may be another one's then."""
+    for r in _near(everyone, rank):
+        lib.ucch_process_meet(everyone[r].pid)
+
+
+def ended(everyone: Sequence[Facts], rank: int) -> list[int]:
+    """Ranks on the host of ``rank`` whose processes have ended, with a board or without one."""
+    return [r for r in _near(everyone, rank) if lib.ucch_process_ended(everyone[r].pid)]
+
+
+def _near(everyone: Sequence[Facts], rank: int) -> list[int]:
+    here = everyone[rank].host.memory
+    return [r for r, facts in enumerate(everyone) if facts.pid and facts.host.memory == here]
 
 
 def all_jobs() -> list[Job]:

@@ -219,12 +219,6 @@ class StoreComm:
 
         return self._begin(str(int(mine[0])).encode(), take)
 
-    def together(self, call: Callable[[], _T]) -> _T:
-        """The result of a call of this exchange's, whose waits have a limit and errors that name ranks."""
-        return call()
-
-    apart = together
-
     def Dup(self) -> StoreComm:
         """The same ranks, with keys of their own."""
         return self._part(self._next(), range(self._size))

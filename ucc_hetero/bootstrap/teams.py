@@ -25,9 +25,10 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
-from . import numbers
-from .agreement import NATIVE_SETTINGS
-from .process import TEAM_IDS, Job, Spare
+from . import agreement, numbers
+from .board import PAGES
+from .known import Known
+from .process import TEAM_IDS, Spare
 from .turns import alone, turn
 
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
@@ -56,29 +57,30 @@ _WRONG = (
 #: Numbers of teams that can be given to libucc.
 MOST_NUMBERS = 1 << 15
 
-#: Communicators whose teams a job keeps for new ones.
-MOST_SPARE = 8
+#: Communicators whose teams, or pages, a job keeps for new ones.
+MOST_SPARE = 32
 
 
 class Teams:
-    """The teams of one communicator. ``members[r]`` is the job rank of communicator rank r.
+    """The teams of one communicator, of ranks that are ``known``.
 
-    Making one takes longer than all else that a communicator needs. A communicator of host memory leaves its teams to
-    the next one of the same ranks: ``spare`` are the numbers by which all ranks have such teams. Those on devices hold
-    memory of the vendor's library, and go. ``claimed`` (:mod:`.numbers`) is what none of these ranks has had before: by
-    it teams are left, and it is libucc's number of the island's team and of that of all, upon which the ranks then need
-    not agree.
+    Each is made when a call first needs it. libucc asks other ranks for nothing where the team has a number of ours,
+    and these ranks had such a team before: a rank makes it by itself then. The team of an island and that of all have
+    such numbers: ``claimed`` (:mod:`.numbers`), which none of these ranks has had before. Other teams are made by all
+    of their ranks together.
+
+    A communicator of host memory leaves its teams and its page of the arrival board to the next one of the same ranks:
+    ``spare`` are the numbers by which all ranks have such teams. Those on devices hold memory of the vendor's library,
+    and go.
     """
 
-    def __init__(
-        self, job: Job, members: Sequence[int], rank: int, claimed: int, timeout: float, spare: Iterable[int] = ()
-    ) -> None:
-        self.job, self.members, self.rank, self.timeout = job, tuple(members), rank, timeout
+    def __init__(self, known: Known, claimed: int, timeout: float, spare: Iterable[int] = ()) -> None:
+        self._known, self.job, self.rank, self.timeout = known, known.job, known.rank, timeout
+        self.members, self.far = known.members, known.far
         self._claimed = claimed
-        found = sorted(each for each in spare if each in job.spare and job.spare[each].members == self.members)
-        #: True if they were another communicator's before, on every rank.
-        self.reused = bool(found)
-        self._left_by = found[0] if found else claimed
+        kept = self.job.spare
+        found = sorted(each for each in spare if each in kept and kept[each].members == self.members)
+        self._left_by = found[0] if found else claimed * PAGES
         #: Of the messages by which ranks come together.
         self.tag = claimed % numbers.MOST
         #: Raises when the call that new teams are made for has become hopeless.
@@ -87,11 +89,8 @@ class Teams:
         self.together = False
         #: When it was seen that this call was refused, while a team is made; 0 for never.
         self._refused = 0.0
-        hosts = [job.facts[place].host.memory for place in self.members]
-        #: True if ranks are on hosts of their own, so that no arrival board shows all of them.
-        self.far = len(set(hosts)) > 1
-        self._hosts = hosts
-        _, self._teams, self.page = job.spare.pop(self._left_by) if found else Spare((), {}, None)
+        #: ``page``: that of the arrival board, which all ranks have.
+        _, self._teams, self.page = kept.pop(self._left_by) if found else Spare((), {}, None)
         #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
 
@@ -164,23 +163,44 @@ class Teams:
         raise DeviceError(
             f"rank {self.rank}: the vendor's library (NCCL or RCCL) cannot begin among ranks {list(ranks)}"
             f"{'' if why else ', on another of them'}: NCCL_DEBUG=WARN says why; "
-            f"UCC_TLS={NATIVE_SETTINGS['UCC_TLS']},nccl,rccl on all ranks goes on without it, more slowly"
+            f"UCC_TLS={agreement.NATIVE_SETTINGS['UCC_TLS']},nccl,rccl on all ranks goes on without it, more slowly"
         ) from why
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
-        job = self.job
+        job, places = self.job, self._places(ranks, link)
         context = job.native if link == "native" else job.bridge
-        places = [self.members[r] for r in ranks]
-        if link == "native":
-            places = [job.island_index[p] for p in places]
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
-        ready = partial(self._all_ready, [self.members[r] for r in ranks])
-        with nullcontext() if self.together else turn(ready), own_device():
-            team: ucc.Team | None = None
+        if self.by_itself(ranks, link):
+            with own_device():
+                team = context.team(places, self.timeout, None, self._number(ranks, link))
+        else:
+            with nullcontext() if self.together else turn(partial(self._all_ready, [self.members[r] for r in ranks])):
+                team = self._create_together(context, ranks, link)
+        if self.far and len({self._known.hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
+            raise MemoryError("no memory for a team's tags")
+        return team
+
+    def _places(self, ranks: Sequence[int], link: str) -> list[int]:
+        """The ranks of these in the context of a link."""
+        places = [self.members[r] for r in ranks]
+        return places if link != "native" else [self.job.island_index[place] for place in places]
+
+    def by_itself(self, ranks: tuple[int, ...], link: str) -> bool:
+        """True if each of these ranks makes their team by itself; the same on all of them."""
+        if self._number(ranks, link) is None or (link, tuple(self._places(ranks, link))) not in self.job.tried:
+            return False
+        return link == "bridge" or agreement.native_makes_teams_alone()
+
+    def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
+        """Make a team with its other ranks, and try it."""
+        job, team = self.job, None
+        with own_device():
             try:
-                team = context.team(places, self.timeout, self._look_inside, self._number(link))
+                places = self._places(ranks, link)
+                team = context.team(places, self.timeout, self._look_inside, self._number(ranks, link))
                 self._canary(team, ranks, link)
+                return team
             except BaseException as error:
                 job.spoilt = True
                 quarantine.keep(team)  # libucc goes on with what it has
@@ -193,15 +213,10 @@ class Teams:
                     ) from error
                 self._blame(error)
                 raise
-        if len({self._hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
-            raise MemoryError("no memory for a team's tags")
-        return team
 
-    def _number(self, link: str) -> int | None:
-        """libucc's number of a new team: of the first one over a link, which all ranks make with that of their island
-        or with all others."""
-        is_first = all(known != link for _, known in self._teams)
-        return self._claimed if is_first and self._claimed < MOST_NUMBERS else None
+    def _number(self, ranks: tuple[int, ...], link: str) -> int | None:
+        """libucc's number of a new team, where it is one of ours."""
+        return self._claimed if self._claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
 
     def _blame(self, error: BaseException) -> None:
         """Raise PeerError in the place of an error that the death of a rank has caused, once that is known.
@@ -292,16 +307,18 @@ class Teams:
     def close(self, page: Any = None, *, together: bool = True) -> None:
         """Leave the teams, and a cleared page, to the next communicator, or destroy them, newest first; collective
         among their members. Where these do not do so ``together``, what the others do with them is not known."""
+        teams, self._teams = self._teams, {}
         if not together:
-            quarantine.keep(self._teams)
-            self._teams = {}
-        elif self._teams and not any(self.job.facts[member].device_memory for member in self.members):
+            quarantine.keep(teams)
+            return
+        left = teams if self._known.tuning.plain else {}
+        if left or page is not None:
             # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
-            self.job.spare[self._left_by], self._teams = Spare(self.members, self._teams, page), {}
-        with alone() if self._teams else nullcontext():
-            while self._teams:
-                _, team = self._teams.popitem()
-                team.close(self.timeout)
+            self.job.spare[self._left_by] = Spare(self.members, left, page)
+        if left is not teams:
+            with alone():
+                while teams:
+                    teams.popitem()[1].close(self.timeout)
 
 
 def _or_cancel(request: Any, look: Callable[[], object]) -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError, UCCHError
+from ..native.aside import Watchdog
 from ..native.waiting import progress_until
 from . import faults
 
@@ -35,6 +37,7 @@ _ASKED, _HERE = b"?", b"!"
 _ROLL_S, _ANSWER_S = 2.0, 1e-2
 
 
+@cache
 def largest_tag() -> int:
     """MPI's largest tag, that of this package's questions: one that a script hardly takes."""
     from mpi4py import MPI
@@ -44,13 +47,23 @@ def largest_tag() -> int:
     return tag
 
 
+def _end_job(what: str) -> None:
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    late = "not all ranks got through in time (UCCH_TIMEOUT)"
+    print(f"ucc_hetero: rank {rank}: {what}: {late}; ends the job", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)
+
+
+_watchdog = Watchdog(_end_job)
+
+
 class Timely:
     """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
 
     def __init__(self, mpi: Any, seconds: float, what: str) -> None:
-        self._mpi, self._seconds, self._what = mpi, seconds, what
-        #: That of messages about ranks that do not come.
-        self._tag = largest_tag()
+        self._mpi, self.seconds, self._what = mpi, seconds, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.
@@ -77,8 +90,17 @@ class Timely:
         self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (lengths, None)]), found)
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
-    def together(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, made once all ranks have come to it, in a thread that can be.
+    def Dup(self) -> Any:
+        self._wait(self._mpi.Ibarrier, None)
+        return self.at_once(self._mpi.Dup)
+
+    def Split(self, color: int, key: int = 0) -> Any:
+        self._wait(self._mpi.Ibarrier, None)
+        return self.at_once(lambda: self._mpi.Split(color, key))
+
+    def at_once(self, call: Callable[[], _T]) -> _T:
+        """The result of a collective that cannot be left, nor be refused by one rank alone. All ranks have come to it:
+        one that is stopped or interrupted in these microseconds ends the job after the seconds, where a death would.
 
         Args:
             call: makes MPI's blocking call.
@@ -87,38 +109,37 @@ class Timely:
             What the call returns.
 
         Raises:
-            CollectiveTimeout: a rank did not come within the seconds; names the ranks.
             PeerError: a rank has died.
         """
-        self._wait(self._mpi.Ibarrier, None)
-        return self.apart(call)
+        if not faults.lacking(self._mpi):
+            return self.apart(call)
+        return _watchdog.over(call, self.seconds, self._what)
 
     def apart(self, call: Callable[[], _T]) -> _T:
-        """As :meth:`together`, of a call that some of the ranks make: none is named."""
+        """The result of a collective that cannot be left, made in a thread that can be.
+
+        Raises:
+            CollectiveTimeout: a rank did not come within the seconds.
+            PeerError: a rank has died.
+        """
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:
-            return self.named(lambda: faults.in_time(what, self._seconds, call))
+            return self.named(lambda: faults.in_time(what, self.seconds, call))
         except CollectiveTimeout:
             quarantine.keep(call, bool, unmet)  # another thread is in it still
             raise
-
-    def Dup(self) -> Any:
-        return self.together(self._mpi.Dup)
-
-    def Split(self, color: int, key: int = 0) -> Any:
-        return self.together(lambda: self._mpi.Split(color, key))
 
     def _wait(self, begin: Callable[[], Any], memory: object) -> None:
         request = self.named(begin)
         done = partial(self.named, request.Test)
         with quarantine.unless_over(memory):
-            come = progress_until(done, self._seconds, self._look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+            come = progress_until(done, self.seconds, self._look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
             who = f"rank(s) {missing} did not come" if missing else "the ranks did not get through"
             raise CollectiveTimeout(
-                f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self._seconds:g} s (UCCH_TIMEOUT)"
+                f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
             )
 
     def _look(self) -> None:
@@ -147,7 +168,7 @@ class Timely:
         Only jobs in which a rank was missing have such messages: a word, and the number of the rank that says it.
         """
         with suppress(*faults.EXCHANGE_ERRORS):  # the collective's own error says it better
-            while message := self._mpi.Improbe(tag=self._tag):
+            while message := self._mpi.Improbe(tag=largest_tag()):
                 said = bytearray(1 + _LENGTH)
                 message.Recv(said)
                 source = int.from_bytes(said[1:], "little")
@@ -158,7 +179,7 @@ class Timely:
     def _say(self, word: bytes, rank: int) -> None:
         said = word + self._mpi.Get_rank().to_bytes(_LENGTH, "little")
         with suppress(*faults.EXCHANGE_ERRORS):
-            sent = self._mpi.Isend(said, rank, self._tag)
+            sent = self._mpi.Isend(said, rank, largest_tag())
             quarantine.keep((sent, said), sent.Test, unmet)
 
     def _missing(self) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi
+from ucc_hetero.buffers import mpi_datatypes
 from ucc_hetero.types import DTYPES, DType
 
 
@@ -67,8 +67,8 @@ def dtype_of(spec: object) -> DType:
         return DTYPES.get(spec) or _from_code(spec)
     if isinstance(spec, DLPackType):
         return _from_dlpack(spec)
-    if mpi.is_datatype(spec):
-        return mpi.element_of(spec).dtype
+    if mpi_datatypes.is_datatype(spec):
+        return mpi_datatypes.element_of(spec).dtype
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(spec, torch.dtype):
         return _named(str(spec).removeprefix("torch."), str(spec))

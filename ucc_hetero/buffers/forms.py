@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi
+from ucc_hetero.buffers import mpi_datatypes
 from ucc_hetero.buffers.buffer import (
     Buffer,
     Entries,
@@ -27,7 +27,7 @@ from ucc_hetero.buffers.buffer import (
 )
 from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
 from ucc_hetero.buffers.exporters import memory_of
-from ucc_hetero.buffers.mpi import Element
+from ucc_hetero.buffers.mpi_datatypes import Element
 from ucc_hetero.types import DTYPES, DType
 
 #: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
@@ -159,7 +159,9 @@ def as_blocks(
         if len(datatypes) != size:
             raise ValueError(f"{len(datatypes)} datatypes given for a communicator of {size}; give one per rank")
         elements = [_element(datatype) for datatype in datatypes]
-        memory, _ = _resolve(buf, "uint8", writable, pointer_vendor, vouched=all(map(mpi.is_datatype, datatypes)))
+        memory, _ = _resolve(
+            buf, "uint8", writable, pointer_vendor, vouched=all(map(mpi_datatypes.is_datatype, datatypes))
+        )
         sizes = [1] * size if counts is None else _listed(counts, "counts", size)
         starts = [0] * size if displs is None else _listed(displs, "displacements", size)
         if memory is None:
@@ -188,8 +190,8 @@ def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Ent
             raise TypeError(f"{memory.vendor} memory, and MPI works on host memory only: copy it to the host first")
         if memory.dims is not None:
             raise BufferError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
-        if not mpi.is_datatype(datatype):
-            datatype = mpi.datatype_of(dtype_of(memory.native if datatype is None else datatype))
+        if not mpi_datatypes.is_datatype(datatype):
+            datatype = mpi_datatypes.datatype_of(dtype_of(memory.native if datatype is None else datatype))
         start, extent = _natural(displ, "displacement"), datatype.extent
         count = _entries(memory, extent, datatype.name, number, displ, 1)
         entries = Entries(memory.ptr + start * extent, count, datatype, memory.owner)
@@ -237,7 +239,7 @@ def _located(error: Exception, argument: str, rank: int, spec: object = None) ->
 
 
 def _no_message(spec: object) -> str:
-    """What a list is that its caller took for data; empty for anything else."""
+    """An error text for a list that its caller took for data; empty for anything else."""
     if isinstance(spec, (list, tuple)) and spec:
         kind = type(spec).__name__
         if all(isinstance(each, (int, float, complex, np.number)) for each in spec):
@@ -249,7 +251,11 @@ def _no_message(spec: object) -> str:
 
 def _is_datatype(item: object) -> bool:
     """True for what can only be a datatype where a count could stand as well."""
-    return isinstance(item, (str, type, np.dtype, DType)) or mpi.is_datatype(item) or type(item).__module__ == "torch"
+    return (
+        isinstance(item, (str, type, np.dtype, DType))
+        or mpi_datatypes.is_datatype(item)
+        or type(item).__module__ == "torch"
+    )
 
 
 def _split(spec: Any) -> tuple[Any, Any, Any, Any]:
@@ -318,7 +324,7 @@ def _memory(
 
     ``vouched``: there are MPI datatypes beside ``datatype``, which say what is meant where an address alone is given.
     """
-    if mpi.is_bottom(buf):
+    if mpi_datatypes.is_bottom(buf):
         if datatype is None:
             raise TypeError("MPI.BOTTOM needs a datatype of absolute addresses")
         return Memory(0, _ANYWHERE, 1, None, "host", 0, None, False, None)
@@ -326,7 +332,7 @@ def _memory(
         if buf is None and datatype is not None:
             return None
         raise TypeError(f"{'None' if buf is None else 'MPI.IN_PLACE'} is not a buffer, and one is needed here")
-    address = mpi.bare_address(buf) if vouched or mpi.is_datatype(datatype) else 0
+    address = mpi_datatypes.bare_address(buf) if vouched or mpi_datatypes.is_datatype(datatype) else 0
     if address:
         return Memory(address, _ANYWHERE, 1, None, *_whose(address, pointer_vendor), buf, False, None)
     memory = memory_of(buf, pointer_vendor)
@@ -344,8 +350,8 @@ def _whose(address: int, pointer_vendor: PointerVendor | None) -> tuple[str, int
 
 
 def _element(datatype: object) -> Element:
-    if mpi.is_datatype(datatype):
-        return mpi.element_of(datatype)
+    if mpi_datatypes.is_datatype(datatype):
+        return mpi_datatypes.element_of(datatype)
     return _PLAIN[dtype_of(datatype).name]
 
 

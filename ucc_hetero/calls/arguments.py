@@ -45,11 +45,19 @@ class Completion(Enum):
     ON_WAIT = "the wait for its request"
 
 
+class Copy(NamedTuple):
+    """Memory that a program works on in place of the caller's ``original``, which the call reads, writes, or both."""
+
+    copy: Buffer
+    original: Buffer
+    read: bool
+    written: bool
+
+
 class Bound(NamedTuple):
     """A call with its memory. ``local`` means that ``call.counts`` holds only what this rank knows (the rest is 0).
 
-    ``parts``: (where it lies in ``send`` or ``recv``, the caller's memory, whether results go there) of calls whose
-    blocks lie all over the place, so that ``send`` and ``recv`` are copies made for the call.
+    ``copies``: of blocks that lie anywhere, one behind the other, so that ``send`` and ``recv`` are copies whole.
     """
 
     call: Call
@@ -60,7 +68,7 @@ class Bound(NamedTuple):
     send_displs: tuple[int, ...] | None = None
     recv_displs: tuple[int, ...] | None = None
     local: bool = False
-    parts: tuple[tuple[Buffer, Buffer, bool], ...] = ()
+    copies: tuple[Copy, ...] = ()
 
 
 class _Args:
@@ -70,45 +78,43 @@ class _Args:
         self.name, self.send, self.recv = call.name, call.send, call.recv
         self.size, self.rank, self.root = size, rank, root_of(call, size, rank)
         self.at_root = self.root < 0 or rank == self.root
-        #: As ``Bound.parts``.
-        self.parts: list[tuple[Buffer, Buffer, bool]] = []
+        self.copies: list[Copy] = []
 
     def spec(self, which: str) -> Any:
         return self.send if which == "sendbuf" else self.recv
 
-    def _about(self, which: str) -> dict[str, Any]:
+    def _expected(self, which: str) -> dict[str, Any]:
         writable = which != "sendbuf" and not (which == "buf" and self.at_root)
         return {"writable": writable, "argument": which, "rank": self.rank, "pointer_vendor": pointer_vendor}
 
     def buffer(self, which: str, blocks: int = 1) -> Buffer:
-        found = as_buffer(self.spec(which), blocks=blocks, **self._about(which))
-        self._plain(found, which)
+        found = as_buffer(self.spec(which), blocks=blocks, **self._expected(which))
+        self._refuse_gaps(found, which)
         return found
 
     def vbuffer(self, which: str) -> VBuffer:
-        found = as_vbuffer(self.spec(which), self.size, **self._about(which))
-        self._plain(found.buffer, which)
+        found = as_vbuffer(self.spec(which), self.size, **self._expected(which))
+        self._refuse_gaps(found.buffer, which)
         if found.blocks:
-            found = replace(found, buffer=self.staged(found.blocks, found.buffer.dtype, which))
+            found = replace(found, buffer=self.gathered(found.blocks, found.buffer.dtype, which))
         return found
 
     def blocks(self, which: str) -> Buffer:
         """Blocks of a datatype each, as bytes."""
-        return self.staged(as_blocks(self.spec(which), self.size, **self._about(which)), DTYPES["uint8"], which)
+        return self.gathered(as_blocks(self.spec(which), self.size, **self._expected(which)), DTYPES["uint8"], which)
 
-    def staged(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
-        """New memory for blocks that lie anywhere, one after the other; each is a part of it."""
+    def gathered(self, blocks: Sequence[Buffer], dtype: DType, which: str) -> Buffer:
+        """New memory for blocks that lie anywhere, one behind the other."""
         nbytes = sum(block.nbytes for block in blocks)
         memory = np.empty(max(nbytes, 1), np.uint8)
         start = at = memory.ctypes.data
         for block in blocks:
-            self.parts.append(
-                (Buffer(at, block.count, block.dtype, "host", 0, memory, False), block, which == "recvbuf")
-            )
+            copy = Buffer(at, block.count, block.dtype, "host", 0, memory, False)
+            self.copies.append(Copy(copy, block, read=True, written=which == "recvbuf"))
             at += block.nbytes
         return Buffer(start, nbytes // dtype.itemsize, dtype, "host", 0, memory, False)
 
-    def _plain(self, buffer: Buffer, which: str) -> None:
+    def _refuse_gaps(self, buffer: Buffer, which: str) -> None:
         """Arrays with gaps are refused, as mpi4py does; a derived MPI datatype asks for packing."""
         if buffer.layout is not None and not isinstance(self.spec(which), (list, tuple)):
             raise BufferError(
@@ -116,7 +122,7 @@ class _Args:
                 "(and copy the result back), or describe the gaps with an MPI vector datatype"
             )
 
-    def same_dtype(self, one: Buffer, two: Buffer) -> DType:
+    def common_dtype(self, one: Buffer, two: Buffer) -> DType:
         if one.dtype is not two.dtype:
             raise TypeError(
                 f"{self.name} on rank {self.rank}: sendbuf is {one.dtype} and recvbuf is {two.dtype}, "
@@ -124,7 +130,7 @@ class _Args:
             )
         return one.dtype
 
-    def same_count(self, what: str, got: int, want: int, why: str) -> None:
+    def check_count(self, what: str, got: int, want: int, why: str) -> None:
         if got != want:
             raise ValueError(
                 f"{self.name} on rank {self.rank}: {what} has {got} elements, "
@@ -144,73 +150,74 @@ class _Args:
         return Call(self.name, self.size, counts, self.root)
 
 
-def _barrier(a: _Args) -> Bound:
-    return Bound(a.call(), None, False, None, None)
+def _barrier(args: _Args) -> Bound:
+    return Bound(args.call(), None, False, None, None)
 
 
-def _bcast(a: _Args) -> Bound:
-    buffer = a.buffer("buf")
-    return Bound(a.call(buffer.count), buffer.dtype, False, None, buffer)
+def _bcast(args: _Args) -> Bound:
+    buffer = args.buffer("buf")
+    return Bound(args.call(buffer.count), buffer.dtype, False, None, buffer)
 
 
-def _equal(a: _Args, outof: str, into: str) -> Bound:
-    """Blocks of one length: in sendbuf (``outof``) and in recvbuf ``one``, or one of ``each`` rank."""
-    rooted = ROWS[a.name].rooted and not a.at_root
-    if rooted and outof == "one":  # the root alone receives, or sends
-        send = a.buffer("sendbuf")
-        return Bound(a.call(send.count), send.dtype, False, send, None)
+def _equal(args: _Args, send_blocks: str, recv_blocks: str) -> Bound:
+    """Blocks of one length: in sendbuf (``send_blocks``) and in recvbuf ``one``, or one of ``each`` rank."""
+    rooted = ROWS[args.name].rooted and not args.at_root
+    if rooted and send_blocks == "one":  # the root alone receives, or sends
+        send = args.buffer("sendbuf")
+        return Bound(args.call(send.count), send.dtype, False, send, None)
     if rooted:
-        recv = a.buffer("recvbuf")
-        return Bound(a.call(recv.count), recv.dtype, False, None, recv)
-    scatters = a.name == "scatter"
-    if is_in_place(a.recv if scatters else a.send):
-        which, many = "sendbuf" if scatters else "recvbuf", "each" in (outof, into)
-        buffer = a.buffer(which, a.size if many else 1)
-        call = a.call(a.per_rank(buffer, which) if many else buffer.count)
+        recv = args.buffer("recvbuf")
+        return Bound(args.call(recv.count), recv.dtype, False, None, recv)
+    scatters = args.name == "scatter"
+    if is_in_place(args.recv if scatters else args.send):
+        which, many = "sendbuf" if scatters else "recvbuf", "each" in (send_blocks, recv_blocks)
+        buffer = args.buffer(which, args.size if many else 1)
+        call = args.call(args.per_rank(buffer, which) if many else buffer.count)
         return Bound(call, buffer.dtype, True, *((buffer, None) if scatters else (None, buffer)))
-    send, recv = (
-        a.buffer(which, a.size if blocks == "each" else 1) for which, blocks in (("sendbuf", outof), ("recvbuf", into))
-    )
-    dtype, count = a.same_dtype(send, recv), recv.count
-    if outof == into:
-        a.same_count("recvbuf", recv.count, send.count, "as in sendbuf")
-        count = a.per_rank(recv, "recvbuf") if into == "each" else count
-    elif into == "each":
+    blocks = {"one": 1, "each": args.size}
+    send, recv = args.buffer("sendbuf", blocks[send_blocks]), args.buffer("recvbuf", blocks[recv_blocks])
+    dtype, count = args.common_dtype(send, recv), recv.count
+    if send_blocks == recv_blocks:
+        args.check_count("recvbuf", recv.count, send.count, "as in sendbuf")
+        count = args.per_rank(recv, "recvbuf") if recv_blocks == "each" else count
+    elif recv_blocks == "each":
         count = send.count
-        a.same_count("recvbuf", recv.count, count * a.size, f"{a.size} times sendbuf's {count}")
+        args.check_count("recvbuf", recv.count, count * args.size, f"{args.size} times sendbuf's {count}")
     else:
-        a.same_count("sendbuf", send.count, count * a.size, f"{a.size} times recvbuf's {count}")
-    return Bound(a.call(count), dtype, False, send, recv)
+        args.check_count("sendbuf", send.count, count * args.size, f"{args.size} times recvbuf's {count}")
+    return Bound(args.call(count), dtype, False, send, recv)
 
 
-def _aliased(a: _Args, bound: Bound) -> Bound:
+def _aliased(args: _Args, bound: Bound) -> Bound:
     """The same memory given twice means in place, as in mpi4py, where that is the same."""
     send, recv = bound.send, bound.recv
     if send is None or recv is None or not (send.count and recv.count):
         return bound
     if send.ptr != recv.ptr:
-        _check_apart(a, bound, send, recv)
+        _check_apart(args, bound, send, recv)
         return bound
-    own_first = Shape(bound.call).own(a.rank).offset == 0 if a.name in _OWN_BLOCK else a.name in _ALIKE
+    own_first = Shape(bound.call).own(args.rank).offset == 0 if args.name in _OWN_BLOCK else args.name in _ALIKE
     if not own_first or bound.send_displs or bound.recv_displs:
         raise ValueError(
-            f"{a.name} on rank {a.rank}: sendbuf and recvbuf begin at the same address; "
+            f"{args.name} on rank {args.rank}: sendbuf and recvbuf begin at the same address; "
             "pass MPI.IN_PLACE where the input lies in the other buffer"
         )
-    if a.name in ("scatter", "scatterv"):
+    if args.name in ("scatter", "scatterv"):
         return bound._replace(in_place=True, recv=None)
     return bound._replace(in_place=True, send=None)
 
 
-def _check_apart(a: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
+def _check_apart(args: _Args, bound: Bound, send: Buffer, recv: Buffer) -> None:
     """``ValueError`` for buffers that overlap; a rank's own block may be where it stays."""
     first, second = sorted((send, recv), key=lambda buffer: buffer.ptr)
     gaps = bound.send_displs or bound.recv_displs or first.layout or second.layout
     if gaps or first.ptr + first.count * first.dtype.itemsize <= second.ptr:
         return
-    at = Shape(bound.call).own(a.rank).offset * first.dtype.itemsize if a.name in _OWN_BLOCK else 0
-    if a.name not in _OWN_BLOCK or second.ptr - first.ptr != at or first.count < second.count:
-        raise ValueError(f"{a.name} on rank {a.rank}: sendbuf and recvbuf overlap; pass memory of its own for each")
+    at = Shape(bound.call).own(args.rank).offset * first.dtype.itemsize if args.name in _OWN_BLOCK else 0
+    if args.name not in _OWN_BLOCK or second.ptr - first.ptr != at or first.count < second.count:
+        raise ValueError(
+            f"{args.name} on rank {args.rank}: sendbuf and recvbuf overlap; pass memory of its own for each"
+        )
 
 
 #: In place both buffers are one; or one is the own block in the other.
@@ -218,70 +225,72 @@ _ALIKE = frozenset(name for name, row in ROWS.items() if row.reduces and row.lay
 _OWN_BLOCK = frozenset({"gather", "gatherv", "scatter", "scatterv", "allgather", "allgatherv"})
 
 
-def _allgatherv(a: _Args) -> Bound:
-    v = a.vbuffer("recvbuf")
+def _allgatherv(args: _Args) -> Bound:
+    v = args.vbuffer("recvbuf")
     displs = None if v.dense else v.displs
-    if is_in_place(a.send):
-        return Bound(a.call(*v.counts), v.buffer.dtype, True, None, v.buffer, None, displs)
-    send = a.buffer("sendbuf")
-    dtype = a.same_dtype(send, v.buffer)
-    a.same_count("sendbuf", send.count, v.counts[a.rank], f"recvbuf's counts[{a.rank}]")
-    return Bound(a.call(*v.counts), dtype, False, send, v.buffer, None, displs)
+    if is_in_place(args.send):
+        return Bound(args.call(*v.counts), v.buffer.dtype, True, None, v.buffer, None, displs)
+    send = args.buffer("sendbuf")
+    dtype = args.common_dtype(send, v.buffer)
+    args.check_count("sendbuf", send.count, v.counts[args.rank], f"recvbuf's counts[{args.rank}]")
+    return Bound(args.call(*v.counts), dtype, False, send, v.buffer, None, displs)
 
 
-def _own_count(a: _Args, count: int) -> Call:
+def _own_count(args: _Args, count: int) -> Call:
     """The call as a rank other than the root knows it, of uneven blocks."""
-    return a.call(*(count if r == a.rank else 0 for r in range(a.size)))
+    return args.call(*(count if r == args.rank else 0 for r in range(args.size)))
 
 
-def _gatherv(a: _Args) -> Bound:
-    if a.at_root:
-        return _allgatherv(a)._replace(local=True)
-    send = a.buffer("sendbuf")
-    return Bound(_own_count(a, send.count), send.dtype, False, send, None, local=True)
+def _gatherv(args: _Args) -> Bound:
+    if args.at_root:
+        return _allgatherv(args)._replace(local=True)
+    send = args.buffer("sendbuf")
+    return Bound(_own_count(args, send.count), send.dtype, False, send, None, local=True)
 
 
-def _scatterv(a: _Args) -> Bound:
-    if not a.at_root:
-        recv = a.buffer("recvbuf")
-        return Bound(_own_count(a, recv.count), recv.dtype, False, None, recv, local=True)
-    v = a.vbuffer("sendbuf")
+def _scatterv(args: _Args) -> Bound:
+    if not args.at_root:
+        recv = args.buffer("recvbuf")
+        return Bound(_own_count(args, recv.count), recv.dtype, False, None, recv, local=True)
+    v = args.vbuffer("sendbuf")
     displs = None if v.dense else v.displs
-    if is_in_place(a.recv):
-        return Bound(a.call(*v.counts), v.buffer.dtype, True, v.buffer, None, displs, local=True)
-    recv = a.buffer("recvbuf")
-    dtype = a.same_dtype(v.buffer, recv)
-    a.same_count("recvbuf", recv.count, v.counts[a.rank], f"sendbuf's counts[{a.rank}]")
-    return Bound(a.call(*v.counts), dtype, False, v.buffer, recv, displs, local=True)
+    if is_in_place(args.recv):
+        return Bound(args.call(*v.counts), v.buffer.dtype, True, v.buffer, None, displs, local=True)
+    recv = args.buffer("recvbuf")
+    dtype = args.common_dtype(v.buffer, recv)
+    args.check_count("recvbuf", recv.count, v.counts[args.rank], f"sendbuf's counts[{args.rank}]")
+    return Bound(args.call(*v.counts), dtype, False, v.buffer, recv, displs, local=True)
 
 
-def _alltoallv(a: _Args) -> Bound:
-    recv = a.vbuffer("recvbuf")
-    into = None if recv.dense else recv.displs
-    p, me = a.size, a.rank
+def _alltoallv(args: _Args) -> Bound:
+    recv = args.vbuffer("recvbuf")
+    recv_displs = None if recv.dense else recv.displs
+    p, me = args.size, args.rank
     counts = [0] * (p * p)
     counts[me::p] = recv.counts
-    if is_in_place(a.send):
+    if is_in_place(args.send):
         # In place a rank sends where it receives: the matrix is symmetric.
         counts[me * p : (me + 1) * p] = recv.counts
-        return Bound(a.call(*counts), recv.buffer.dtype, True, None, recv.buffer, into, into, local=True)
-    send = a.vbuffer("sendbuf")
-    dtype = a.same_dtype(send.buffer, recv.buffer)
-    a.same_count("recvbuf", recv.counts[me], send.counts[me], f"sendbuf's counts[{me}], this rank's own block")
+        return Bound(
+            args.call(*counts), recv.buffer.dtype, True, None, recv.buffer, recv_displs, recv_displs, local=True
+        )
+    send = args.vbuffer("sendbuf")
+    dtype = args.common_dtype(send.buffer, recv.buffer)
+    args.check_count("recvbuf", recv.counts[me], send.counts[me], f"sendbuf's counts[{me}], this rank's own block")
     counts[me * p : (me + 1) * p] = send.counts
-    outof = None if send.dense else send.displs
-    return Bound(a.call(*counts), dtype, False, send.buffer, recv.buffer, outof, into, local=True)
+    send_displs = None if send.dense else send.displs
+    return Bound(args.call(*counts), dtype, False, send.buffer, recv.buffer, send_displs, recv_displs, local=True)
 
 
-def _alltoallw(a: _Args) -> Bound:
+def _alltoallw(args: _Args) -> Bound:
     """A datatype per rank: bytes, gathered into one block per rank and spread out again, move as an alltoallv."""
-    p, me = a.size, a.rank
-    recv, send = a.blocks("recvbuf"), None
-    incoming = outgoing = [copy.nbytes for copy, _, _ in a.parts]
-    if not is_in_place(a.send):
-        send = a.blocks("sendbuf")
-        outgoing = [copy.nbytes for copy, _, _ in a.parts[p:]]
-        a.same_count("recvbuf", incoming[me], outgoing[me], "bytes of this rank's own block")
+    p, me = args.size, args.rank
+    recv, send = args.blocks("recvbuf"), None
+    incoming = outgoing = [each.copy.nbytes for each in args.copies]
+    if not is_in_place(args.send):
+        send = args.blocks("sendbuf")
+        outgoing = [each.copy.nbytes for each in args.copies[p:]]
+        args.check_count("recvbuf", incoming[me], outgoing[me], "bytes of this rank's own block")
     counts = [0] * (p * p)
     counts[me::p] = incoming
     counts[me * p : (me + 1) * p] = outgoing
@@ -291,12 +300,12 @@ def _alltoallw(a: _Args) -> Bound:
 
 #: collective -> binder. reduce_scatter has an argument of its own (``recvcounts``) and is bound by ``bind``.
 BINDERS: dict[str, Callable[[_Args], Bound]] = {
-    **dict.fromkeys(_ALIKE, partial(_equal, outof="one", into="one")),
+    **dict.fromkeys(_ALIKE, partial(_equal, send_blocks="one", recv_blocks="one")),
     "barrier": _barrier,
     "bcast": _bcast,
-    **dict.fromkeys(("allgather", "gather"), partial(_equal, outof="one", into="each")),
-    **dict.fromkeys(("scatter", "reduce_scatter_block"), partial(_equal, outof="each", into="one")),
-    "alltoall": partial(_equal, outof="each", into="each"),
+    **dict.fromkeys(("allgather", "gather"), partial(_equal, send_blocks="one", recv_blocks="each")),
+    **dict.fromkeys(("scatter", "reduce_scatter_block"), partial(_equal, send_blocks="each", recv_blocks="one")),
+    "alltoall": partial(_equal, send_blocks="each", recv_blocks="each"),
     "gatherv": _gatherv,
     "scatterv": _scatterv,
     "allgatherv": _allgatherv,
@@ -305,23 +314,23 @@ BINDERS: dict[str, Callable[[_Args], Bound]] = {
 }
 
 
-def _reduce_scatter(a: _Args, recvcounts: Any) -> Bound:
-    recv = a.buffer("recvbuf")
+def _reduce_scatter(args: _Args, recvcounts: Any) -> Bound:
+    recv = args.buffer("recvbuf")
     if recvcounts is None:
-        if is_in_place(a.send):
-            raise ValueError(f"reduce_scatter on rank {a.rank}: recvcounts is needed with an in-place sendbuf")
-        send = a.buffer("sendbuf")
-        return Bound(_own_count(a, recv.count), a.same_dtype(send, recv), False, send, recv, local=True)
-    counts = counts_of(recvcounts, a.size, a.rank)
+        if is_in_place(args.send):
+            raise ValueError(f"reduce_scatter on rank {args.rank}: recvcounts is needed with an in-place sendbuf")
+        send = args.buffer("sendbuf")
+        return Bound(_own_count(args, recv.count), args.common_dtype(send, recv), False, send, recv, local=True)
+    counts = counts_of(recvcounts, args.size, args.rank)
     total = sum(counts)
-    if is_in_place(a.send):
-        a.same_count("recvbuf", recv.count, total, "the sum of recvcounts, in place")
-        return Bound(a.call(*counts), recv.dtype, True, None, recv)
-    send = a.buffer("sendbuf")
-    dtype = a.same_dtype(send, recv)
-    a.same_count("sendbuf", send.count, total, "the sum of recvcounts")
-    a.same_count("recvbuf", recv.count, counts[a.rank], f"recvcounts[{a.rank}]")
-    return Bound(a.call(*counts), dtype, False, send, recv)
+    if is_in_place(args.send):
+        args.check_count("recvbuf", recv.count, total, "the sum of recvcounts, in place")
+        return Bound(args.call(*counts), recv.dtype, True, None, recv)
+    send = args.buffer("sendbuf")
+    dtype = args.common_dtype(send, recv)
+    args.check_count("sendbuf", send.count, total, "the sum of recvcounts")
+    args.check_count("recvbuf", recv.count, counts[args.rank], f"recvcounts[{args.rank}]")
+    return Bound(args.call(*counts), dtype, False, send, recv)
 
 
 def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
@@ -345,7 +354,7 @@ def bind(call: CallSpec, size: int, rank: int) -> Bound:
     args = _Args(call, size, rank)
     bound = _reduce_scatter(args, call.counts) if call.name == "reduce_scatter" else BINDERS[call.name](args)
     bound = _aliased(args, bound)
-    return bound._replace(parts=tuple(args.parts)) if args.parts else bound
+    return bound._replace(copies=tuple(args.copies)) if args.copies else bound
 
 
 def whole(number: Any) -> int:
@@ -365,7 +374,7 @@ def root_of(call: CallSpec, size: int, rank: int) -> int:
     return number
 
 
-def delegated(call: CallSpec, rank: int) -> bool:
+def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
     """True if MPI computes the call's operation, as it is the user's own, or works on pairs. ``TypeError`` or
     ``ValueError`` for what is no operation."""
     if call.op is None:
@@ -384,23 +393,24 @@ _from_buffer = ffi.from_buffer
 _ndarray = np.ndarray
 _Known = TypeVar("_Known")
 
-#: That of a call that takes a proper look.
+#: Result of :func:`look_up` for a call that has no signature.
 _UNKNOWN = None, None, _NULL, _NULL
 
 
-def look(
+def look_up(
     known: Mapping[Hashable, _Known], in_place: Any, name: str, send: Any, recv: Any, op: Any, root: Any, counts: Any
 ) -> tuple[Hashable, _Known | None, Any, Any]:
-    """Signature of a call (all of its arguments but addresses), what is ``known`` by it, and its two addresses.
+    """(the signature of a call, what is ``known`` by it, the address to send from, the address to receive at).
 
-    What :func:`bind` and all that follows does before a call takes longer than a short call itself. No signature for
-    what is read-only, strided or exotic, and needs a proper look. Addresses of plain arrays are pointers that keep the
-    memory where it is as long as they live, those of torch and CuPy are numbers.
+    The signature is all of the arguments but addresses. Binding and planning a call takes longer than a short call
+    itself: both are left out for a call whose signature is known. Calls of read-only, strided or unusual arrays have no
+    signature, and are bound each time. Addresses of numpy's arrays are pointers that keep the memory, those of torch's
+    and CuPy's are numbers.
     """
     sent: Any = None
     received: Any = None
-    outof: Any = _NULL
-    into: Any = _NULL
+    send_at: Any = _NULL
+    recv_at: Any = _NULL
     try:
         if op is not None and type(op) is not Op:
             op = op_of(op)  # MPI's own cannot be hashed
@@ -409,21 +419,21 @@ def look(
         if type(root) is not int:
             root = index(root)
         if type(send) is _ndarray:
-            sent, outof = (send.dtype, send.size), _from_buffer(send)
+            sent, send_at = (send.dtype, send.size), _from_buffer(send)
         elif send is not None and send is not in_place:
-            sent, outof = describe_fast(send) or _described(send, writable=False)
+            sent, send_at = describe_fast(send) or _described(send, writable=False)
         if type(recv) is _ndarray:
-            received, into = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
+            received, recv_at = (recv.dtype, recv.size), _from_buffer(recv, require_writable=True)
         elif recv is not None and recv is not in_place:
-            received, into = describe_fast(recv) or _described(recv, writable=True)
+            received, recv_at = describe_fast(recv) or _described(recv, writable=True)
         key = name, sent, received, op, root, counts if counts is None else _numbers(counts)
-        return key, known.get(key), outof, into
+        return key, known.get(key), send_at, recv_at
     except (BufferError, TypeError, ValueError):
         return _UNKNOWN
 
 
 def number_of(address: Any) -> int:
-    """An address that :func:`look` has found, as a number."""
+    """An address that :func:`look_up` has found, as a number."""
     return address if type(address) is int else int(ffi.cast("uintptr_t", address))
 
 

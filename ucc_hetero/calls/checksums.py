@@ -1,8 +1,8 @@
-"""Checksums of a call's data: hashes of what is moved, sums of what is reduced; and where they differ, the element.
+"""Checksums of a call's data, hashes of what is moved and sums of what is reduced, and the search for a wrong element.
 
-A rank describes a range of elements, cut into pieces, by a row of words (:meth:`Moved.words`, :meth:`Reduced.words`).
-From the rows of all ranks each finds the same first piece that is wrong, and asks for the words of that piece alone: a
-few rounds name the element, whatever the length.
+A rank describes a range of elements, cut into pieces, by a row of words (:meth:`MovedData.words`,
+:meth:`ReducedData.words`). From the rows of all ranks each rank finds the same first wrong piece, and the next round is
+about that piece alone: a few rounds find the element, however long the data is.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FLOATS = {
 class Span(NamedTuple):
     """Elements ``start`` to ``stop``, in ``pieces``.
 
-    ``about``: of which block (sender, receiver); of a reduction which rank's share, 0 for the whole vector, and nothing
-    for one whose replicas differ.
+    ``about``: (sender, receiver) of the block; of a reduction (the rank whose share it is,), 0 for the whole vector,
+    and empty for a vector that should be equal on all ranks and is not.
     """
 
     start: int
@@ -73,23 +73,23 @@ def _hash(data: Any) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True) or 1
 
 
-class Moved:
+class MovedData:
     """Checksums of a collective that moves data, on ``rank``.
 
-    ``outof`` and ``into`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
+    ``before`` and ``after`` are the bytes of its buffers before and after the call, or None. ``displs`` say where the
     blocks lie in them, in elements, where they are not dense.
     """
 
     def __init__(self, call: Call, dtype: DType, rank: int, displs: Sequence[Sequence[int] | None]) -> None:
         self.call, self._size, self._rank, self._displs = call, dtype.itemsize, rank, displs
         self._shape, self._dtype = Shape(call), dtype
-        self.outof: Any = None
-        self.into: Any = None
+        self.before: Any = None
+        self.after: Any = None
 
     def _sent(self, dest: int) -> Any:
         """The bytes that go to ``dest``; None where nothing does."""
         call, row = self.call, ROWS[self.call.collective]
-        if self.outof is None or (row.rooted and call.root not in (self._rank, dest)):
+        if self.before is None or (row.rooted and call.root not in (self._rank, dest)):
             return None
         if call.collective == "bcast":
             start, count = 0, call.counts[0]
@@ -98,15 +98,15 @@ class Moved:
         else:
             block, displs = self._shape.send(self._rank, dest), self._displs[0]
             start, count = displs[dest] if displs else block.offset, block.count
-        return self._bytes(self.outof, start, count)
+        return self._bytes(self.before, start, count)
 
     def _got(self) -> Iterator[tuple[int, Any]]:
         """The bytes that have come, with their sources."""
-        if self.into is None:
+        if self.after is None:
             return
         for each in ROWS[self.call.collective].post(self._shape, self._rank):
             source, displs = each.ranks[0], self._displs[1]
-            yield source, self._bytes(self.into, displs[source] if displs else each.offset, each.count)
+            yield source, self._bytes(self.after, displs[source] if displs else each.offset, each.count)
 
     def _bytes(self, memory: Any, start: int, count: int) -> Any:
         return memory[start * self._size : (start + count) * self._size]
@@ -157,7 +157,7 @@ class Moved:
         return words.ravel()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """The first piece that differs; -1 for none."""
+        """Number of the first piece that differs; -1 for none."""
         sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
@@ -180,23 +180,23 @@ class Moved:
             return f"0x{data[::-1].tobytes().hex()}"
 
 
-class Reduced:
-    """Checksums of a reduction, on ``rank``: ``outof`` and ``into`` as in :class:`Moved`."""
+class ReducedData:
+    """Checksums of a reduction, on ``rank``: ``before`` and ``after`` as in :class:`MovedData`."""
 
     def __init__(self, call: Call, how: Reduction, dtype: DType, rank: int) -> None:
         self.call, self._how, self._dtype, self._rank = call, how, dtype, rank
         self._row, self._shape = ROWS[call.collective], Shape(call)
-        self.outof: Any = None
-        self.into: Any = None
+        self.before: Any = None
+        self.after: Any = None
         self._exact = dtype.kind not in ("float", "complex")
         #: The comparison of pieces; none where those of the result tell nothing.
-        self._ufunc = None if self._untold() else _UFUNCS[how.op.name]
+        self._ufunc = None if self._not_comparable() else _UFUNCS[how.op.name]
         self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
         #: Numbers of an element.
         self._each = 2 if dtype.kind == "complex" else 1
 
-    def _untold(self) -> bool:
-        """Products of rounded numbers have no bound that means anything, nor have means that are cut off."""
+    def _not_comparable(self) -> bool:
+        """True if pieces cannot be compared: errors of rounded products, and of truncated means, have no bound."""
         return (not self._exact and self._how.op.name == "PROD") or (self._exact and self._how.divide)
 
     def _segments(self) -> list[Span]:
@@ -229,7 +229,7 @@ class Reduced:
             parts = self._pieces(span)
             for i, part in enumerate(parts[:3]):
                 words[1 + i * size + at :][: span.pieces] = part
-        words[0] = _hash(self.into) if self.into is not None and self._replicated else 0
+        words[0] = _hash(self.after) if self.after is not None and self._replicated else 0
         return words
 
     @property
@@ -255,24 +255,24 @@ class Reduced:
         return None, []
 
     def count(self, span: Span) -> int:
-        """As in :class:`Moved`: every rank knows."""
+        """As in :class:`MovedData`: every rank knows."""
         return span.stop
 
     def _pieces(self, span: Span) -> list[Any]:
         """Words of a span: operand, absolute values, result, hashes of the result."""
         found = [np.zeros(span.pieces, np.int64) for _ in range(4)]
         edges = span.edges()
-        if self.outof is not None:
-            part = self._values(self.outof, span.start, span.stop)
+        if self.before is not None:
+            part = self._values(self.before, span.start, span.stop)
             found[0] = self._reduce(part, edges - span.start)
             found[1] = self._reduce(np.abs(part), edges - span.start) if not self._exact else found[0]
-        if self.into is not None and self._expects(self._rank, span):
+        if self.after is not None and self._expects(self._rank, span):
             offset, size = self._offset(), self._dtype.itemsize
             found[2] = self._reduce(
-                self._values(self.into, span.start - offset, span.stop - offset), edges - span.start
+                self._values(self.after, span.start - offset, span.stop - offset), edges - span.start
             )
             cuts = (edges - offset) * size
-            found[3] = np.array([_hash(self.into[a:b]) for a, b in pairwise(cuts)], np.int64)
+            found[3] = np.array([_hash(self.after[a:b]) for a, b in pairwise(cuts)], np.int64)
         return found
 
     def _values(self, data: Any, start: int, stop: int) -> Any:
@@ -333,7 +333,7 @@ class Reduced:
         return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """The first wrong piece."""
+        """Number of the first wrong piece; -1 for none."""
         cut = self._cut(rows, span)
         if not span.about:  # replicas
             differ = (cut[:, 3] != cut[0, 3]).any(axis=0)

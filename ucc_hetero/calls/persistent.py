@@ -13,17 +13,17 @@ from .request import SLICE, Request, fill_empty, under_way, wait_op
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again
 
-#: Persistent requests that may be started again.
-_standing: WeakSet[PersistentRequest] = WeakSet()
+#: Persistent requests that were not freed.
+_startable: WeakSet[PersistentRequest] = WeakSet()
 
 
 def nothing() -> None:
-    """Do nothing: most requests have nothing to release, and sends are not cancelled."""
+    """Do nothing."""
 
 
 def free_all(owner: object) -> None:
-    """Make the persistent requests of a communicator that is being freed unusable: their programs and board go."""
-    for request in list(_standing):
+    """Make the persistent requests of a communicator unusable, as it is being freed."""
+    for request in list(_startable):
         request._part_from(owner)
 
 
@@ -43,25 +43,25 @@ class PersistentRequest(Request):
         direct: Any = None,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
-        tell: Callable[[int, Any], None] | None = None,
+        fill_status: Callable[[int, Any], None] | None = None,
         owner: object = None,
         in_stream: Callable[[Any], Request] | None = None,
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
-        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, tell=tell, owner=owner)
+        super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, fill_status=fill_status, owner=owner)
         self._own = op
-        #: Makes the same call a part of a stream's work; and the request of that, while it is under way.
+        #: Starts the same call in a stream; and the request of that, while it is under way.
         self._in_stream = in_stream
         self._streamed: Request | None = None
         #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
-        #: nothing before or after: it is tried first, and ``start`` says why when it cannot start.
+        #: nothing before or after: it is started first, and ``start`` raises why where that fails.
         self._begin, self._free, self._direct = start, free, direct
-        #: Told of a start that cannot be made, where others wait for it.
+        #: Tells other ranks that this one cannot start the call.
         self._refuse = refuse
         self._done = True
         if self._call is not None:
             under_way.discard(self._call)
-        _standing.add(self)
+        _startable.add(self)
 
     def _part_from(self, owner: object) -> None:
         """Become unusable if the call is one of ``owner``'s."""
@@ -182,7 +182,7 @@ class PersistentRequest(Request):
 
 
 def idle() -> tuple[Any, Any]:
-    """A native operation of no call, and what it needs: the engine takes an idle message for one that has finished."""
+    """(an operation that counts as finished, its owner): a message that was never begun."""
     message = owned(lib.ucch_message_new(), lib.ucch_message_free)
     return lib.ucch_message_op(message), message
 

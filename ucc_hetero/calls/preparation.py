@@ -22,20 +22,20 @@ from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_length
 from ..planner.plan import Plan
-from ..planner.select import Choice, Tuning, choose, make_plan, reason, supported
+from ..planner.select import Choice, Tuning, choose, cut_to_length, make_plan, reason
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
-from .arguments import Bound, CallSpec, bind, delegated, look
-from .delegate import Delegated
+from .arguments import Bound, CallSpec, Copy, bind, look_up, reduced_by_mpi
+from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
-#: Kinds that a table remembers before it forgets the oldest.
-KINDS = 1024
+#: Entries that a table keeps before it drops the oldest.
+_MOST_ENTRIES = 1024
 
 #: Seconds after which the making of teams is taken for one that a rank has refused to take part in, if one refused.
 _LATE = 1.0
@@ -49,12 +49,12 @@ _NOTHING = ffi.new("char[2]")
 _NOWHERE = ffi.cast("void *", _NOTHING), ffi.cast("void *", _NOTHING + 1)
 
 
-class Kinds(dict[_K, _V]):
-    """A table of bounded size: the oldest entry makes room for a new one."""
+class BoundedDict(dict[_K, _V]):
+    """A dict of bounded size: the oldest entry makes room for a new one."""
 
     def keep(self, key: _K, value: _V) -> _V:
-        """Remember a value, and return it."""
-        if len(self) >= KINDS and key not in self:
+        """Store a value, and return it."""
+        if len(self) >= _MOST_ENTRIES and key not in self:
             self.pop(next(iter(self)), None)
         self[key] = value
         return value
@@ -68,10 +68,11 @@ class CountExchange(NamedTuple):
     prepared: Prepared
 
 
-class Kind:
-    """Idle programs of one kind of call, and its label on the arrival board.
+class ProgramPool:
+    """Idle programs of calls that differ in addresses alone, and the label of these calls on the arrival board.
 
-    ``exchange`` is how its ranks exchange counts before it, and ``counts`` what that then brought.
+    ``exchange`` is the exchange of counts that comes before such a call, and ``counts`` the counts that the programs
+    were made for.
     """
 
     __slots__ = ("counts", "exchange", "idle", "label")
@@ -82,41 +83,35 @@ class Kind:
         self.label, self.idle, self.exchange, self.counts = label, idle, exchange, counts
 
     def take(self) -> Program | None:
-        """A program for this caller alone until it is given back; None if all are in use."""
+        """Take a program out; None if all are in use."""
         try:
             return self.idle.pop()
         except IndexError:
             return None
 
     def give_back(self, program: Program) -> None:
-        """Let the next such call have a program."""
+        """Put a program back for the next such call."""
         if len(self.idle) < program.spare:
             self.idle.append(program)
 
 
-#: Programs of one communicator, by what they were lowered from and by the signatures of calls.
-Cache: TypeAlias = Kinds[Hashable, Kind]
+#: Pools of one communicator, by the specification of their programs and by the signatures of calls.
+ProgramCache: TypeAlias = BoundedDict[Hashable, ProgramPool]
 
 
-class _About(NamedTuple):
-    """A call as it was understood: its memory, its label, its reduction, and how its counts came to be known."""
+class _BoundCall(NamedTuple):
+    """A bound call with its label, its reduction, and the exchange that brought its counts, if there was one.
+
+    ``counted``: a rank alone does not know the counts of such a call.
+    """
 
     bound: Bound
     label: str
-    how: Reduction | None = None
+    reduction: Reduction | None = None
     op: Op | None = None
     on_device: bool = False
     counted: bool = False
-    asked: CountExchange | None = None
-
-
-class _Copy(NamedTuple):
-    """Memory that a program works on, the caller's, whether the call reads what is there, and whether it writes."""
-
-    copy: Buffer
-    original: Buffer
-    fetched: bool
-    back: bool
+    exchange: CountExchange | None = None
 
 
 class Prepared:
@@ -127,67 +122,55 @@ class Prepared:
     """
 
     __slots__ = (
-        *(
-            "_left",
-            "_rank",
-            "_stream",
-            "agreed",
-            "bound",
-            "copies",
-            "counted",
-            "delegated",
-            "exchange",
-            "kept_by",
-            "kind",
-        ),
-        *("label", "program", "recv", "repeatable", "send", "staged"),
-    )
+        "_copied_back", "_rank", "_stream", "bound", "compare_counts", "copies", "counted", "exchange", "label",
+        "mpi_reduction", "pool", "program", "recv", "repeatable", "reusable_in", "send", "staged",
+    )  # fmt: skip
 
     def __init__(
-        self, bound: Bound, kind: Kind, program: Program, rank: int, staged: Bounce | None = None,
+        self, bound: Bound, pool: ProgramPool, program: Program, rank: int, staged: Bounce | None = None,
         stream: int | None = None,
     ) -> None:  # fmt: skip
-        self.bound, self.kind, self.program, self.label = bound, kind, program, kind.label
+        self.bound, self.pool, self.program, self.label = bound, pool, program, pool.label
         self._rank, self.staged, self._stream = rank, staged, stream
-        #: When a stream will have put the results where they belong.
-        self._left: Event | None = None
-        #: Raises if the counts of the ranks turn out not to match, where they were not compared before.
-        self.agreed: Callable[[], None] | None = None
-        #: A :class:`Delegated`, if MPI has a part in it; and where such a call waits for the next one like it.
-        self.delegated: Any = None
-        self.kept_by: list[Prepared] | None = None
-        #: True if nothing but addresses changes from this call to the next one that looks like it, and has its counts.
+        #: Recorded where a stream copies the results back.
+        self._copied_back: Event | None = None
+        #: Raises ``MismatchError`` if counts that travel with the data do not match.
+        self.compare_counts: Callable[[], None] | None = None
+        #: The reduction by MPI; and the list from which the next call like it may take this one.
+        self.mpi_reduction: MPIReduction | None = None
+        self.reusable_in: list[Prepared] | None = None
+        #: True if the next call of the same signature, and with the same counts, differs in addresses alone.
         self.repeatable = True
         #: True if a rank alone does not know the counts; ``exchange`` is how they were exchanged, if they were now.
         self.counted = False
         self.exchange: CountExchange | None = None
         self.send: Any = _NULL
         self.recv: Any = _NULL
-        #: Of memory that has gaps, or lies on a device.
-        self.copies = [_Copy(copy, original, True, receives) for copy, original, receives in bound.parts]
+        #: Copies of memory that has gaps, or lies on a device.
+        self.copies = list(bound.copies)
         if bound.send is not None:
             self.send = self._address(bound.send, receives=False)
         if bound.recv is not None:
             # Also filled beforehand: in place it holds the input, and gaps between segments keep their contents.
             # The root of a bcast may have it in memory that cannot be written to.
             self.recv = self._address(bound.recv, receives=not bound.recv.readonly)
-        for copy, original, _ in bound.parts:
-            copy_elements(original, copy)
+        for each in bound.copies:
+            copy_elements(each.original, each.copy)
 
     def _address(self, buffer: Buffer, *, receives: bool) -> Any:
         if not buffer.nbytes and buffer.vendor == "host":
             return _NOWHERE[receives]  # all empty bytearrays have one address
         if self.staged is not None:
             found = self._on_host(self.staged, buffer)
-            if found.fetched:
+            if found.read:
                 self.staged.down(buffer, found.copy, self._stream)
         else:
-            found = _Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
+            found = Copy(buffer if buffer.contiguous else pack(buffer), buffer, True, receives)
         if found.copy is not buffer:
             self.copies.append(found)
         return ffi.cast("void *", found.copy.ptr)
 
-    def _on_host(self, bounce: Bounce, buffer: Buffer) -> _Copy:
+    def _on_host(self, bounce: Bounce, buffer: Buffer) -> Copy:
         """Pinned memory for a buffer of the device."""
         read, written, bound = True, False, self.bound
         if buffer is bound.recv:
@@ -196,54 +179,54 @@ class Prepared:
             whole = buffer.count == recv_length(call, self._rank) and bound.recv_displs is None
             read = bound.in_place or not whole
             written = not buffer.readonly and bool(ROWS[call.collective].post(Shape(call), self._rank))
-        return _Copy(bounce.memory_for(buffer), buffer, read, written)
+        return Copy(bounce.memory_for(buffer), buffer, read, written)
 
     def refill(self) -> None:
         """Take the caller's data into the copies again, before a persistent call starts anew."""
-        if self.delegated is not None:
-            self.delegated.fill()
-        for copy, original, fetched, _ in self.copies:
+        if self.mpi_reduction is not None:
+            self.mpi_reduction.fill()
+        for copy, original, read, _ in self.copies:
             if self.staged is None:
                 copy_elements(original, copy)
-            elif fetched:
+            elif read:
                 self.staged.down(original, copy)
 
-    def leave(self, stream: int) -> None:
-        """Let a stream that waits for the call put the results where they belong."""
+    def copy_back_in(self, stream: int) -> None:
+        """Copy the results back in a stream that waits for the call."""
         assert self.staged is not None
-        self._bring_back(stream)
-        self._left = self.staged.mark(stream)
+        self._copy_back(stream)
+        self._copied_back = self.staged.mark(stream)
 
     def finish(self) -> None:
-        """Spread the results out. ``MismatchError`` if they cannot be right."""
-        if self.agreed is not None:
-            self.agreed()
-        event, self._left = self._left, None
+        """Copy the results to the caller's memory. ``MismatchError`` if the ranks' counts do not match."""
+        if self.compare_counts is not None:
+            self.compare_counts()
+        event, self._copied_back = self._copied_back, None
         if event is None:
-            self._bring_back(None)
+            self._copy_back(None)
         else:
             assert self.staged is not None
             self.staged.wait(event)
-        if self.delegated is not None:
-            self.delegated.finish()
+        if self.mpi_reduction is not None:
+            self.mpi_reduction.finish()
 
-    def _bring_back(self, stream: int | None) -> None:
-        for copy, original, _, back in self.copies:
-            if back and self.staged is not None:
+    def _copy_back(self, stream: int | None) -> None:
+        for copy, original, _, written in self.copies:
+            if written and self.staged is not None:
                 self.staged.up(copy, original, original.nbytes, stream)
-            elif back:
+            elif written:
                 copy_elements(copy, original)
 
     @property
     def in_place(self) -> bool:
         """True if the program works in the caller's own memory."""
-        return not self.copies and self.staged is None and self.delegated is None
+        return not self.copies and self.staged is None and self.mpi_reduction is None
 
-    def reason(self, failure: Exception) -> Exception:
-        """Why a call failed: that the ranks' counts do not match, where they turn out not to."""
+    def explained(self, failure: Exception) -> Exception:
+        """The ``MismatchError`` that explains a failure, if the ranks' counts do not match; else the failure."""
         try:
-            if self.agreed is not None:
-                self.agreed()
+            if self.compare_counts is not None:
+                self.compare_counts()
         except MismatchError as mismatch:
             mismatch.__cause__ = failure
             return mismatch
@@ -251,62 +234,61 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: Cache, key: Hashable, outof: Any, into: Any) -> None:
-        """Let the next call of this signature use the programs of this one, if only addresses change between them."""
+    def keep(self, cache: ProgramCache, key: Hashable, send_at: Any, recv_at: Any) -> None:
+        """Store the pool for calls of this signature, if they differ in addresses alone."""
         if key is None or not self.repeatable:
             return
         # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
         # use for.
         if any(
             used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
-            for used, seen in ((self.send, outof), (self.recv, into))
+            for used, seen in ((self.send, send_at), (self.recv, recv_at))
         ):
             return
-        kind, asked = self.kind, self.exchange
+        pool, mine = self.pool, self.exchange
         if self.counted:
             known = cache.get(key)
-            exchange = known.exchange if known is not None and known.exchange else asked
+            exchange = known.exchange if known is not None and known.exchange else mine
             if exchange is None:
                 return
-            if exchange is asked:
+            if exchange is mine:
                 self.exchange = None  # its program is not given back
-            kind = Kind(kind.label, kind.idle, exchange, (asked or exchange).rows.tobytes())
-        cache.keep(key, kind)
+            pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
+        cache.keep(key, pool)
 
     def give_back(self) -> None:
-        """Let the program be used by the next such call."""
-        if self.kept_by is not None and len(self.kept_by) < self.program.spare:
-            self.delegated.rest()
-            self.kept_by.append(self)
+        """Let the next such call use the program."""
+        if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
+            self.mpi_reduction.release()
+            self.reusable_in.append(self)
             return
-        self.kind.give_back(self.program)
+        self.pool.give_back(self.program)
         if self.exchange is not None:
             self.exchange.prepared.give_back()
             self.exchange = None
 
 
 class Preparation:
-    """From calls to programs, for one communicator; they come from its cache if it has them."""
+    """Finds or makes the programs of one communicator's calls. ``run`` runs a prepared call, ``start`` begins it."""
 
     def __init__(
-        self, state: State, cache: Cache, run: Callable[[Prepared], None], start: Callable[[Prepared], Request]
+        self, state: State, cache: ProgramCache, run: Callable[[Prepared], None], start: Callable[[Prepared], Request]
     ) -> None:
         from mpi4py import MPI
 
         self._state, self.members, self._cache = state, state.members, cache
         self._in_place = MPI.IN_PLACE
-        #: Short calls that MPI has a part in and that are over, by their signatures.
-        self.delegated: Kinds[Hashable, list[Prepared]] = Kinds()
-        #: Runs a prepared call to its end, and begins one.
+        #: Short reductions by MPI that have ended and can be used again, by their signatures.
+        self.mpi_reductions: BoundedDict[Hashable, list[Prepared]] = BoundedDict()
         self._run, self._start = run, start
         self.rank, self.size = state.rank, state.size
         #: UCCH_CHECK: every rank's call compared before anything is sent.
         self.check = env.get("CHECK") is True
-        #: Calls that ran so far: label -> (choice, its origin, who waits).
+        #: Calls that ran so far: label -> (choice, what made it, execution).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
-        self._on_host = _of_host(state.members.tuning)
-        #: Kind of a call -> True if devices do such calls themselves.
-        self._ways: Kinds[Hashable, bool] = Kinds()
+        self._host_tuning = _tuning_on_host(state.members.tuning)
+        #: (specification, operation) -> True if devices do such calls themselves.
+        self._on_device_cache: BoundedDict[Hashable, bool] = BoundedDict()
         self._bounces: list[Bounce] = []
 
     def prepare(
@@ -321,82 +303,87 @@ class Preparation:
     ) -> Prepared:
         """Bind, choose, plan and lower a call.
 
-        ``exchange``: the ranks may talk about the counts that only some of them know (blocking and persistent calls).
-        ``rows``: what they said, where they did already. ``sets_up``: it is to be started many times later. ``stream``:
-        the data is there when this stream gets here. ``label``: what the ranks compare, if not the call.
+        ``exchange``: exchange counts that only some ranks know before the call, as blocking and persistent calls do;
+        ``rows`` are these counts, where they were exchanged already. ``sets_up``: the call is to be started many times
+        later. ``stream``: the data is there when this stream gets here. ``label``: what the ranks compare in place of
+        the call's own label.
         """
-        if delegated(call, self.rank):
-            return self._prepare_delegated(call, sets_up)
-        about = self._about(call, exchange, rows)
+        if reduced_by_mpi(call, self.rank):
+            return self._prepare_mpi_reduction(call, sets_up)
+        bound = self._bound_call(call, exchange, rows)
         if label:
-            about = about._replace(label=label)
-        if self.members.device.everywhere and not about.on_device and about.bound.dtype is not None:
+            bound = bound._replace(label=label)
+        if self.members.device.everywhere and not bound.on_device and bound.bound.dtype is not None:
             # Libraries choose by the kind of memory: all ranks must have the same.
-            about = about._replace(label=f"{about.label} host")
+            bound = bound._replace(label=f"{bound.label} host")
         if self.check:
-            self.compare(about.label)
-        agreed = self._counts_in_flight(call.name, about.bound.call) if about.bound.local else None
-        prepared = self._lowered(about, sets_up, stream)
-        prepared.agreed = agreed
-        prepared.exchange, prepared.counted = about.asked, about.counted
-        prepared.repeatable = prepared.in_place and not (self.check or about.bound.local)
+            self.compare(bound.label)
+        compare_counts = self._send_counts_along(call.name, bound.bound.call) if bound.bound.local else None
+        prepared = self._lowered(bound, sets_up, stream)
+        prepared.compare_counts = compare_counts
+        prepared.exchange, prepared.counted = bound.exchange, bound.counted
+        prepared.repeatable = prepared.in_place and not (self.check or bound.bound.local)
         return prepared
 
-    def _prepare_delegated(self, call: CallSpec, sets_up: bool) -> Prepared:
-        """A call that MPI has a part in, as it was prepared for one that looks the same, if there was one."""
+    def _prepare_mpi_reduction(self, call: CallSpec, sets_up: bool) -> Prepared:
+        """Prepare a call whose operation MPI computes, or take one of the same signature that has ended."""
         name, send, recv, op, root, counts = call
-        key, kept, outof, into = look(self.delegated, self._in_place, name, send, recv, op_of(op), root, counts)
-        if kept and not sets_up:
-            prepared = kept.pop()
-            prepared.delegated.again(outof, into, op)
+        key, ended, send_at, recv_at = look_up(
+            self.mpi_reductions, self._in_place, name, send, recv, op_of(op), root, counts
+        )
+        if ended and not sets_up:
+            prepared = ended.pop()
+            assert prepared.mpi_reduction is not None
+            prepared.mpi_reduction.use_again(send_at, recv_at, op)
             return prepared
-        with_mpi = Delegated(call, self.size, self.rank)
-        prepared = self.prepare(with_mpi.moved, sets_up=sets_up, label=with_mpi.label)
-        if key is not None and prepared.repeatable and not sets_up and with_mpi.fits(outof, into):
-            prepared.kept_by = self.delegated.keep(key, []) if kept is None else kept
-        prepared.delegated = with_mpi
+        reduction = MPIReduction(call, self.size, self.rank)
+        prepared = self.prepare(reduction.transfer, sets_up=sets_up, label=reduction.label)
+        if key is not None and prepared.repeatable and not sets_up and reduction.fits(send_at, recv_at):
+            prepared.reusable_in = self.mpi_reductions.keep(key, []) if ended is None else ended
+        prepared.mpi_reduction = reduction
         return prepared
 
-    def _about(self, call: CallSpec, exchange: bool, rows: Any = None) -> _About:
-        """Understand a call, with the counts of all ranks where these may talk about them (``exchange``)."""
+    def _bound_call(self, call: CallSpec, exchange: bool, rows: Any = None) -> _BoundCall:
+        """Bind a call, with the counts of all ranks if these are exchanged before it (``exchange``)."""
         name, bound = call.name, bind(call, self.size, self.rank)
         on_device = self._on_device(name, bound)
-        how, ours = reduction_of(name, bound.dtype, call.op, self.rank)
-        counted, asked = bound.local, None
+        reduction, op = reduction_of(name, bound.dtype, call.op, self.rank)
+        counted, made = bound.local, None
         # mpi4py exchanges the counts of a reduce_scatter when it is called, in all forms.
         if bound.local and (exchange or name == "reduce_scatter"):
-            bound, asked = self._complete(name, bound, rows)
-        return _About(bound, label_of(name, bound, ours), how, ours, on_device, counted, asked)
+            bound, made = self._exchange_counts(name, bound, rows)
+        return _BoundCall(bound, label_of(name, bound, op), reduction, op, on_device, counted, made)
 
     def captured(self, call: CallSpec, rows: Any) -> Prepared:
         """As :meth:`prepare`, for a stream that is being captured in a graph: every rank's kernels do it all.
 
         ``NotSupported``, on all ranks alike, for what they cannot do, or not yet.
         """
-        about, lacks = self._about(call, True, rows), "its data lies in host memory"
-        bound, label = about.bound, f"{about.label} in a graph"
+        found, lacks = self._bound_call(call, True, rows), "its data lies in host memory"
+        bound, label = found.bound, f"{found.label} in a graph"
         channels, topology = None, self.members.topology
-        if about.on_device:
+        if found.on_device:
             channels, topology, lacks = self.members.for_graphs()
         if channels is None:
             raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured in a graph: {lacks}")
-        what = self._what(about, on_device=True)
-        choice = Choice(with_role(what.call.collective, Role.ONE_STEP), queued=True)
-        plan, whole = (make_plan(topology, what.call, choice, rank) for rank in (self.rank, None))
+        spec = self._spec(found, on_device=True)
+        choice = Choice(with_role(spec.call.collective, Role.ONE_STEP), queued=True)
+        plan, whole = (make_plan(topology, spec.call, choice, rank) for rank in (self.rank, None))
         with kernels.beside_a_capture(make=self.members.topology.flat):
-            if not queues(channels, whole, Placement(plan, self.rank, what)):
+            if not queues(channels, whole, Placement(plan, self.rank, spec)):
                 raise NotSupported(f"{call.name} on rank {self.rank} cannot be captured: no kernel does all of it")
-            kind = self._kind((what, label), label)
-            program = kind.take() or self._build(what, bound, label, False, (choice, "graph"), (plan, channels))
-        prepared = Prepared(bound, kind, program, self.rank)
-        prepared.exchange = about.asked
+            pool = self._pool((spec, label), label)
+            graph, chosen = (plan, channels), (choice, "graph")
+            program = pool.take() or self._build(spec, bound, label, chosen, sets_up=False, graph=graph)
+        prepared = Prepared(bound, pool, program, self.rank)
+        prepared.exchange = found.exchange
         if prepared.copies:
             raise NotSupported(f"{label} on rank {self.rank}: memory must be contiguous and read in place")
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
         """True if the call's data is on this rank's device."""
-        if any(original.vendor != "host" for _, original, _ in bound.parts):
+        if any(each.original.vendor != "host" for each in bound.copies):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         buffers = ("sendbuf", bound.send), ("recvbuf", bound.recv)
         if all(buffer is None or buffer.vendor == "host" for _, buffer in buffers):
@@ -404,30 +391,31 @@ class Preparation:
         self.members.device.check(buffers)
         return True
 
-    def _lowered(self, about: _About, sets_up: bool = False, stream: int | None = None) -> Prepared:
-        bound, label, local, bounce = about.bound, about.label, about.bound.local, None
-        what = self._what(about, on_device=about.on_device)
-        tuning = self.members.tuning if about.on_device else self._on_host
-        if about.on_device and not self._stays(what, local, about.op):
-            what = self._what(about, on_device=False)
+    def _lowered(self, call: _BoundCall, sets_up: bool = False, stream: int | None = None) -> Prepared:
+        """A bound call with a program from its pool, or a new one."""
+        bound, label, local, bounce = call.bound, call.label, call.bound.local, None
+        spec = self._spec(call, on_device=call.on_device)
+        tuning = self.members.tuning if call.on_device else self._host_tuning
+        if call.on_device and not self._runs_on_device(spec, local, call.op):
+            spec = self._spec(call, on_device=False)
             bounce = self._bounce(label, local)
         # ``local`` is part of the key: one rank's counts can look like those of all, and then another algorithm runs.
-        kind = self._kind((what, label, local), label)
-        program = kind.take()
+        pool = self._pool((spec, label, local), label)
+        program = pool.take()
         if program is None:
-            chosen = (self._without_counts(what), "counts unknown") if local else self._choice(what, tuning)
-            program = self._build(what, bound, label, sets_up, chosen)
+            chosen = (self._choice_without_counts(spec), "counts unknown") if local else self._choice(spec, tuning)
+            program = self._build(spec, bound, label, chosen, sets_up=sets_up)
         if bounce is not None:
             self.used[label] = *self.used[label][:2], Execution.STAGED
-        return Prepared(bound, kind, program, self.rank, bounce, stream)
+        return Prepared(bound, pool, program, self.rank, bounce, stream)
 
-    def _kind(self, key: Hashable, label: str) -> Kind:
-        """Kind of the programs that are lowered from ``key``."""
-        return self._cache.get(key) or self._cache.keep(key, Kind(label, []))
+    def _pool(self, key: Hashable, label: str) -> ProgramPool:
+        """The pool of the programs that are lowered from ``key``."""
+        return self._cache.get(key) or self._cache.keep(key, ProgramPool(label, []))
 
-    def _what(self, about: _About, *, on_device: bool) -> ProgramSpec:
+    def _spec(self, call: _BoundCall, *, on_device: bool) -> ProgramSpec:
         """Everything but addresses that the call's program depends on, on this rank's device or in host memory."""
-        bound, how = about.bound, about.how
+        bound, how = call.bound, call.reduction
         dtype, device = bound.dtype or DTYPES["uint8"], self.members.device
         if how and on_device and device.halves and how.compute is not dtype and dtype.kind == "float":
             how = Reduction(dtype, how.op, how.divide)
@@ -443,26 +431,26 @@ class Preparation:
             memory=device.memory if on_device else None,
         )
 
-    def _stays(self, what: ProgramSpec, local: bool, op: Op | None) -> bool:
+    def _runs_on_device(self, spec: ProgramSpec, local: bool, op: Op | None) -> bool:
         """True if the devices do a call themselves: by one vendor's library, or queued in streams. Alike on all ranks.
 
         Everything else goes by way of host memory whole.
         """
         members = self.members
         if members.topology.flat:
-            return not (members.device.by_host or _order_shows(what))
+            return not (members.device.by_host or _rounds_by_order(spec))
         if members.channels is None or local:
             return False
-        found = self._ways.get((what, op))
+        found = self._on_device_cache.get((spec, op))
         if found is None:
-            choice = self._choice(what, members.tuning)[0]
-            plan, whole = (make_plan(members.topology, what.call, choice, rank) for rank in (self.rank, None))
-            stays = choice.queued and queues(members.channels, whole, Placement(plan, self.rank, what))
-            found = self._ways.keep((what, op), stays)
+            choice = self._choice(spec, members.tuning)[0]
+            plan, whole = (make_plan(members.topology, spec.call, choice, rank) for rank in (self.rank, None))
+            found = choice.queued and queues(members.channels, whole, Placement(plan, self.rank, spec))
+            self._on_device_cache.keep((spec, op), found)
         return found
 
     def _bounce(self, label: str, local: bool) -> Bounce:
-        """Bounce buffers for a call that goes by way of host memory; the first one of a kind is told of."""
+        """Bounce buffers for a call that goes by way of host memory, which is logged once for each label."""
         members = self.members
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"
@@ -481,31 +469,33 @@ class Preparation:
             self._bounces.append(Bounce(members.runtime))
         return self._bounces[0]
 
-    def _choice(self, what: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
+    def _choice(self, spec: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
         """The choice for a call with counts, and what made it."""
-        nbytes = elements(what.call) * what.dtype.itemsize
-        about = self.members.topology, what.call.collective, nbytes, tuning
-        return supported(choose(*about), nbytes), reason(*about)
+        nbytes = elements(spec.call) * spec.dtype.itemsize
+        inputs = self.members.topology, spec.call.collective, nbytes, tuning
+        return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
 
     def _build(
         self,
-        what: ProgramSpec,
+        spec: ProgramSpec,
         bound: Bound,
         label: str,
-        sets_up: bool,
         chosen: tuple[Choice, str],
+        *,
+        sets_up: bool,
         graph: tuple[Plan, Channels] | None = None,
     ) -> Program:
+        """Plan and lower a call; ``chosen`` is its choice, and what made it. ``graph``: the plan for a capture."""
         members, (choice, why) = self.members, chosen
-        channels = members.channels if what.memory is not None else None
-        plan, channels = graph or (make_plan(members.topology, what.call, choice, self.rank), channels)
+        channels = members.channels if spec.memory is not None else None
+        plan, channels = graph or (make_plan(members.topology, spec.call, choice, self.rank), channels)
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
-        members.teams.look = self._looks(label, sets_up=sets_up)
+        members.teams.look = self._watch_teams(label, sets_up=sets_up)
         try:
-            program = Lowering(plan, self.rank, what, members.teams, members.board, route).program(label)
+            program = Lowering(plan, self.rank, spec, members.teams, members.board, route).program(label)
         except CollectiveError as error:
-            self._state.broke(error, plan)
+            self._state.fail(error, plan)
             raise
         finally:
             members.teams.look = None
@@ -514,12 +504,13 @@ class Preparation:
         lib.ucch_program_bytes(program.handle, total)
         return program
 
-    def _looks(self, label: str, *, sets_up: bool) -> Callable[[], None]:
-        """Looks while this rank waits for others to make the teams of a call, where they may call something else.
+    def _watch_teams(self, label: str, *, sets_up: bool) -> Callable[[], None]:
+        """A hook for the time in which this rank waits for others to make the teams of a call: it raises when they have
+        called something else.
 
-        A persistent call that is set up is no call yet, and other ranks may make it in another form. A rank that has
-        refused the next call may have done so after this was set up there, which ends here, too, then: it has refused
-        to set it up where that takes long.
+        Setting up a persistent call is no call yet, and other ranks may make that call in another form. A rank that
+        refused the next call may have set this one up before that, and then the making of the teams ends well. So a
+        refusal counts only once it takes long (``_LATE``).
         """
         began, watches = time.monotonic(), list[Watch]()
 
@@ -535,26 +526,28 @@ class Preparation:
 
         return look
 
-    def _without_counts(self, what: ProgramSpec) -> Choice:
+    def _choice_without_counts(self, spec: ProgramSpec) -> Choice:
         """Choice for non-blocking calls whose counts only some ranks know; the same on every rank.
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.
         """
-        if self.members.topology.flat and what.memory is not None:
-            return Choice(with_role(what.call.collective, Role.ONE_STEP))
-        return Choice(with_role(what.call.collective, Role.UNCOUNTED))
+        if self.members.topology.flat and spec.memory is not None:
+            return Choice(with_role(spec.call.collective, Role.ONE_STEP))
+        return Choice(with_role(spec.call.collective, Role.UNCOUNTED))
 
-    def _exchange(self, label: str, mine: Any) -> CountExchange:
-        """The rows of int64 numbers (numpy, equal lengths) of all ranks, in rank order: a call of its own on the
-        board."""
+    def _gather_rows(self, label: str, mine: Any) -> CountExchange:
+        """Gather a row of int64 numbers from every rank, of equal lengths, by a call of its own on the board."""
         rows = np.empty((self.size, len(mine)), np.int64)
         bound = bind(CallSpec("allgather", mine, rows), self.size, self.rank)
-        prepared = self._lowered(_About(bound, label))
+        prepared = self._lowered(_BoundCall(bound, label))
         self._run(prepared)
         return CountExchange(mine, rows, prepared)
 
-    def _complete(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
-        """Exchange the counts that only some ranks know, and compare what two of them know; alike on every rank."""
+    def _exchange_counts(self, name: str, bound: Bound, rows: Any) -> tuple[Bound, CountExchange | None]:
+        """Bind the counts of all ranks, and compare those that two ranks know; alike on every rank.
+
+        The exchange that was made for it comes second; None if ``rows`` are given.
+        """
         call, me, p = bound.call, self.rank, self.size
         if call.collective == "alltoallv":
             mine = *call.counts[me * p : (me + 1) * p], *call.counts[me::p]
@@ -564,20 +557,20 @@ class Preparation:
         else:  # the root alone knows what it expects: by a fingerprint of it every rank compares that with what comes
             mine = call.counts[me], _fingerprint(call.counts) if me == call.root else 0
         label = f"{name} {bound.dtype}" + (f" root={call.root}" if call.root >= 0 else "") + ": counts"
-        asked = self._exchange(label, np.array(mine, np.int64)) if rows is None else None
-        rows = rows if asked is None else asked.rows
+        made = self._gather_rows(label, np.array(mine, np.int64)) if rows is None else None
+        rows = rows if made is None else made.rows
         if call.collective == "alltoallv":
-            counts = self._matrix(name, rows)
+            counts = self._count_matrix(name, rows)
         else:
             counts = tuple(rows[:, 0].tolist())
             if name == "reduce_scatter":
                 self._check_total(name, counts, rows[:, 1])
             elif rows[call.root, 1] != _fingerprint(counts):
-                self._disagree(name, label, call)
-        return bound._replace(call=call._replace(counts=counts), local=False), asked
+                self._raise_unequal_counts(name, label, call)
+        return bound._replace(call=call._replace(counts=counts), local=False), made
 
-    def _matrix(self, name: str, rows: Any) -> tuple[int, ...]:
-        """What each rank sends to each, where that is what the other one expects."""
+    def _count_matrix(self, name: str, rows: Any) -> tuple[int, ...]:
+        """Elements that each rank sends to each. ``MismatchError`` if a receiver expects another number."""
         sent, expected = np.split(rows, 2, axis=1)
         for sender, receiver in np.argwhere(sent != expected.T):
             raise MismatchError(
@@ -587,7 +580,7 @@ class Preparation:
         return tuple(sent.ravel().tolist())
 
     def _check_total(self, name: str, counts: Sequence[int], sent: Any) -> None:
-        """Every rank must send as many elements as all of them receive."""
+        """``MismatchError`` if a rank does not send as many elements as all of them receive."""
         for rank, count in enumerate(sent):
             if count != sum(counts):
                 raise MismatchError(
@@ -595,20 +588,20 @@ class Preparation:
                     f"together hold {sum(counts)}"
                 )
 
-    def _disagree(self, name: str, label: str, call: Call) -> None:
-        """Find out and say, on every rank, whose count is not what the root expects."""
-        asked = self._exchange(label, np.array(call.counts, np.int64))
-        asked.prepared.give_back()
-        due = asked.rows[call.root]
-        for rank, row in enumerate(asked.rows):
+    def _raise_unequal_counts(self, name: str, label: str, call: Call) -> None:
+        """Raise, on every rank, whose count is not what the root expects."""
+        made = self._gather_rows(label, np.array(call.counts, np.int64))
+        made.prepared.give_back()
+        due = made.rows[call.root]
+        for rank, row in enumerate(made.rows):
             if row[rank] != due[rank]:
                 raise MismatchError(
                     f"{name} on rank {self.rank}: root {call.root} counts {due[rank]} elements of rank {rank}, "
                     f"which has {row[rank]}"
                 )
 
-    def _counts_in_flight(self, name: str, call: Call) -> Callable[[], None]:
-        """Send the counts along with a non-blocking call; to be compared when it is over.
+    def _send_counts_along(self, name: str, call: Call) -> Callable[[], None]:
+        """Send the counts along with a non-blocking call; returns what compares them when the call has ended.
 
         libucc reports nothing when less arrives than was expected.
         """
@@ -621,7 +614,7 @@ class Preparation:
         got = np.empty(len(peers), np.int64)
         bound = bind(CallSpec("alltoallv", [mine, ones], [got, ones]), p, me)
         label = f"{name}{f' root={root}' if root >= 0 else ''}: counts along"
-        request = self._start(self._lowered(_About(bound, label)))
+        request = self._start(self._lowered(_BoundCall(bound, label)))
 
         def compare() -> None:
             request.Wait()
@@ -632,36 +625,36 @@ class Preparation:
         return compare
 
     def forget(self) -> None:
-        """Let go of all that was prepared."""
+        """Drop all programs."""
         self._cache.clear()
-        self.delegated.clear()
+        self.mpi_reductions.clear()
 
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
         self.members.tuning = replace(tuning, queued=self.members.channels is not None)
-        self._on_host = _of_host(tuning)
-        self._ways.clear()
+        self._host_tuning = _tuning_on_host(tuning)
+        self._on_device_cache.clear()
 
     def compare(self, label: str) -> None:
         """Compare what every rank is about to call; ``MismatchError`` on all of them."""
         text = label.encode()[:_SHOWN].ljust(_SHOWN)
-        asked = self._exchange("UCCH_CHECK", np.frombuffer(text, np.int64))
-        asked.prepared.give_back()
-        labels = [row.tobytes().decode(errors="replace").rstrip() for row in asked.rows]
+        made = self._gather_rows("UCCH_CHECK", np.frombuffer(text, np.int64))
+        made.prepared.give_back()
+        labels = [row.tobytes().decode(errors="replace").rstrip() for row in made.rows]
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
 
 
-def _order_shows(what: ProgramSpec) -> bool:
-    """True if libucc's kernels give ranks other bits: they fuse the products of complex numbers, whose order each rank
-    begins with its own (ec_cuda of UCC 1.4). No vendor's library has these."""
-    return what.compute.kind == "complex" and what.op == OPS["PROD"].code
+def _rounds_by_order(spec: ProgramSpec) -> bool:
+    """True if libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
+    each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products."""
+    return spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
 
 
-def _of_host(tuning: Tuning) -> Tuning:
+def _tuning_on_host(tuning: Tuning) -> Tuning:
     """The tuning of calls on host memory."""
-    return replace(tuning, queued=False)
+    return replace(tuning, queued=False) if tuning.queued else tuning
 
 
 def _fingerprint(counts: Sequence[int]) -> int:
@@ -671,18 +664,18 @@ def _fingerprint(counts: Sequence[int]) -> int:
 
 
 def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Reduction | None, Op | None]:
-    """How a call reduces, and by which operation; None twice for those that do not."""
+    """The reduction of a call and its operation; (None, None) for calls that do not reduce."""
     if name not in ROWS or not ROWS[name].reduces:
         return None, None
     assert dtype is not None
-    ours = op_of(OPS["SUM"] if op is None else op)
-    how = reduction(dtype, ours) if ours is not None else None
-    if how is None:
+    known = op_of(OPS["SUM"] if op is None else op)
+    found = reduction(dtype, known) if known is not None else None
+    if found is None:
         raise NotSupported(
-            f"{name} on rank {rank}: {ours or op} on {dtype} is not supported on host memory; "
+            f"{name} on rank {rank}: {known or op} on {dtype} is not supported on host memory; "
             "docs/support.md lists what is"
         )
-    return how, ours
+    return found, known
 
 
 def label_of(name: str, bound: Bound, op: Op | None) -> str:

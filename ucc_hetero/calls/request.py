@@ -23,8 +23,8 @@ _peek = lib.ucch_peek
 _release = lib.ucch_launch_release
 
 
-class _Call:
-    """A native operation, what it needs to its end, and what is to be done then."""
+class _Operation:
+    """A native operation with what it needs until its end, and the functions that take its end or withdraw it."""
 
     __slots__ = ("finish", "keep", "op", "owner", "withdraw")
 
@@ -39,11 +39,11 @@ class _Call:
         self.op, self.keep, self.finish, self.withdraw, self.owner = op, keep, finish, withdraw, owner
 
 
-#: All that has begun and was not seen to end. A request only refers to its call: one that goes with a cycle of objects
-#: is collected in no order, and the native operation must not go first.
-under_way: set[_Call] = set()
-#: Those among them whose requests were dropped.
-dropped_calls: deque[_Call] = deque()
+#: Operations that have begun and were not seen to end. They are kept here and not by their requests: objects of a cycle
+#: are collected in any order, and the native operation must not go first.
+under_way: set[_Operation] = set()
+#: Operations under way whose requests were dropped.
+dropped_calls: deque[_Operation] = deque()
 
 
 #: Functions that every wait calls now and then, for news such as a failure on another rank.
@@ -69,10 +69,10 @@ def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
 
 
 def progress_mpi() -> None:
-    """Let MPI move what it has under way, where there is one that this thread may call.
+    """Let MPI make progress, if this thread may call it.
 
-    A rank may have to send another one something by MPI, as a long message of mpi4py's whose request it has yet to wait
-    for, before that one comes to our call. MPI moves it when it is called, by no means else.
+    Another rank may wait for a message of MPI's from this one, such as a long one of mpi4py's whose request was not
+    waited for yet, before it comes to our call. MPI moves such messages only while it is called.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
@@ -84,7 +84,7 @@ def progress_mpi() -> None:
 
 
 def reap() -> None:
-    """Do what is left to do for dropped requests whose calls have ended."""
+    """Take the ends of operations whose requests were dropped."""
     for each in sweep(dropped_calls, lambda call: not _peek(call.op)):
         under_way.discard(each)
         try:
@@ -94,13 +94,13 @@ def reap() -> None:
 
 
 def dropped(owner: object) -> list[Any]:
-    """The native operations of a communicator's dropped requests that are under way."""
+    """The native operations of a communicator that are under way, and whose requests were dropped."""
     reap()
     return [each.op for each in list(dropped_calls) if each.owner is owner]
 
 
 def withdraw(owner: object) -> None:
-    """Take back a communicator's dropped receives that nothing has matched."""
+    """Cancel a communicator's receives whose requests were dropped, and that have not been matched."""
     for each in list(dropped_calls):
         if each.owner is owner and each.withdraw is not None:
             each.withdraw()
@@ -118,16 +118,11 @@ def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) 
 
 
 def fill_empty(status: Any) -> None:
-    """Fill the status that MPI gives to a request that is not active."""
+    """Fill a status as MPI does for collectives, and for requests that are not active."""
     if status is not None:
         from mpi4py import MPI
 
         set_status(status, MPI.ANY_SOURCE, MPI.ANY_TAG, 0)
-
-
-def _describe_empty(_: int, status: Any) -> None:
-    """Fill the status of a collective, or of a call that has not ended."""
-    fill_empty(status)
 
 
 @forms
@@ -139,13 +134,13 @@ class Request:
     of this package, collectives' and messages'.
     """
 
-    #: True if the stream that it is a part of waits for its end.
+    #: True if the call is a part of a stream, which waits for its end.
     in_stream = False
-    #: True if its native operation lives as long as it does itself.
+    #: True if the native operation lives as long as the request.
     lasting = False
-    _done = True  # of one that was never made
-    #: Fills the status of a call that has ended in such a state, and leaves it to be completed.
-    _tell: Callable[[int, Any], None] = staticmethod(_describe_empty)
+    _done = True  # of a request whose constructor has failed
+    #: Fills the status of a call that has ended in a state; None for collectives, whose status is empty.
+    _fill_status: Callable[[int, Any], None] | None = None
 
     def __init__(
         self,
@@ -155,18 +150,18 @@ class Request:
         *,
         timeout: float = 0.0,
         cancel: Callable[[], None] | None = None,
-        tell: Callable[[int, Any], None] | None = None,
+        fill_status: Callable[[int, Any], None] | None = None,
         owner: object = None,
     ) -> None:
         self._op: Any = op
         self._keep = keep
         #: ``finish`` is called with the final state and the status object to fill; it raises the call's error. None:
         #: the request is made of others, and no native operation of its own begins.
-        self._call = None if finish is None else _Call(op, keep, finish, cancel, owner)
+        self._call = None if finish is None else _Operation(op, keep, finish, cancel, owner)
         if self._call is not None:
             under_way.add(self._call)
-        if tell is not None:
-            self._tell = tell
+        if fill_status is not None:
+            self._fill_status = fill_status
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
         self._timeout = timeout
         #: The runner of the communicator.
@@ -266,9 +261,11 @@ class Request:
         return self._done or bool(state)
 
     def _describe(self, state: int, status: Any) -> None:
-        """Fill the status of a call that has ended in this state, and stays to be completed; empty for 0."""
-        if status is not None:
-            (self._tell if state else _describe_empty)(state, status)
+        """Fill the status of a call in this state, 0 while it goes on, without completing the request."""
+        if status is not None and state and self._fill_status is not None:
+            self._fill_status(state, status)
+        else:
+            fill_empty(status)
 
     def Cancel(self) -> None:
         """Take back a receive that nothing has matched; ``Wait`` then returns and ``status.Is_cancelled()`` is true.
@@ -308,7 +305,7 @@ class Request:
             dropped_calls.append(self._call)
 
     def at_end(self, then: Callable[[bool], None]) -> None:
-        """Have something done once the call has ended, which is told whether that failed; before any wait returns."""
+        """Call ``then`` once the call has ended, before any wait returns, with True if the call has failed."""
         call = self._call
         assert call is not None, "requests made of others do not end as one native operation"
         finish = call.finish
@@ -556,12 +553,12 @@ class Request:
 
 
 def native_of(request: Request) -> Any:
-    """The native operation of a request, alive as long as what :func:`kept_by` gives."""
+    """The native operation of a request. It lives as long as the object that :func:`kept_by` returns."""
     return request._op
 
 
 def kept_by(request: Request) -> Any:
-    """What the native operation of a request needs to its end; None once that was taken."""
+    """The object that keeps the native operation of a request; None once its end was taken."""
     return request._keep
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.meeting import Known
+from ..bootstrap.meeting import Agreed
 from ..bootstrap.timely import not_met
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -27,10 +27,10 @@ from ..errors import (
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
 from ..planner.select import Tuning
-from .arguments import CallSpec, Completion, delegated, look, number_of
-from .delegate import in_blocks
+from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi
+from .mpi_reduction import block_calls
 from .persistent import PersistentRequest, free_all
-from .preparation import Cache, Kind, Kinds, Preparation, Prepared
+from .preparation import BoundedDict, Preparation, Prepared, ProgramCache, ProgramPool
 from .request import (
     SLICE,
     Captured,
@@ -55,52 +55,58 @@ _cast = ffi.cast
 _LAUNCHED = Execution.LAUNCHED
 
 
-class Short(NamedTuple):
-    """The programs of calls that differ in addresses alone, and the one of them that is left to streams, if any.
+class RepeatableCall(NamedTuple):
+    """A call that can be made again with other addresses and without a look at its arguments.
 
-    ``mean``: the caller divides their sum by the number of ranks.
+    ``program`` is the one that is launched into streams; None where such calls run on the host. ``mean``: the caller
+    divides the sum by the number of ranks.
     """
 
-    kind: Kind
+    pool: ProgramPool
     program: Program | None
     mean: bool
 
 
 #: Seconds between looks, at the end of a communicator, while nothing of this rank's is under way.
 _NAP = 2e-4
+#: Seconds in which the other ranks most often come there, too, without one.
+_SPIN = 1e-4
 
 
 class Runner(State):
     """Everything that the collectives of one communicator need. Collective to create."""
 
-    def __init__(self, mpi: Any, known: Known | None = None) -> None:
+    def __init__(self, mpi: Any, agreed: Agreed | None = None) -> None:
         from mpi4py import MPI
 
-        #: Runs a blocking call to its end: in one crossing into C if such a one was made before, else by :meth:`again`.
-        #: Takes its arguments, by place alone.
-        self.blocking: Callable[..., None] = self.again
+        #: Makes calls of numpy arrays again in one crossing into C, where that is possible. It has a copy of the time
+        #: limit, which the base class sets.
+        self._repeater: Any = None
         every = sampled()
-        self._repeater = repeater(self.again, self._await, MPI.IN_PLACE) if repeater and not every else None
-        if self._repeater is not None:
-            self.blocking = self._repeater.call
-        super().__init__(mpi, known)
-        self._in_place, self._cache = MPI.IN_PLACE, Cache()
+        if repeater and not every:
+            self._repeater = repeater(self.run, self._await, MPI.IN_PLACE)
+        super().__init__(mpi, agreed)
+        self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
         #: True if blocking calls exchange counts that only some ranks know. Otherwise counts travel with the data, as
         #: in non-blocking calls: where other ranks may make the same call as such a one.
         self.exchanges = True
-        self._prepared = Preparation(self, self._cache, self._run, self._start)
+        self._prepared = Preparation(self, self._cache, self._run_prepared, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
-        #: Short ways of calls, by keys that their callers choose, or by labels.
-        self.known: Kinds[Hashable, Short] = Kinds()
+        #: Calls that can be repeated, by keys that their callers choose.
+        self.repeatable: BoundedDict[Hashable, RepeatableCall] = BoundedDict()
         #: Persistent calls that were not freed: their requests must go before their teams.
         self._persistent: dict[int, Prepared] = {}
         self._verification = Verification(self, every, self.used) if every and self.size > 1 else None
+        #: Runs a blocking call to its end, with the arguments of :meth:`run`, by position.
+        self.blocking: Callable[..., None] = self.run if self._repeater is None else self._repeater.call
+        #: As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that.
+        self.begin: Callable[[CallSpec, Any, Completion], Request] = self._begin
         if self._verification is not None:
-            self.blocking = partial(self._verification.blocking, self.again)
-            self.begin = partial(self._verification.begin, self.begin)  # type: ignore[method-assign]
+            self.blocking = partial(self._verification.blocking, self.run)
+            self.begin = partial(self._verification.begin, self._begin)
         #: The exchange by which ranks leave, and its memory, once it has begun: by a Free that Ctrl-C ended, too.
         self._leaving: tuple[Any, ...] = ()
         #: Wrong data that was found when the communicator was closed.
@@ -108,9 +114,11 @@ class Runner(State):
 
     # --- before a call ------------------------------------------------------------------------------------------------
 
-    def usable(self, *, calls: bool = True) -> None:
-        """Raise where the communicator cannot be used. Messages and set-ups, which are no ``calls`` on the board, go on
-        until this rank comes to the refused call that has ended it."""
+    def check_usable(self, *, calls: bool = True) -> None:
+        """Raise if the communicator cannot be used.
+
+        Messages and set-ups are no ``calls`` on the board: of a refused call they go on until this rank comes to it.
+        """
         if self.orphaned:
             raise CollectiveError(
                 f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
@@ -122,7 +130,7 @@ class Runner(State):
                 raise RevokedError(
                     f"rank {self.rank}: this communicator has been revoked; Shrink() makes one of the ranks that live"
                 )
-            if calls and self.ended(self.board.next):
+            if calls and self.ended_by_refusal(self.board.next):
                 raise RefusedError(f"rank {self.rank}: {self.broken}; {ANEW}")
         if self.broken:
             raise CollectiveError(
@@ -132,9 +140,9 @@ class Runner(State):
         if dropped_calls:
             reap()
 
-    def ready(self, *, calls: bool = True) -> None:
-        """As :meth:`usable`, for a collective."""
-        self.usable(calls=calls)
+    def check_ready(self, *, calls: bool = True) -> None:
+        """Run the poll hooks, and raise if no collective can be made."""
+        self.check_usable(calls=calls)
         if poll_hooks:
             run_poll_hooks()
 
@@ -151,7 +159,7 @@ class Runner(State):
         if self._repeater is not None:
             self._repeater.timeout = seconds
 
-    def again(
+    def run(
         self, name: str, send: Any, recv: Any, op: Any = None, root: Any = -1, counts: Any = None, stream: Any = None
     ) -> None:
         """Run a collective to its end; with ``stream`` it starts when the stream gets there.
@@ -163,95 +171,99 @@ class Runner(State):
             return
         try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
-            key, kind, outof, into = look(self._cache, self._in_place, name, send, recv, op, root, counts)
+            key, pool, send_at, recv_at = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
             rows = None
-            if kind is not None and not self.broken:
-                if kind.exchange is None:
+            if pool is not None and not self.broken:
+                if pool.exchange is None:
                     same = (name, send, recv, op, root) if counts is None else ()
-                    if self._repeat(kind, outof, into, (send, recv), same):
+                    if self._run_from_pool(pool, send_at, recv_at, (send, recv), same):
                         return
                 elif self.exchanges:
-                    same_counts, rows = self._same_counts(kind)
-                    if same_counts and self._repeat(kind, outof, into, (send, recv)):
+                    same_counts, rows = self._same_counts(pool)
+                    if same_counts and self._run_from_pool(pool, send_at, recv_at, (send, recv)):
                         return
             call = CallSpec(name, send, recv, op, root, counts)
-            self._general(call, (key, outof, into), rows)
+            self._run_unknown(call, (key, send_at, recv_at), rows)
         except Exception as error:
             self.refuse(error)
             raise
 
-    def _general(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
-        """A call that was not made before, or not like this."""
-        self.ready()
-        if self.size > 2 and delegated(call, self.rank) and (blocks := in_blocks(call, self.size, self.rank)):
+    def _run_unknown(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
+        """Run a call that no pool has a program for."""
+        self.check_ready()
+        if self.size > 2 and reduced_by_mpi(call, self.rank) and (blocks := block_calls(call, self.size, self.rank)):
             for block in blocks:
-                self._general(block, (None, None, None), None)
+                self._run_unknown(block, (None, None, None), None)
             return
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
-        self._run(prepared)
+        self._run_prepared(prepared)
         prepared.finish()
-        key, outof, into = seen
-        prepared.keep(self._cache, key, outof, into)
+        key, send_at, recv_at = seen
+        prepared.keep(self._cache, key, send_at, recv_at)
         prepared.give_back()
 
-    def labelled(self, label: str, call: CallSpec, outof: Any = ffi.NULL, into: Any = ffi.NULL) -> None:
-        """Run a call on host memory to its end that is a part of something larger: by ``label``, which says all of it
-        but its addresses, the ranks compare it, and it is known when it comes again."""
-        short = self.known.get(label)
+    def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
+        """Run a call on host memory to its end that is a part of something larger.
+
+        The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
+        """
+        repeatable = self.repeatable.get(label)
         try:
             with self.refusing:
-                if short is not None and self.remake(short, outof, into, None, call):
+                if repeatable is not None and self.repeat(repeatable, send_at, recv_at, None, call):
                     return
-                self.ready()
+                self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
-                self._run(prepared)
+                self._run_prepared(prepared)
                 if prepared.repeatable:
-                    self.known.keep(label, Short(prepared.kind, None, False))
+                    self.repeatable.keep(label, RepeatableCall(prepared.pool, None, False))
                 prepared.give_back()
         except CollectiveTimeout:
             not_met()
             raise
 
-    def _repeat(self, kind: Kind, outof: Any, into: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()) -> bool:
-        """Run a call of a known kind to its end; False when it could not start like this.
+    def _run_from_pool(
+        self, pool: ProgramPool, send_at: Any, recv_at: Any, keep: tuple[Any, ...], call: tuple[Any, ...] = ()
+    ) -> bool:
+        """Run a program of a pool to its end; False if it could not be started.
 
-        Given the whole ``call``, the next one of its kind will need no Python.
+        With the whole ``call``, the next one like it needs no Python.
         """
-        program = kind.take()
+        program = pool.take()
         if program is None:
             return False  # all are in use
         try:
-            if type(outof) is int:
-                outof = _cast("void *", outof)
-            if type(into) is int:
-                into = _cast("void *", into)
-            state = _run(program.handle, outof, into, self._timeout, SLICE)
+            if type(send_at) is int:
+                send_at = _cast("void *", send_at)
+            if type(recv_at) is int:
+                recv_at = _cast("void *", recv_at)
+            state = _run(program.handle, send_at, recv_at, self._timeout, SLICE)
         except BaseException:
-            self._interrupted(program, keep, kind.label)
+            self._interrupted(program, keep, pool.label)
             raise
         if state < 0:
-            kind.give_back(program)
+            pool.give_back(program)
         elif state != 1:
-            self._await((kind, program), *keep)
+            self._await((pool, program), *keep)
         else:
-            room = (kind, program)
+            room = (pool, program)
             if call and self._repeater is not None:
                 room = self._repeater.keep(room, program.address, *call)
             if room is not None:
                 room[0].give_back(room[1])
         return bool(state >= 0)
 
-    def _await(self, held: tuple[Kind, Program], *keep: object) -> None:
+    def _await(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
         """Wait for the end of a program that was begun, and raise what went wrong."""
-        kind, program = held
+        pool, program = held
         try:
             state = self.wait(program.op)
         except BaseException:
-            self._interrupted(program, keep, kind.label)
+            self._interrupted(program, keep, pool.label)
             raise
         if state > 1:
-            self._judge(program, state, keep, kind.label)
-        kind.give_back(program)
+            self._judge(program, state, keep, pool.label)
+        pool.give_back(program)
 
     def start(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
         """Start a collective and return its request; with ``stream`` it is a part of the stream's work."""
@@ -266,8 +278,7 @@ class Runner(State):
                 lib.ucch_progress_thread(1)
         return request
 
-    def begin(self, call: CallSpec, stream: Any = None, completion: Completion = Completion.STREAM) -> Request:
-        """As :meth:`start`, for a caller that makes progress for a moment and wakes the progress thread after that."""
+    def _begin(self, call: CallSpec, stream: Any, completion: Completion) -> Request:
         try:
             if stream is None:
                 return self._started(call)
@@ -278,20 +289,20 @@ class Runner(State):
 
     def _started(self, call: CallSpec) -> Request:
         """The request of a call that begins now."""
-        self.usable()
-        key, kind, outof, into = look(self._cache, self._in_place, *call)
-        if kind is not None and kind.exchange is None and (program := kind.take()) is not None:
-            if type(outof) is int:
-                outof = _cast("void *", outof)
-            if type(into) is int:
-                into = _cast("void *", into)
-            keep = call, outof, into
-            if lib.ucch_program_start(program.handle, outof, into, self.timeout) >= 0:
-                return self._request(program, kind, keep)
-            kind.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
-        self.ready()
+        self.check_usable()
+        key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
+        if pool is not None and pool.exchange is None and (program := pool.take()) is not None:
+            if type(send_at) is int:
+                send_at = _cast("void *", send_at)
+            if type(recv_at) is int:
+                recv_at = _cast("void *", recv_at)
+            keep = call, send_at, recv_at
+            if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
+                return self._request(program, pool, keep)
+            pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
+        self.check_ready()
         prepared = self._prepared.prepare(call)
-        prepared.keep(self._cache, key, outof, into)
+        prepared.keep(self._cache, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -300,16 +311,16 @@ class Runner(State):
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
             raise self.not_started(prepared.label, state)
-        return self._request(program, prepared.kind, prepared, prepared)
+        return self._request(program, prepared.pool, prepared, prepared)
 
-    def _request(self, program: Program, kind: Kind, keep: object, prepared: Prepared | None = None) -> Request:
+    def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
         """The request of a program that has begun."""
 
         def finish(state: int, status: Any) -> None:
             if state != 1:
-                self._judge(program, state, keep, kind.label)
+                self._judge(program, state, keep, pool.label)
             if prepared is None:
-                kind.give_back(program)
+                pool.give_back(program)
             else:
                 prepared.finish()
                 prepared.give_back()
@@ -323,19 +334,19 @@ class Runner(State):
         stream is held for a call that the wait for its request completes: a thread that allocates on the device could
         wait for that stream, with the locks that the call needs to end.
         """
-        key, kind, outof, into = look(self._cache, self._in_place, *call)
+        key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         exchange, rows = completion is Completion.HOST, None
-        if kind is not None and kind.exchange is not None:
-            kind, rows = self._same_counts(kind) if exchange and not self.broken else (None, None)
-        if kind is not None and not self.broken and (program := kind.take()) is not None:
+        if pool is not None and pool.exchange is not None:
+            pool, rows = self._same_counts(pool) if exchange and not self.broken else (None, None)
+        if pool is not None and not self.broken and (program := pool.take()) is not None:
             try:
-                launched = self._launched(program, kind.label, outof, into, stream)
+                launched = self._launched(program, pool.label, send_at, recv_at, stream)
             finally:
-                kind.give_back(program)
+                pool.give_back(program)
             if launched is not None:
                 return launched
-        self.ready()
-        if delegated(call, self.rank):
+        self.check_ready()
+        if reduced_by_mpi(call, self.rank):
             raise NotSupported(
                 f"{call.name} on rank {self.rank}: an operation of the user's own runs on the host, in no stream"
             )
@@ -349,16 +360,16 @@ class Runner(State):
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
-        prepared.keep(self._cache, key, outof, into)
+        prepared.keep(self._cache, key, send_at, recv_at)
         prepared.give_back()
         return launched
 
-    def _same_counts(self, kind: Kind) -> tuple[Kind | None, Any]:
-        """A kind whose ranks exchange counts, if these are what they were, and the counts."""
-        assert kind.exchange is not None
-        self._run(kind.exchange.prepared)
-        rows = kind.exchange.rows
-        return kind if rows.tobytes() == kind.counts else None, rows
+    def _same_counts(self, pool: ProgramPool) -> tuple[ProgramPool | None, Any]:
+        """(a pool, if the counts that its ranks exchange now are those that it was made for; these counts)."""
+        assert pool.exchange is not None
+        self._run_prepared(pool.exchange.prepared)
+        rows = pool.exchange.rows
+        return pool if rows.tobytes() == pool.counts else None, rows
 
     def _captured(self, call: CallSpec, stream: int, rows: Any) -> Request:
         """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
@@ -372,58 +383,59 @@ class Runner(State):
         prepared.give_back()
         return Captured()
 
-    def remember(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
-        """Let calls that differ from this one in addresses alone be made by ``key``, as :class:`Short` says.
+    def make_repeatable(self, key: Hashable, call: CallSpec, *, mean: bool) -> None:
+        """Let calls that differ from this one in addresses alone be made by ``key``, as :class:`RepeatableCall` says.
 
         This one was launched, or made on host memory.
         """
         if self._verification is not None:
             return  # the checksums must be compared, which the short way does not do
-        kind = look(self._cache, self._in_place, *call)[1]
-        if kind is None or kind.exchange is not None or key in self.known or (program := kind.take()) is None:
+        pool = look_up(self._cache, self._in_place, *call)[1]
+        if pool is None or pool.exchange is not None or key in self.repeatable or (program := pool.take()) is None:
             return
         launched = program.execution >= _LAUNCHED
-        self.known.keep(key, Short(kind, program if launched else None, mean))
+        self.repeatable.keep(key, RepeatableCall(pool, program if launched else None, mean))
         if not launched:
-            kind.give_back(program)
+            pool.give_back(program)
 
-    def remake(self, short: Short, outof: Any, into: Any, stream: int | None, keep: tuple[Any, ...]) -> bool:
+    def repeat(
+        self, repeatable: RepeatableCall, send_at: Any, recv_at: Any, stream: int | None, keep: tuple[Any, ...]
+    ) -> bool:
         """Make a call without a request: run it to its end, or launch it into a stream, which orders it.
 
         The next call tells of its failure. False where it has to be made in the general way; one at a time of a kind.
         """
-        kind, program, _ = short
+        pool, program, _ = repeatable
         if self.broken:
             return False
         if stream is None:
-            return self._repeat(kind, outof, into, keep)
+            return self._run_from_pool(pool, send_at, recv_at, keep)
         if program is None:
             return False
-        if _leave(program.handle, outof, into, self._timeout, stream):
+        if _leave(program.handle, send_at, recv_at, self._timeout, stream):
             return True
-        self._not_launched(program, kind.label)
+        self._not_launched(program, pool.label)
         return False
 
-    def relaunch(self, short: Short, outof: int, into: int, stream: int) -> Request | None:
-        """As :meth:`remake` with a stream, and with a request; None where the general way has to make the call."""
-        kind, program, _ = short
+    def repeat_in_stream(self, repeatable: RepeatableCall, send_at: int, recv_at: int, stream: int) -> Request | None:
+        """As :meth:`repeat` with a stream, and with a request; None where the general way has to make the call."""
+        pool, program, _ = repeatable
         if program is None or self.broken:
             return None
-        return self._launched(program, kind.label, outof, into, stream)
+        return self._launched(program, pool.label, send_at, recv_at, stream)
 
-    def _launched(self, program: Program, label: str, outof: Any, into: Any, stream: int) -> Request | None:
-        """The request of a program that was left to a stream; None where that cannot be, or not before earlier
-        calls."""
+    def _launched(self, program: Program, label: str, send_at: Any, recv_at: Any, stream: int) -> Request | None:
+        """Launch a program into a stream, and return its request; None if the stream cannot take it now."""
         if program.execution < _LAUNCHED:
             return None
-        op = _launch(program.handle, number_of(outof), number_of(into), self._timeout, stream)
+        op = _launch(program.handle, number_of(send_at), number_of(recv_at), self._timeout, stream)
         if op == ffi.NULL:
             self._not_launched(program, label)
             return None
         return Launched(op, (program, label, self._timeout), self)
 
     def _not_launched(self, program: Program, label: str) -> None:
-        """Raise why the calling thread's last launch failed; None where the general way handles it, or refuses it."""
+        """Raise if an earlier call has failed. Otherwise the general way makes the call, or refuses it."""
         op = lib.ucch_launch_failed()
         if op != ffi.NULL:
             self.failed_in_stream(op, program, label, self._timeout)
@@ -433,7 +445,7 @@ class Runner(State):
     def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
         """Raise why a call that was left to a stream has failed."""
         failure = self.failure_of(op, label, timeout)
-        self.broke(failure, program)
+        self.fail(failure, program)
         raise failure
 
     @property
@@ -455,9 +467,9 @@ class Runner(State):
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
             raise self.not_started(prepared.label, state)
-        request = self._request(program, prepared.kind, prepared, prepared)
+        request = self._request(program, prepared.pool, prepared, prepared)
         if state and prepared.staged is not None:
-            prepared.leave(stream)
+            prepared.copy_back_in(stream)
         if ordered and not state:
             request.Wait()  # the stream cannot wait for this call, or must not: the host does
         return request
@@ -466,11 +478,11 @@ class Runner(State):
         """Set a collective up once, to be started many times."""
         with self.refusing:
             prepared = self._set_up(call)
-        return self._standing(prepared, call)
+        return self._persistent_request(prepared, call)
 
     def _set_up(self, call: CallSpec) -> Prepared:
         """A call that is ready to be started again and again."""
-        self.ready(calls=False)
+        self.check_ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
         if status < 0:
@@ -479,12 +491,12 @@ class Runner(State):
         self._persistent[id(prepared)] = prepared
         return prepared
 
-    def _standing(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        """The request by which a call that was set up is started again and again."""
+    def _persistent_request(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
+        """The request of a call that was set up."""
         program = prepared.program
 
         def start() -> int:
-            self.ready()
+            self.check_ready()
             if not prepared.in_place:
                 prepared.refill()
             state = int(lib.ucch_program_again(program.handle))
@@ -509,9 +521,7 @@ class Runner(State):
             refuse=self.refuse,
         )  # fmt: skip
 
-    # --- books --------------------------------------------------------------------------------------------------------
-
-    def _run(self, prepared: Prepared) -> None:
+    def _run_prepared(self, prepared: Prepared) -> None:
         """Run a prepared call to its end, in this thread."""
         program = prepared.program
         try:
@@ -545,8 +555,8 @@ class Runner(State):
         if self._verification is not None:
             failure = self._verification.found() or failure
         if isinstance(keep, Prepared):
-            failure = keep.reason(failure)
-        self.broke(failure, (program, keep))
+            failure = keep.explained(failure)
+        self.fail(failure, (program, keep))
         raise failure
 
     def retune(self, tuning: Tuning) -> None:
@@ -556,7 +566,7 @@ class Runner(State):
 
     def _forget(self) -> None:
         self._prepared.forget()
-        self.known.clear()
+        self.repeatable.clear()
         if self._repeater is not None:
             self._repeater.clear()
 
@@ -579,15 +589,15 @@ class Runner(State):
         Raises:
             ValueError: The caller holds active requests; nothing was changed.
         """
-        self.ended()
+        self.ended_by_refusal()
         together = self._drain()
         if self._verification is not None:
             self.unfit = self._verification.close(together)
         free_all(self)
-        if self.broken or self.ended():
+        if self.broken or self.ended_by_refusal():
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
-            quarantine.keep((self.members, self._cache, self._prepared.delegated, self._persistent))
+            quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
@@ -643,7 +653,7 @@ class Runner(State):
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least
             request = self._leaving[0]
             with quarantine.unless_over(self._leaving):
-                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP)
+                over = progress_until(request.Test, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
         except (RuntimeError, OSError) as error:  # MPI's, or torch's store's: a process has failed
             log.log("live").debug("the other ranks are not waited for: %s", error)
             return False
@@ -656,7 +666,7 @@ class Runner(State):
         """True if this communicator's ranks cannot be waited for; throws away messages that came meanwhile."""
         self._discard()
         run_poll_hooks()
-        return self.ended() or bool(self.broken) or self.board.dead() >= 0
+        return self.ended_by_refusal() or bool(self.broken) or self.board.dead() >= 0
 
     def _discard(self) -> None:
         """Throw away messages that came for receives that were taken back, but not those of collectives."""

@@ -15,7 +15,7 @@ from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
 from ..bootstrap.board import Board
-from ..bootstrap.meeting import Known
+from ..bootstrap.meeting import Agreed
 from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
@@ -37,7 +37,7 @@ from .request import run_poll_hooks
 _E = TypeVar("_E", bound=UCCHError)
 
 
-#: What to do once a call was refused that other ranks make.
+#: End of error texts: the way out once a call was refused that other ranks make.
 ANEW = "the communicator can no longer be used: free it and make a new one"
 
 
@@ -58,14 +58,14 @@ class Refusing:
 class State:
     """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
-    ``known``: what its ranks know of each other from the communicator that it is made from.
+    ``agreed``: what its ranks have agreed upon, where it is made from another one.
     """
 
-    def __init__(self, mpi: Any, known: Known | None = None) -> None:
+    def __init__(self, mpi: Any, agreed: Agreed | None = None) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, known)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, agreed)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
@@ -82,32 +82,34 @@ class State:
         lib.ucch_board_break(self.board.native)
         self.board.leave()  # ranks that come to later calls need not wait for the deadline
 
-    def broke(self, failure: Exception, keep: object) -> None:
-        """A call failed: a library or stream may still use its memory, and nothing more is run."""
+    def fail(self, failure: Exception, keep: object) -> None:
+        """End the communicator after a failure, and keep what a library or stream may still use."""
         self.abandon(str(failure))
         if isinstance(failure, CollectiveTimeout):
             self.members.job.stale = True
         quarantine.keep(keep)
 
     def orphan(self) -> None:
-        """This process is a child that was forked: the communicator is its parent's."""
+        """Make the communicator unusable in a child that was forked: it is the parent's."""
         self.orphaned, self.broken = True, "it is the parent process's"
         lib.ucch_board_break(self.board.native)
         quarantine.keep(self)
 
     def refuse(self, error: Exception) -> None:
-        """Say that this rank cannot make its next call: a mistake that it alone may see.
+        """Tell the other ranks that this one cannot make its next call.
 
-        Where all ranks make it, each says so to itself, and they go on. Else the communicator ends on all of them.
+        Where all ranks make the same mistake, all refuse the call, and go on. Else the communicator ends on all ranks.
         """
         if self.size > 1 and not self.broken and not isinstance(error, CollectiveError):
             self.board.refuse(f"{type(error).__name__}: {error}")
-            self.ended(self.board.next)
+            self.ended_by_refusal(self.board.next)
 
-    def ended(self, seq: int = 0) -> bool:
-        """True if a refused call is found to have ended the communicator for call ``seq``, which is taken note of.
-        Without a number, for any: a rank that has not come to the refused call makes those before it."""
-        why = "" if self.broken else refused(self.board, seq)
+    def ended_by_refusal(self, seq: int = 0) -> bool:
+        """True if a rank has refused call ``seq`` or one before it, which ends the communicator here, too.
+
+        Without a number, if a rank has refused any call: ranks that have not come to that one make those before it.
+        """
+        why = "" if self.broken else refusal_text(self.board, seq)
         if why:
             self.abandon(why)
         return bool(why)
@@ -123,8 +125,9 @@ class State:
     def not_started(self, label: str, status: int) -> Exception:
         """The exception for a call that the engine did not begin."""
         where = f"rank {self.rank}: {label}"
-        if status == lib.UCCH_FAIL_BROKEN and (ended := refused(self.board, self.board.next)):  # since it was looked at
-            return RefusedError(f"{where}: {ended}; {ANEW}")
+        # A rank may have refused it since the communicator was checked.
+        if status == lib.UCCH_FAIL_BROKEN and (why := refusal_text(self.board, self.board.next)):
+            return RefusedError(f"{where}: {why}; {ANEW}")
         if status == lib.UCCH_FAIL_BROKEN and lib.ucch_board_revoked(self.board.native):
             return RevokedError(f"{where}: {_TEXTS[lib.UCCH_FAIL_REVOKED][1]}")
         if status == lib.UCCH_FAIL_PINNED:  # no failure of the communicator's: the other ranks are told
@@ -145,18 +148,18 @@ class State:
         """Raise that an earlier call failed, and why."""
         where = f"rank {self.rank}: {label}"
         first = lib.ucch_board_first_failure(self.board.native)
-        if first == ffi.NULL and (why := refused(self.board, self.board.next)):
+        if first == ffi.NULL and (why := refusal_text(self.board, self.board.next)):
             raise RefusedError(f"{where}: {why}; {ANEW}")
         if first == ffi.NULL:
             raise CollectiveError(f"{where} could not be started: an earlier call failed")
         failure = self.failure_of(first, "a call in a stream", 0.0)
-        self.broke(failure, first)
+        self.fail(failure, first)
         raise CollectiveError(f"{where} could not be started, because an earlier call failed: {failure}") from failure
 
 
 def explain(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
     """The exception for a ``ucch_error``; its ``peer`` is a slot of the board."""
-    return recorded(_reason(error, board, rank, label, timeout))
+    return with_record_path(_failure_for(error, board, rank, label, timeout))
 
 
 #: Reason of what fails once libucp has thrown a message away.
@@ -166,8 +169,8 @@ LOST = (
 )
 
 
-def recorded(failure: _E) -> _E:
-    """A failure that says where the engine has written the last calls, if it has."""
+def with_record_path(failure: _E) -> _E:
+    """A failure with the path of the flight record that the engine has written of it, if it has."""
     path = flight.usual_path()
     grave = isinstance(failure, CollectiveError) and not isinstance(
         failure, RefusedError | RevokedError | TruncationError
@@ -177,7 +180,7 @@ def recorded(failure: _E) -> _E:
     return failure
 
 
-def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
+def _failure_for(error: Any, board: Board, rank: int, label: str, timeout: float) -> CollectiveError:
     status, seq = int(error.status), int(error.seq)
     peer = board.rank_of(error.peer)
     where = f"rank {rank}: {label} (call {seq} of this communicator)"
@@ -190,21 +193,21 @@ def _reason(error: Any, board: Board, rank: int, label: str, timeout: float) -> 
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
     if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
         progress_until(partial(_why_is_known, board, peer, seq), _WHY_S)
-    if status in _BY_REFUSAL and (why := refused(board, seq)):
+    if status in _BY_REFUSAL and (why := refusal_text(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status in _TEXTS:
         kind, text = _TEXTS[status]
         return kind(f"{where}: {text}")
     if status == lib.UCCH_FAIL_PEER:
         if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-            first, odd, called = _unlike(board, seq)
+            first, odd, called = _first_difference(board, seq)
             if first:
                 return MismatchError(
                     f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
                 )
         if board.fate(peer) <= lib.UCCH_LEFT and 0 < (failed := board.given_up(peer)) <= seq:
             return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
-        return PeerError(f"{where}: {_gone(board, peer, rank)}")
+        return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
         who = f"; rank(s) {missing} have not called it" if missing else ""
@@ -249,21 +252,21 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
     That a call has failed on ``peer`` is no reason: what made it fail, a rank of another host that refused a call, made
     another one or died, is heard of before or after that.
     """
-    if refused(board, seq) or board.difference(seq)[0] or board.parted(seq)[0] or board.dead() != -1:
+    if refusal_text(board, seq) or board.difference(seq)[0] or board.parted(seq)[0] or board.dead() != -1:
         return True
     return bool(board.fate(peer)) and not board.given_up(peer)
 
 
-def _unlike(board: Board, seq: int) -> tuple[int, int, str]:
-    """The first call up to ``seq`` that ranks made differently, the rank that did, and what it called; call 0 for
-    none."""
+def _first_difference(board: Board, seq: int) -> tuple[int, int, str]:
+    """(the first call up to ``seq`` that a rank made differently, that rank, what it called); call 0 for none."""
     first, odd = board.parted(seq)
     if first:
         return first, odd, board.label(odd, first) or "something else"
     return board.difference(seq)
 
 
-def _gone(board: Board, peer: int, rank: int) -> str:
+def _how_gone(board: Board, peer: int, rank: int) -> str:
+    """How a peer went, for a message."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"
@@ -277,9 +280,8 @@ def _gone(board: Board, peer: int, rank: int) -> str:
     return f"rank {peer} has left the job or died"
 
 
-def refused(board: Board, seq: int = 0) -> str:
-    """Which rank has refused a call that other ranks make, and why; empty while none has. ``seq``: a call that ends by
-    that, as it is the refused one or comes later."""
+def refusal_text(board: Board, seq: int = 0) -> str:
+    """Which rank has refused a call, and why; empty while none has. ``seq``: only call ``seq`` and those before it."""
     found = board.refusal()
     if found is None or found[0] > seq > 0:
         return ""
@@ -291,7 +293,7 @@ def refused(board: Board, seq: int = 0) -> str:
 class Watch:
     """A call while it is prepared, or while messages run it: shown to the peers, timed, compared.
 
-    ``show`` does the first, and returns the call's number and that of its record.
+    ``show`` puts its label on the arrival board, and returns the numbers of the call and of its record.
     """
 
     def __init__(self, state: State, label: str, show: Callable[[str], tuple[int, int]] | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Verification of a sample of calls (``UCCH_CHECK=data``): of what went in and what came out, over another way.
+"""Verification of a sample of calls (``UCCH_CHECK=data``), by checksums of what they have read and written.
 
-Every rank takes the same calls, and keeps what they read and what they wrote. Checksums of both go over the exchange
-that made the communicator (MPI, torch's store), one call after the other, as they began: what is not
-known at a call's end, because other ranks have not come to it, is judged in a later one, and in ``Free`` at last.
+All ranks sample the same calls, and keep copies of their data. Checksums are exchanged over MPI or torch's store, one
+call after the other, in the order in which they began. A call that other ranks have not finished by its end here is
+judged in a later call, or at last in ``Free``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ..planner.select import Choice, make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
 from .arguments import Bound, CallSpec, Completion, bind
-from .checksums import PIECES, Fault, Moved, Reduced, Span, length
+from .checksums import PIECES, Fault, MovedData, ReducedData, Span, length
 from .preparation import label_of, reduction_of
 from .request import Request, poll_hooks
-from .state import State, recorded
+from .state import State, with_record_path
 
-#: Seconds that the end of a call waits for other ranks' words of it; those that the ranks take to find an element; and
-#: how long ranks are waited for at the end, once one is known to be gone.
+#: Seconds that the end of a call waits for the checksums of other ranks; that the ranks have to find the wrong element;
+#: and that ``Free`` waits for ranks, once one is known to be gone.
 _MOMENT, _SEARCH, _GRACE = 0.5, 10.0, 1.0
 #: Words before a row: the call's number, and whether there is anything to compare.
 _HEAD = 2
@@ -52,12 +52,12 @@ class _Sample:
         self.number, self.name = number, name
         self.label, self.call = name, 0
         self.bound: Bound | None = None
-        self.sums: Moved | Reduced | None = None
+        self.sums: MovedData | ReducedData | None = None
         self.over = False
         self.read: Callable[[Buffer], Any] = _no_memory
 
     def take(self, rank: int) -> None:
-        """Keep what the call is about to read."""
+        """Copy what the call is about to read."""
         assert self.bound is not None and self.sums is not None
         self._refresh()
         bound = self.bound
@@ -67,28 +67,28 @@ class _Sample:
             buffer = bound.recv
         if buffer is None:
             return
-        self.sums.outof = self.read(buffer)
+        self.sums.before = self.read(buffer)
         if bound.in_place and row.send is ROWS["allgather"].send:
             own, displs, size = Shape(call).own(rank), bound.recv_displs, buffer.dtype.itemsize
             start = displs[rank] if displs else own.offset
-            self.sums.outof = self.sums.outof[start * size : (start + own.count) * size]
+            self.sums.before = self.sums.before[start * size : (start + own.count) * size]
 
     def finish(self, failed: bool, call: int) -> None:
-        """Keep what the call has written; nothing is compared of one that failed."""
+        """Copy what the call has written. A call that failed is not compared."""
         self.call = call
         if failed:
             self.sums = None
         elif self.sums is not None and self.bound is not None and self.bound.recv is not None:
             self._refresh()
-            self.sums.into = self.read(self.bound.recv)
+            self.sums.after = self.read(self.bound.recv)
         self.bound, self.read = None, _no_memory
         self.over = True
 
     def _refresh(self) -> None:
-        """Take what lies all over the place into the copy that stands for it."""
+        """Copy blocks that lie anywhere to where the call has them one behind the other."""
         assert self.bound is not None
-        for copy, original, _ in self.bound.parts:
-            copy_elements(original, copy)
+        for each in self.bound.copies:
+            copy_elements(each.original, each.copy)
 
     def row(self, ranks: int) -> Any:
         """This rank's words for the first round."""
@@ -139,7 +139,7 @@ class Verification:
             self.end(sample)
 
     def begin(self, begin: Callable[..., Request], call: CallSpec, stream: Any, completion: Completion) -> Request:
-        """As ``begin``, for a call that may be part of a stream's work: the host waits for the end of such a sample."""
+        """As ``begin``. The host waits for the end of a sample in a stream."""
         try:
             stream = None if stream is None else stream_handle(stream)
         except TypeError:
@@ -160,7 +160,7 @@ class Verification:
     def around(
         self, call: CallSpec, start: Callable[[], int], finish: Callable[[int, Any], None]
     ) -> tuple[Callable[[], int], Callable[[int, Any], None]]:
-        """``start`` and ``finish`` of a persistent call, each start of which may be a sample."""
+        """(``start``, ``finish``) of a persistent call, each start of which may be a sample."""
         sample: _Sample | None = None
 
         def started() -> int:
@@ -178,7 +178,7 @@ class Verification:
         return started, finished
 
     def within(self, sample: _Sample, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a part of a call; if that fails the sample has come to nothing."""
+        """Call a part of a sampled call; if that fails, the sample has failed."""
         try:
             return make(*arguments)
         except BaseException:
@@ -186,12 +186,12 @@ class Verification:
             raise
 
     def take(self, call: CallSpec, stream: Any = None) -> _Sample | None:
-        """The sample that a call is, from before its start; None for one that is not verified."""
+        """Begin a sample, before the call starts; None if the call is not to be verified."""
         with self._lock:
             if not self._state.broken:
                 self._advance()
             self._number += 1
-            chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # no rhythm of the caller's
+            chosen = zlib.crc32(self._number.to_bytes(8, "little")) % self._every == 0  # at no regular distance
             if not chosen or self._state.size == 1 or call.name == "barrier" or self._state.broken:
                 return None
             sample = _Sample(self._number, call.name)
@@ -213,9 +213,9 @@ class Verification:
         sample.label, sample.read = label_of(call.name, bound, op), lambda buffer: self._read(buffer, stream)
         sample.bound = bound
         if how is not None:
-            sample.sums = Reduced(bound.call, how, dtype, rank)
+            sample.sums = ReducedData(bound.call, how, dtype, rank)
         else:
-            sample.sums = Moved(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
+            sample.sums = MovedData(bound.call, dtype, rank, (bound.send_displs, bound.recv_displs))
         sample.take(rank)
 
     @cached_property
@@ -237,7 +237,7 @@ class Verification:
         return np.frombuffer(ffi.buffer(ffi.cast("char *", packed.ptr), packed.nbytes), np.uint8).copy()
 
     def end(self, sample: _Sample, failed: bool = False) -> None:
-        """A call has ended: judge what can be. ``DataError`` if data is wrong, here or of earlier ones."""
+        """End a sample, and judge what can be judged. ``DataError`` if data of this or an earlier call is wrong."""
         with self._lock:
             if failed and self._state.broken and sample in self._queue:  # others may have left because of earlier ones
                 progress_until(lambda: self._over() or self._queue[0] is sample, _MOMENT, longest=1e-4)
@@ -248,7 +248,7 @@ class Verification:
     # --- judgement ----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Exchange the words of the samples that are over, in order, and judge them."""
+        """Exchange the checksums of the samples that have ended, in order, and judge them."""
         while self._failure is None and self._queue and self._queue[0].over:
             try:
                 if self._exchange is None:
@@ -263,8 +263,8 @@ class Verification:
             self._judge(self._queue.popleft(), rows)
 
     def attend(self) -> None:
-        """Go on while this rank waits for another call: other ranks look for a wrong element with its help, and may
-        come to that call only afterwards."""
+        """Go on while this rank waits in another call: other ranks may need it to find a wrong element before they come
+        to that call."""
         if not self._queue or not self._queue[0].over or not self._lock.acquire(blocking=False):
             return
         try:
@@ -276,12 +276,12 @@ class Verification:
             self._lock.release()
 
     def found(self) -> DataError | None:
-        """The failure that :meth:`attend` has come upon, once."""
+        """The failure that :meth:`attend` has found, the first time; then None."""
         found, self._untold = self._untold, None
         return found
 
     def _over(self, sample: _Sample | None = None) -> bool:
-        """Go on; whether a sample, or all there are, is judged by now."""
+        """Go on. True if a sample, or without one all of them, has been judged."""
         self._advance()
         return sample not in self._queue if sample else not self._queue
 
@@ -303,12 +303,12 @@ class Verification:
             fault = self._search(sums, span, ranks) or fault
         where = f"rank {self._state.rank}: {sample.label} (call {sample.call} of this communicator)"
         flight.failed()
-        self._failure = recorded(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
+        self._failure = with_record_path(DataError(f"{where}: {fault.text}; {self._way(sample, fault.ranks)}"))
         self._state.abandon(str(self._failure))
         raise self._failure
 
-    def _search(self, sums: Moved | Reduced, span: Span, ranks: Sequence[int]) -> Fault | None:
-        """The first wrong element, which all ranks look for together."""
+    def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
+        """Find the first wrong element, together with all ranks."""
         if span.stop < 0:
             span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
         span = span._replace(pieces=min(PIECES, span.stop - span.start))
@@ -322,7 +322,7 @@ class Verification:
             span = span.piece(number)
 
     def _ask(self, mine: Any) -> Any:
-        """The words of all ranks in a round; ``OSError`` where not all have come in time."""
+        """Gather the words of all ranks; ``OSError`` if not all have come in time."""
         request, _, rows = self._start(mine)
         with quarantine.unless_over((mine, rows)):
             if not progress_until(request.Test, _SEARCH, longest=1e-4):
@@ -330,19 +330,19 @@ class Verification:
         return rows
 
     def _way(self, sample: _Sample, ranks: Sequence[int]) -> str:
-        """How the data went, as far as that is known: the steps of the first rank that has it wrong."""
+        """The algorithm, and the steps of the first rank that has wrong data, as text."""
         choice = self._used.get(sample.label) or self._used.get(f"{sample.label} host")
         if choice is None or sample.sums is None:
             return "it is not known which way it went"
         rank = ranks[0] if ranks else self._state.rank
         plan = make_plan(self._state.members.topology, sample.sums.call, choice[0], rank)
         steps = [
-            f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.program(rank) if step.link != "local"
+            f"{step.kind} among ranks {list(step.ranks)}" for *_, step in plan.steps_of(rank) if step.link != "local"
         ]
         return f"it went by the algorithm {choice[0].algorithm}: on rank {rank} by {', '.join(dict.fromkeys(steps))}"
 
     def close(self, together: bool) -> DataError | None:
-        """Judge what is left, where all ranks have come to the end (``together``); what turns out to be wrong."""
+        """Judge what is left, if all ranks have come to the end (``together``), and return what is wrong."""
         poll_hooks.remove(self.attend)
         failure = self.found()
         if not together:

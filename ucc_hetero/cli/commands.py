@@ -191,7 +191,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
-    from ..trace.record import merge, write
+    from ..trace.timeline import merge, write
 
     if args.file.exists():
         print(f"{args.file} is whole; open it at ui.perfetto.dev")

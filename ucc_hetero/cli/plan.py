@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..planner.collectives import Call
-from ..planner.cost import Wire, wire_bytes
+from ..planner.cost import Traffic, traffic_of
 from ..planner.plan import Plan, Step, regions
 from ..planner.select import Choice, Tuning, candidates, choose, example_call, make_plan, reason
 from ..planner.topology import Topology
@@ -67,7 +67,7 @@ def facts(
     call: Call = example_call(topology, collective, nbytes // _ITEM)
     choice = wanted or choose(topology, collective, nbytes, tune)
     plan = make_plan(topology, call, choice)
-    wire: Wire = wire_bytes(plan, topology, _ITEM)
+    wire: Traffic = traffic_of(plan, topology, _ITEM)
     return {
         "collective": collective,
         "bytes": nbytes,

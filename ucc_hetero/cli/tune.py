@@ -140,7 +140,7 @@ def measure_collectives(
 
 def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) -> Finding:
     """Seconds of every candidate at one size; the default is what ``tuning`` chooses. Leaves another tuning behind."""
-    topology, run = comm.topology, runner_of(comm)
+    topology, runner = comm.topology, runner_of(comm)
     total = elements(example_call(topology, collective, nbytes // 4)) * 4
     default = choose(topology, collective, total, tuning)
     example = _Example(comm, collective, nbytes)
@@ -148,7 +148,7 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
     times |= {choice._replace(queued=default.queued): [] for choice in candidates(topology, collective, total)}
     trials = {choice: Trial(comm, example.call) for choice in times}
     for choice in times:
-        run.retune(_forced(choice, collective))
+        runner.retune(_forced(choice, collective))
         trials[choice].warm()
         times[choice].append(trials[choice].sample())
     # All ranks know the same times, so all measure the same candidates on.
@@ -157,7 +157,7 @@ def measure(comm: Communicator, collective: str, nbytes: int, tuning: Tuning) ->
     for turn in range(1, _ROUNDS):
         # Each in another place of a round: what comes before it is not always the same.
         for choice in hopeful[turn % len(hopeful) :] + hopeful[: turn % len(hopeful)]:
-            run.retune(_forced(choice, collective))
+            runner.retune(_forced(choice, collective))
             example.call()
             times[choice].append(trials[choice].sample())
     example.close()

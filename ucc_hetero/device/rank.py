@@ -66,10 +66,8 @@ def bind(place: Place) -> DeviceRuntime | None:
         )
     if _bound == place:
         return runtime
-    if lib.ucch_device_bind(runtime.code, place.device) < 0:
+    if lib.ucch_device_bind(runtime.code, place.device, runtime.holds) or lib.ucch_device_reserve():
         raise DeviceError(f"{place.vendor} device {place.device}: {ffi.string(lib.ucch_device_error()).decode()}")
-    lib.ucch_device_reserve()
-    lib.ucch_device_hold(runtime.holds)
     _bound = place
     return runtime
 

@@ -5,7 +5,7 @@ The program runs in C (``cffi_build/coll/program.c``); from start to completion 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -20,11 +20,11 @@ from ..native.libraries import ffi, lib
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS
 from ..planner.plan import KINDS, Operand, Plan, Region, Step, regions
-from ..trace import record
-from ..trace.record import Note
+from ..trace import timeline
+from ..trace.timeline import Note
 from ..transport.channels import Channels
 from .placement import Local, Placement, ProgramSpec, is_each
-from .stream_program import may_hold, of_vendors, queue
+from .stream_program import may_hold, of_vendors, queued
 
 #: Idle programs of one kind that are kept. On a device they borrow their scratch, and many are in flight at a time.
 _SPARE, _SPARE_ON_DEVICE = 4, 64
@@ -94,7 +94,7 @@ class Lowering:
     def program(self, label: str) -> Program:
         """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
         board shows of the call."""
-        steps = list(self.plan.program(self.rank))
+        steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
             self.teams.prepare((step for _, _, _, step in steps), self.what.memory)
@@ -124,7 +124,7 @@ class Lowering:
             return Execution.QUEUED
         if self.what.memory is None:
             return Execution.HELD
-        job, steps = self.teams.job, [step for _, _, _, step in self.plan.program(self.rank)]
+        job, steps = self.teams.job, [step for _, _, _, step in self.plan.steps_of(self.rank)]
         runtime = runtime_of(job.facts[job.rank].vendor)
         holds = runtime is not None and runtime.holds
         if self.what.memory:  # else that of a library that stands in for a vendor's, and is known as the host's
@@ -154,28 +154,27 @@ class Lowering:
         return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
 
     def _make(self, label: str) -> Program:
-        text = label.encode()
-        number = lib.ucch_board_signature(text)
-        handle = lib.ucch_program_new(len(self.steps), self.board.native, number, text)
-        if handle == ffi.NULL:
-            raise MemoryError(f"rank {self.rank}: no memory for a program of {len(self.steps)} steps")
-        spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
-        if self.teams.far:
-            lib.ucch_program_salt(handle, salt(label))
-        program = Program(handle, self.plan, (self.teams, self.board, self.channels, self.kept), spare)
-        if self.what.memory is not None:
-            self._check(lib.ucch_program_device(handle, self.what.memory))
-        if record.recorder is not None:
-            record.recorder.describe(handle, label, self.plan, self.board.number, self.notes)
         stages: dict[tuple[int, int], int] = {}
-        for i, (part, note) in enumerate(zip(self.steps, self.notes, strict=True)):
+        for part, note in zip(self.steps, self.notes, strict=True):
             part["stage"] = stages.setdefault((note.fragment, note.stage), len(stages))
-            self._check(lib.ucch_program_step(handle, i, [part]))
-        self._check(lib.ucch_program_tmp(handle, self.at.tmp_bytes))
+        handle = new_program(self.board, label, self._spec(label), self.steps)
+        spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
+        program = Program(handle, self.plan, (self.teams, self.board, self.channels, self.kept), spare)
         program.execution = self._execution()
-        if self.channels is not None:
-            queue(self.channels, handle, self.notes, self.at, self.bounce, self.in_graph)
         return program
+
+    def _spec(self, label: str) -> dict[str, Any]:
+        """Fields of the program's ``ucch_spec``."""
+        spec: dict[str, Any] = {"tmp_bytes": self.at.tmp_bytes}
+        if self.teams.far:
+            spec["salt"] = salt(label)
+        if self.what.memory is not None:
+            spec |= {"on_device": True, "memory_type": self.what.memory}
+        if timeline.recorder is not None:
+            spec["number"] = timeline.recorder.describe(label, self.plan, self.board.number, self.notes)
+        if self.channels is not None:
+            spec |= queued(self.channels, self.notes, self.at, self.bounce, self.in_graph)
+        return spec
 
     def _emit(self, before: Sequence[int], steps: Sequence[tuple[int, int, int, Step]]) -> list[int]:
         """Write the plan's steps after the steps ``before``; returns all numbers so far."""
@@ -214,7 +213,7 @@ class Lowering:
 
     def _nbytes(self, step: Step, member: int) -> int:
         """The larger side of a member's part in a step, or 0 where no trace is recorded."""
-        if record.recorder is None:
+        if timeline.recorder is None:
             return 0
         sides = (sum(r.count for r in regions(side)) for side in (step.src[member], step.dst[member]))
         return max(sides) * self.at.itemsize
@@ -351,6 +350,13 @@ class Lowering:
         one, two = regions(src)[member if many == "src" else 0], regions(dst)[member if many == "dst" else 0]
         return one.count == two.count and self.at.span(one)[:2] == self.at.span(two)[:2]
 
-    def _check(self, status: int) -> None:
-        if status < 0:
-            raise LibraryError("building a program", status, status_name(status))
+
+def new_program(board: Board, label: str, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Any:
+    """A native program: ``spec`` has fields of a ``ucch_spec``, each step those of a ``ucch_part``. What they point to,
+    and the board, must outlive it."""
+    text, status = ffi.new("char[]", label.encode()), ffi.new("int *")
+    about = {**spec, "label": text, "signature": lib.ucch_board_signature(text)}
+    handle = lib.ucch_program_new(board.native, [about], len(steps), steps, status)
+    if handle == ffi.NULL:
+        raise LibraryError("building a program", status[0], status_name(status[0]))
+    return handle

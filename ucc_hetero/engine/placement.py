@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..native.libraries import lib
 from ..planner.collectives import ROWS, Alias, Block, Call, Shape, alias
-from ..planner.plan import Blocks, Operand, Plan, Region, Step, regions
+from ..planner.plan import EqualRegions, Operand, Plan, Region, Step, regions
 from ..types import DTYPES, DType
 
 
@@ -129,7 +129,7 @@ class Placement:
             return False
         return any(
             self.offset(r) is None
-            for _, _, member, step in self.plan.program(self.rank)
+            for _, _, member, step in self.plan.steps_of(self.rank)
             for operand in (step.src[member], step.dst[member])
             for r in regions(operand)
             if r.buffer == name and r.count
@@ -208,11 +208,11 @@ class Placement:
             or (self.row.layout in ("ranks", "matrix") and not self.row.shares)
         ):
             return not each
-        return all(isinstance(o, Blocks) and o.stride == o.count for o in each)
+        return all(isinstance(o, EqualRegions) and o.stride == o.count for o in each)
 
     def whole(self, operand: Operand) -> Region | None:
         """Equal blocks as one region, where they touch in the caller's memory too."""
-        if isinstance(operand, Blocks) and operand.stride == operand.count:
+        if isinstance(operand, EqualRegions) and operand.stride == operand.count:
             region = Region(operand.buffer, operand.offset, operand.count * operand.n)
             return region if self.offset(region) is not None else None
         return None
@@ -243,4 +243,4 @@ class Placement:
 
 def is_each(operand: Operand) -> bool:
     """True if an operand has a region for each member of its step."""
-    return isinstance(operand, (Blocks, tuple))
+    return isinstance(operand, (EqualRegions, tuple))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..bindings.ucc import status_name
 from ..device import kernels
-from ..errors import LibraryError
 from ..native.libraries import lib
 from ..planner.plan import KINDS, Plan, Step, regions
-from ..trace.record import Note
+from ..trace.timeline import Note
 from ..transport.channels import Channels
 from ..types import DTYPES, OPS
 from .placement import Placement
@@ -58,22 +56,18 @@ def queues(channels: Channels, plan: Plan, at: Placement) -> bool:
     return _computes(steps, at, channels.computes)
 
 
-def queue(channels: Channels, program: Any, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool) -> None:
-    """Let a native program be queued whole, ``in_graph`` where streams are captured. ``notes`` of its steps.
+def queued(channels: Channels, notes: Sequence[Note], at: Placement, bounce: int, in_graph: bool) -> dict[str, Any]:
+    """What the ``ucch_spec`` of a program has that is queued whole, ``in_graph`` where streams are captured. ``notes``
+    of its steps.
 
     ``bounce``: bytes of the longest copy within overlapping memory; it makes a stop in scratch.
     """
     end = -(-at.tmp_bytes // 64) * 64
-    _check(lib.ucch_program_tmp(program, end + bounce))
     combines = any(note.kind == "combine" for note in notes)
     key = (at.what.op, at.code) if combines else (OPS["SUM"].code, DTYPES["uint8"].code)
     kernels.ready(lib.UCCH_FUSED, *key, 0)  # also for long calls, which take it in graphs
-    _check(lib.ucch_program_queued(program, channels.handle, end, *key, in_graph))
-
-
-def _check(status: int) -> None:
-    if status < 0:
-        raise LibraryError("queueing a program", status, status_name(status))
+    where = {"channels": channels.handle, "in_graph": in_graph, "tmp_bytes": end + bounce, "bounce": end}
+    return {**where, "op": key[0], "dtype": key[1]}
 
 
 def _computes(steps: Sequence[Step], at: Placement, compiles: bool) -> bool:

@@ -1,9 +1,10 @@
-"""Blocking calls in threads of their own, which are waited for with a limit."""
+"""Blocking calls with a limit: in threads of their own, or watched by one."""
 
 from __future__ import annotations
 
 import _thread
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -86,3 +87,43 @@ class Aside(Generic[_T]):
         if self._failure:
             raise self._failure[0]
         return self._found[0]
+
+
+class Watchdog:
+    """A thread that looks now and then whether a call in this process goes on for too long.
+
+    A call in another thread costs two switches between threads, one that is watched costs none.
+
+    Args:
+        bites: Called with the text of a call that does.
+    """
+
+    def __init__(self, bites: Callable[[str], object]) -> None:
+        self._bites = bites
+        #: Ends of time of the calls under way, and their texts, by thread.
+        self._calls: dict[int, tuple[float, str]] = {}
+        self._period = 0.0
+        os.register_at_fork(after_in_child=self._forget)
+
+    def over(self, call: Callable[[], _T], seconds: float, text: str) -> _T:
+        """The result of a call, which may take so many seconds."""
+        me = _thread.get_ident()
+        self._calls[me] = time.monotonic() + seconds, text
+        try:
+            if not self._period:
+                self._period = min(max(seconds / 4, 0.1), 10.0)
+                _thread.start_new_thread(self._watch, ())
+            return call()
+        finally:
+            del self._calls[me]
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._period)
+            for until, text in list(self._calls.values()):
+                if time.monotonic() > until:
+                    self._bites(text)
+
+    def _forget(self) -> None:
+        self._calls.clear()
+        self._period = 0.0

@@ -1,8 +1,8 @@
-"""Messages that are captured in graphs: when these are replayed, kernels of both ranks move them, and no host.
+"""Messages that are captured in graphs: kernels of both ranks move them at each replay, without the hosts.
 
-A stream gets them together, when the first of them is waited for. So ranks may post messages in any order, as outside
-of graphs: a graph does one thing after the other in the order in which it was given them, and two ranks that both
-receive first would wait for each other.
+All messages of a capture are given to a stream together, when the first of them is waited for. A graph does one thing
+after the other, in the order in which it was given them: if each message was given to it when it is posted, two ranks
+that both post the receive first would wait for each other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from ..calls.persistent import idle
 from ..calls.request import Request, set_status
 from ..calls.runner import Runner
 from ..device import kernels
+from ..engine.lowering import new_program
 from ..errors import CollectiveError, NotSupported
 from ..native.libraries import ffi, lib
 from ..types import DTYPES, OPS
 
-#: What kernels compare of a message but for its tag and length: equal at both ends, and no call's.
-_SIGNATURE = lib.ucch_board_signature(b"messages")
 #: The kernel that moves them.
 _KERNEL = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["uint8"].code, 0
 
@@ -30,16 +29,18 @@ class CapturedMessage(Request):
 
     in_stream = True
 
-    def __init__(self, owner: CapturedMessages, about: tuple[Buffer, int, int, bool], stream: int) -> None:
-        """``about``: the memory, the other rank, the tag, and True for a receive; posted in ``stream``."""
+    def __init__(
+        self, owner: CapturedMessages, buffer: Buffer, peer: int, tag: int, stream: int, *, comes: bool
+    ) -> None:
+        """``comes``: True for a receive."""
         super().__init__(*idle())
-        self.buffer, self.peer, self.tag, self.comes = about
+        self.buffer, self.peer, self.tag, self.comes = buffer, peer, tag, comes
         self._messages, self.stream = owner, stream
-        #: The stream that has got it.
+        #: The stream that it was given to.
         self.given: int | None = None
 
     def follow(self, stream: int) -> None:
-        """Let a stream of the capture wait for the message."""
+        """Have a stream of the capture wait for the message."""
         self._messages.give(self, stream)
 
     def _complete(self, state: int, status: Any) -> None:
@@ -48,30 +49,30 @@ class CapturedMessage(Request):
         set_status(status, self.peer, self.tag, self.buffer.nbytes)
 
     def _drop(self) -> None:
-        """A dropped message is sent all the same, as long as there is a graph to be sent by."""
+        """Give a dropped message to the graph, if the capture goes on."""
         self._messages.give(self, self.stream, late=False)
 
 
 class CapturedMessages:
-    """Those of one communicator."""
+    """The captured messages of one communicator."""
 
     def __init__(self, state: Runner, limit: Callable[[], float]) -> None:
-        """``limit`` tells the seconds that a replay of what is captured now may take, 0 for any time."""
+        """``limit`` returns the seconds that a replay of what is captured now may take; 0 for no limit."""
         self._state, self._members, self._limit = state, state.members, limit
-        #: Those of one capture that no stream has got yet.
+        #: The number of a capture, and its messages that were not given to a stream.
         self._capture = 0
         self.waiting: list[CapturedMessage] = []
 
     @staticmethod
     def load() -> None:
-        """Load the kernel that moves them: a capture cannot, as that may wait for the device."""
+        """Load the kernel that moves them. Not during a capture, as loading may wait for the device."""
         kernels.ready(*_KERNEL)
 
     def post(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
-        """A message in a stream that is being captured; the caller has checked the arguments."""
+        """Post a message in a stream that is being captured; the caller has checked the arguments."""
         self.check()
         self._capture = lib.ucch_stream_captures(stream)
-        message = CapturedMessage(self, (buffer, peer, tag, what == "receive"), stream)
+        message = CapturedMessage(self, buffer, peer, tag, stream, comes=what == "receive")
         if buffer.nbytes:
             self.waiting.append(message)
         else:
@@ -79,7 +80,7 @@ class CapturedMessages:
         return message
 
     def check(self) -> None:
-        """Raise if messages of a capture that is over were never waited for: they are in no graph."""
+        """Raise if messages of an ended capture were not waited for: they are in no graph."""
         if self.waiting and not self._captures(self.waiting[0].stream):
             left, self.waiting = self.waiting, []
             raise CollectiveError(
@@ -91,9 +92,9 @@ class CapturedMessages:
         return bool(lib.ucch_stream_captures(stream) == self._capture)
 
     def give(self, message: CapturedMessage, stream: int, *, late: bool = True) -> None:
-        """Let ``stream`` wait for a message, which it gets now with all others if no stream has it yet.
+        """Have ``stream`` wait for a message. If no stream has it, ``stream`` gets it now, and all others with it.
 
-        ``late``: raise where the capture is over.
+        ``late``: raise if the capture has ended.
         """
         if message.given is not None:
             self._follow(message.given, stream)
@@ -108,7 +109,7 @@ class CapturedMessages:
             self.check()
 
     def _follow(self, ahead: int, stream: int) -> None:
-        """Let a stream wait for what another one has been given."""
+        """Have a stream wait for what another one has been given."""
         if ahead != stream:
             runtime = self._members.runtime
             assert runtime is not None, "streams are a runtime's"
@@ -117,7 +118,7 @@ class CapturedMessages:
             runtime.wait_event(stream, event)
 
     def _put(self, some: Sequence[CapturedMessage], stream: int) -> None:
-        """Make messages a part of the graph that ``stream`` is captured for."""
+        """Add messages to the graph that ``stream`` is captured for."""
         state, channels = self._state, self._members.graph_channels
         if channels is None:
             raise NotSupported(
@@ -126,20 +127,19 @@ class CapturedMessages:
             )
         with kernels.beside_a_capture(make=self._members.topology.flat):
             kernels.ready(*_KERNEL)
-        program = ffi.gc(
-            lib.ucch_program_new(len(some), state.board.native, _SIGNATURE, b"messages"), lib.ucch_program_free
-        )
-        status = lib.ucch_program_device(program, self._members.device.memory)
         outof, into = (next((each.buffer.ptr for each in some if each.comes is comes), 0) for comes in (False, True))
-        for i, each in enumerate(some):
+        parts = []
+        for each in some:
             part: dict[str, Any] = {"tag": each.tag, "peer": each.peer}
             at, nbytes = each.buffer.ptr, each.buffer.nbytes
             if each.comes:
                 part |= {"kind": lib.UCCH_STEP_RECV, "dst": (lib.UCCH_RECV, at - into, nbytes)}
             else:
                 part |= {"kind": lib.UCCH_STEP_SEND, "src": (lib.UCCH_SEND, at - outof, nbytes)}
-            status = status or lib.ucch_program_step(program, i, [part])
-        status = status or lib.ucch_program_queued(program, channels.handle, 0, *_KERNEL[1:3], True)
-        status = status or lib.ucch_program_capture(program, False, outof, into, self._limit(), stream)
+            parts.append(part)
+        spec = {"on_device": True, "memory_type": self._members.device.memory, "channels": channels.handle}
+        spec |= {"in_graph": True, "op": _KERNEL[1], "dtype": _KERNEL[2]}
+        program = ffi.gc(new_program(state.board, "messages", spec, parts), lib.ucch_program_free)
+        status = lib.ucch_program_capture(program, False, outof, into, self._limit(), stream)
         if status < 0:
             raise state.not_started(f"{len(some)} messages in a graph", status)

@@ -20,10 +20,10 @@ from ..buffers import Buffer, as_buffer, copy, empty_like, pack
 from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
-from ..calls.preparation import Kinds
+from ..calls.preparation import BoundedDict
 from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, recorded
+from ..calls.state import LOST, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -42,46 +42,59 @@ from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
 from ..types import DTYPES
 from .captured import CapturedMessage, CapturedMessages
-from .transfer import COMM_SHIFT, OWN, SOURCE_MASK, SOURCE_SHIFT, TAG_MASK, Letter, Moved, Transfer, object_waits
+from .transfer import (
+    COMM_SHIFT,
+    OWN,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    TAG_MASK,
+    AnyTransfer,
+    LaneMessage,
+    Transfer,
+    object_waits,
+)
 
 _COMM_MASK = ((1 << 13) - 1) << (COMM_SHIFT - 1) | OWN
 
 #: Messages that ended for their caller while libucp (after a timeout, or Ctrl-C) or a stream uses their memory.
-_held: deque[Moved] = deque()
+_held: deque[AnyTransfer] = deque()
 
 #: Seconds that a process may take to end once its memory is gone.
 _DYING_S = 1.0
 
 #: Messages of a lane that are under way at a time (p2p/lane.c).
 _DEPTH = 64
-#: Messages without a stream from so many bytes on, of device memory, go by lanes: shorter ones need no receiver to be
-#: sent. The second is of those that libucp could move itself to another host: by TCP it does with 1.6 GB/s each way, of
-#: 64 MiB between two H200s, and wires with 11.
-_LEAST, _FAR = 64 << 10, 512 << 10
+#: Bytes from which on messages of device memory without a stream go by lanes; shorter ones are sent before they are
+#: received. The second holds where libucp could move them to another host: of 64 MiB between two H200s it moves
+#: 1.6 GB/s each way by TCP, and wires 11.
+_BY_LANE_FROM, _BY_LANE_FROM_FAR = 64 << 10, 512 << 10
 _ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LETTER_COMES
 _post = lib.ucch_letter_post
 
-#: The buffer of a message to or from MPI.PROC_NULL.
+#: The buffer of messages to and from MPI.PROC_NULL.
 _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
 
 
 class Arrays:
     """The arrays of one communicator's messages; ``null`` is MPI's ``PROC_NULL``.
 
-    Each is looked at properly once for its kind (:func:`as_buffer`); the next one that looks the same costs a tenth of
-    that. That it still is memory of this rank's device is asked each time: a freed array is an error, not a crash.
+    Of arrays that differ in their address alone only the first goes through :func:`as_buffer`, which takes ten times as
+    long as the rest. Whether memory belongs to this rank's device is checked each time: a freed array is an error, not
+    a crash.
     """
 
     def __init__(self, members: Membership, null: int) -> None:
         self._rank, self._device, self._null = members.rank, members.device, null
         self.paths = MessagePaths(members.rank, members.facts, members.topology, members.staged)
         self._bounce: Bounce | None = None
-        #: Kinds of arrays, by what tells them apart and whether they are written to.
-        self._known: Kinds[tuple[Hashable, bool], Buffer] = Kinds()
+        #: Buffers without owner, by the fast description of an array and whether it is written to.
+        self._known: BoundedDict[tuple[Hashable, bool], Buffer] = BoundedDict()
 
     def bind(self, array: Any, peer: int, *, writable: bool) -> Buffer:
-        """The buffer that a caller's ``buf`` is, unchecked for ``PROC_NULL``; errors as those of
-        :func:`as_buffer`, which the package's own calls have asked already."""
+        """The buffer of an array, or a buffer that the package's own calls pass; errors as of :func:`as_buffer`.
+
+        An array for ``PROC_NULL`` is not looked at.
+        """
         if peer == self._null:
             return _NOTHING
         if type(array) is Buffer:
@@ -103,17 +116,17 @@ class Arrays:
         return as_buffer(array, writable=writable, argument="buf", rank=self._rank, pointer_vendor=pointer_vendor)
 
     def on_device(self, buffer: Buffer) -> bool:
-        """True if a buffer is in memory of this rank's device; every mistake about where it lies raises here."""
+        """True if a buffer is in memory of this rank's device. Raises if it is in memory of another one."""
         if buffer.vendor == "host":
             return False
         self._device.check((("buf", buffer),))
         return True
 
-    def bounced(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
-        """Bounce buffer that moves a message's data by way of the host, where it must not or cannot go straight, or is
-        to be ``copied`` at once; ``in_stream`` as in :meth:`.MessagePaths.wanted`.
+    def bounce_for(self, buffer: Buffer, peer: int, *, in_stream: bool = False, copied: bool = False) -> Bounce | None:
+        """The bounce buffers for a message that goes by way of the host; None for one that goes straight.
 
-        Every mistake about where the buffer lies raises here.
+        ``copied``: the data is copied now, as for a buffered send. ``in_stream``: as for :meth:`.MessagePaths.wanted`.
+        Raises if the buffer is in memory of another device.
         """
         device = self._device
         if peer == self._null or not self.on_device(buffer):
@@ -126,7 +139,7 @@ class Arrays:
         return self._bounce
 
     def memory(self, buffer: Buffer) -> int:
-        """The memory type for libucp of a buffer that :meth:`bounced` has seen."""
+        """The memory type for libucp of a buffer that :meth:`bounce_for` has seen."""
         return int(MemType.HOST) if buffer.vendor == "host" else self._device.memory
 
 
@@ -148,11 +161,11 @@ class Messages:
         self.arrays = Arrays(members, self.null)
         self.paths = self.arrays.paths
         board, channels = members.board, members.channels
-        #: Lanes of messages in streams, where streams hand each other data; NULL without. A rank that loads kernels
-        #: late may be kept from the driver, by a launch, when another one needs a message of it.
+        #: Lanes for messages in streams; NULL where these go by libucp. With lazy loading a rank's launch may keep it
+        #: from the driver when another rank needs a message of it.
         self._lanes: Any = ffi.NULL
         lazy = any(facts.lazy_loading for facts in members.facts)
-        #: The same for long messages between devices that libucp has matched.
+        #: Lanes for long messages without a stream, which libucp matches.
         self.lanes: Any = ffi.NULL
         if channels is not None and channels.computes and not lazy:
             self.lanes = channels.lanes(board.native)
@@ -170,16 +183,16 @@ class Messages:
 
     # --- arguments ----------------------------------------------------------------------------------------------------
 
-    def usable(self) -> None:
-        """Raise when the communicator is broken; release what was held until now."""
-        self.state.usable(calls=False)
+    def check_usable(self) -> None:
+        """Raise if the communicator cannot be used, and release messages that libucp or streams no longer use."""
+        self.state.check_usable(calls=False)
         if self.captured.waiting:
             self.captured.check()
         if _held:
             sweep(_held, lambda transfer: transfer.held())
 
     def check(self, what: str, peer: Any, tag: Any) -> tuple[int, int]:
-        """A peer and a tag as plain numbers; refuse those that cannot be. ``source`` and its tag may be wild."""
+        """A peer and a tag as integers, checked. ``what`` is ``dest`` or ``source``, which may be any, as its tag."""
         wild = what == "source"
         try:
             peer, tag = whole(peer), whole(tag)
@@ -196,8 +209,8 @@ class Messages:
             raise ValueError(f"tag {tag} on rank {self.rank} is not within 0 and {TAG_MASK}{extra}")
         return peer, tag
 
-    def gone(self, source: int) -> bool:
-        """True if a source has ended or died, as far as this host's page shows."""
+    def is_gone(self, source: int) -> bool:
+        """True if this rank knows that a source has ended or died."""
         slot = self._slots.get(source)
         return slot is not None and bool(lib.ucch_board_fate(self.state.members.board.native, slot))
 
@@ -213,7 +226,7 @@ class Messages:
         return endpoint
 
     def reach(self, peer: int) -> None:
-        """Have what tells a rank, or any, that a message of its memory has been matched."""
+        """Open the way by which a rank, or each, is told that a message of its device memory has been matched."""
         if self.lanes == ffi.NULL or peer in self._reached:
             return
         self._reached.add(peer)
@@ -242,37 +255,40 @@ class Messages:
     @overload
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = ..., copy: bool = ..., stream: Any
-    ) -> Moved | CapturedMessage: ...
+    ) -> AnyTransfer | CapturedMessage: ...
 
     def outgoing(
         self, buf: Any, dest: int, tag: int, *, sync: bool = False, copy: bool = False, stream: Any = None
-    ) -> Moved | CapturedMessage:
-        """A send that has not begun. ``sync`` finishes only when matched, ``copy`` frees the buffer at once; it takes
-        what the buffer holds when ``stream`` gets there."""
-        self.usable()
+    ) -> AnyTransfer | CapturedMessage:
+        """Make a send, without beginning it.
+
+        ``sync``: it ends only when it has been matched. ``copy``: it sends a copy that is made now. ``stream``: it
+        sends what the buffer holds when this stream gets there.
+        """
+        self.check_usable()
         dest, tag = self.check("dest", dest, tag)
         source = self.arrays.bind(buf, dest, writable=False)
         what, at = "synchronous send" if sync else "send", self._stream(stream)
         if at is not None and lib.ucch_stream_captures(at):
-            return self._in_graph(what, source, dest, tag, at)
-        if at is not None and self.by_lane(dest):
-            return self._letter(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
-        bounce = self.arrays.bounced(source, dest, in_stream=stream is not None, copied=copy)
+            return self._captured(what, source, dest, tag, at)
+        if at is not None and self.goes_by_lane(dest):
+            return self._lane_message(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
+        bounce = self.arrays.bounce_for(source, dest, in_stream=stream is not None, copied=copy)
         offered = not copy and self._offered(source, dest, by_host=bounce is not None)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
         transfer.sync, transfer.offered = sync, offered
-        self._in_place(transfer)
+        self._refuse_copies(transfer)
         if copy:
             transfer.buffer = copied(transfer.buffer, self.rank)
         return transfer
 
     def _offered(self, source: Buffer, dest: int, *, by_host: bool) -> bool:
-        """True if libucp only matches a send, whose data goes by a lane."""
+        """True if libucp only matches a send, and its data goes by a lane."""
         if self.lanes == ffi.NULL or dest in (self.rank, self.null):
             return False
         if by_host:
-            return source.nbytes >= _LEAST
-        far = self._far and source.vendor != "host" and source.nbytes >= _FAR
+            return source.nbytes >= _BY_LANE_FROM
+        far = self._far and source.vendor != "host" and source.nbytes >= _BY_LANE_FROM_FAR
         return far and self.paths.undecided(dest)
 
     def _stream(self, stream: Any) -> int | None:
@@ -284,13 +300,13 @@ class Messages:
             raise DeviceError(no_runtime(self.rank, self.state.members.place.vendor))
         return handle
 
-    def _in_place(self, transfer: Transfer) -> None:
-        """Refuse what is copied now, of a message that starts later."""
+    def _refuse_copies(self, transfer: Transfer) -> None:
+        """Raise if a message that a stream starts later needs a copy that is made now."""
         if transfer.stream is not None and transfer.bounce is None and transfer.buffer is not transfer.original:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
-    def by_lane(self, peer: int) -> bool:
-        """True if a message in a stream with a rank is handed on by the streams of both (p2p/lane.c).
+    def goes_by_lane(self, peer: int) -> bool:
+        """True if messages in streams with a rank go by a lane (p2p/lane.c).
 
         Raises:
             NotSupported: It is received from any rank, and streams wait for one.
@@ -304,14 +320,14 @@ class Messages:
             )
         return True
 
-    def _letter(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> Letter:
-        """A message in a stream, between streams, that has not begun."""
+    def _lane_message(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> LaneMessage:
+        """Make a message in a stream that goes by a lane, without beginning it."""
         self.check_memory(what, buffer)
         self.captured.load()
-        return Letter(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
+        return LaneMessage(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
 
-    def _in_graph(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
-        """A message in a stream that is being captured in a graph."""
+    def _captured(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
+        """Make a message in a stream that is being captured in a graph."""
         self.check_memory(what, buffer)
         if peer in (self.any_source, self.rank) or tag == self.any_tag or what == "synchronous send":
             raise NotSupported(
@@ -321,7 +337,7 @@ class Messages:
         return self.captured.post(what, buffer, peer, self.any_tag if peer == self.null else tag, stream)
 
     def check_memory(self, what: str, buffer: Buffer) -> None:
-        """Refuse memory that streams cannot hand on."""
+        """Raise if memory cannot be that of a message by a lane or in a graph."""
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
                 f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
@@ -334,31 +350,31 @@ class Messages:
     def incoming(self, buf: Any, source: int, tag: int) -> Transfer: ...
 
     @overload
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> Moved | CapturedMessage: ...
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any) -> AnyTransfer | CapturedMessage: ...
 
-    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> Moved | CapturedMessage:
-        """A receive that has not begun; it may write to the buffer once ``stream`` gets there."""
-        self.usable()
+    def incoming(self, buf: Any, source: int, tag: int, *, stream: Any = None) -> AnyTransfer | CapturedMessage:
+        """Make a receive, without beginning it; it writes to the buffer once ``stream`` gets there."""
+        self.check_usable()
         source, tag = self.check("source", source, tag)
         target = self.arrays.bind(buf, source, writable=True)
         at = self._stream(stream)
         if at is not None and lib.ucch_stream_captures(at):
-            return self._in_graph("receive", target, source, tag, at)
-        if at is not None and self.by_lane(source):
-            return self._letter("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
-        bounce = self.arrays.bounced(target, source, in_stream=stream is not None)
-        # What is long comes by a lane into its place, unless it is from memory of the sender's host, which is rare.
-        pinned = self.lanes == ffi.NULL or target.nbytes < _LEAST or source == self.rank
+            return self._captured("receive", target, source, tag, at)
+        if at is not None and self.goes_by_lane(source):
+            return self._lane_message("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
+        bounce = self.arrays.bounce_for(target, source, in_stream=stream is not None)
+        # Long messages come by a lane into the buffer itself, unless the sender's memory is the host's, which is rare.
+        pinned = self.lanes == ffi.NULL or target.nbytes < _BY_LANE_FROM or source == self.rank
         transfer = Transfer("receive", target, source, tag, bounce, at, pinned=pinned)
-        self._in_place(transfer)
+        self._refuse_copies(transfer)
         return transfer
 
-    def begin(self, transfer: Moved, timeout: float) -> None:
-        """Start a transfer; ``timeout`` seconds from now, 0 for none."""
+    def begin(self, transfer: AnyTransfer, timeout: float) -> None:
+        """Start a transfer, with so many seconds from now as its time limit; 0 for none."""
         if transfer.peer == self.null:
             return  # an operation that was never begun counts as finished
-        if isinstance(transfer, Letter):
-            self._insist(transfer, timeout, self._give(transfer, timeout))
+        if isinstance(transfer, LaneMessage):
+            self._post_when_room(transfer, timeout, self._post_to_lane(transfer, timeout))
             return
         if transfer.begin is None or transfer.begins is not transfer.buffer:
             self._watch(transfer)
@@ -369,46 +385,49 @@ class Messages:
                 raise self._not_begun(transfer)
         transfer.begin(timeout)
 
-    def hand(self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool) -> Letter:
-        """Begin a message that :meth:`by_lane` is true for, of contiguous memory of this rank's device, without a time
-        limit. The caller has checked peer, tag and memory; each function that is called here takes a hundredth of a
-        short message."""
-        if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
-            self.usable()
-        how = _COMES if comes else 0
-        letter = Letter(how, address, nbytes, peer, tag, stream, keep)
-        slot = self._slots.get(peer, self.size)
-        status = _post(self._lanes, letter.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
-        if status:
-            self._insist(letter, 0.0, status)
-        return letter
+    def start_in_lane(
+        self, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object, *, comes: bool
+    ) -> LaneMessage:
+        """Begin a message by a lane, without a time limit. The caller has checked peer, tag and memory.
 
-    def _insist(self, letter: Letter, timeout: float, status: int) -> None:
-        """Give a lane its message as soon as it has room for that, after a first try with this ``status``."""
+        Few functions are called here: each takes a hundredth of the time of a short message.
+        """
+        if self.state.broken or _held or lib.ucch_board_broken(self.state.board.native):
+            self.check_usable()
+        how = _COMES if comes else 0
+        message = LaneMessage(how, address, nbytes, peer, tag, stream, keep)
+        slot = self._slots.get(peer, self.size)
+        status = _post(self._lanes, message.handle, peer, slot, how, address, nbytes, tag, stream, 0.0)
+        if status:
+            self._post_when_room(message, 0.0, status)
+        return message
+
+    def _post_when_room(self, message: LaneMessage, timeout: float, status: int) -> None:
+        """Post a message as soon as its lane has room, after a first try that had this ``status``."""
         until = 0.0
         while status:
             if status != lib.UCCH_LATER:
-                raise self._not_posted(letter, status)
+                raise self._not_posted(message, status)
             until = until or time.monotonic() + (self.timeout or math.inf)
             if time.monotonic() > until:  # none of those under way has ended
-                raise self._not_posted(letter, lib.UCCH_FAIL_TIMEOUT)
+                raise self._not_posted(message, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
             run_poll_hooks()
-            status = self._give(letter, timeout)
+            status = self._post_to_lane(message, timeout)
 
-    def _give(self, letter: Letter, timeout: float) -> int:
-        peer, tag, size, stream = letter.peer, letter.tag, letter.nbytes, letter.stream
+    def _post_to_lane(self, message: LaneMessage, timeout: float) -> int:
+        peer, tag, size, stream = message.peer, message.tag, message.nbytes, message.stream
         slot, wanted = self._slots.get(peer, self.size), _ANY_TAG if tag == self.any_tag else tag
-        at = letter.address
-        return int(_post(self._lanes, letter.handle, peer, slot, letter.how, at, size, wanted, stream, timeout))
+        at = message.address
+        return int(_post(self._lanes, message.handle, peer, slot, message.how, at, size, wanted, stream, timeout))
 
-    def _not_posted(self, letter: Letter, status: int) -> UCCHError:
-        where = f"rank {self.rank}: {self._said(letter)}"
+    def _not_posted(self, message: LaneMessage, status: int) -> UCCHError:
+        where = f"rank {self.rank}: {self._described(message)}"
         if status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
-            return self._not_begun(letter)
+            return self._not_begun(message)
         if status == lib.UCCH_FAIL_REFUSED:
             return CollectiveError(
-                f"{where} was not begun: rank {letter.peer} refused an earlier message with stream= to it, which was "
+                f"{where} was not begun: rank {message.peer} refused an earlier message with stream= to it, which was "
                 "longer than its receive or had another tag; later ones go on"
             )
         if status == lib.UCCH_FAIL_TIMEOUT:
@@ -419,11 +438,11 @@ class Messages:
         )
 
     def _beginning(self, transfer: Transfer) -> Callable[[float], Any]:
-        """What begins a transfer with its buffer."""
+        """The native function that begins a transfer with its buffer; it takes the time limit."""
         peer, buffer = transfer.peer, transfer.buffer
         pointer, memory = ffi.cast("void *", buffer.ptr), self.arrays.memory(buffer)
         if self.lanes != ffi.NULL and peer != self.rank:
-            self._by_lanes(transfer)
+            self._set_lanes(transfer)
         if transfer.what == "receive":
             matched = self.pattern(peer, transfer.tag)
             return partial(lib.ucch_recv, transfer.handle, self.worker, pointer, buffer.nbytes, *matched, memory)
@@ -433,8 +452,8 @@ class Messages:
             return partial(lib.ucch_send_offer, *what, peer)
         return partial(lib.ucch_send, *what, memory, transfer.sync)
 
-    def _by_lanes(self, transfer: Transfer) -> None:
-        """Say where the data of a message is, or belongs, should it go by a lane."""
+    def _set_lanes(self, transfer: Transfer) -> None:
+        """Tell the engine where the data of a message is, or belongs, in case that it goes by a lane."""
         receives = transfer.what == "receive"
         if not (receives or transfer.offered):
             return
@@ -447,13 +466,13 @@ class Messages:
         if status or lib.ucch_message_lanes(transfer.handle, self.lanes, pointer, place.nbytes, by_host):
             raise self._not_begun(transfer)
 
-    def _not_begun(self, transfer: Moved) -> DeviceError:
+    def _not_begun(self, transfer: AnyTransfer) -> DeviceError:
         reason = ffi.string(lib.ucch_device_error()).decode(errors="replace")
         where = "" if transfer.stream is None else f", in stream {transfer.stream}"
-        return DeviceError(f"rank {self.rank}: {self._said(transfer)}{where}: {reason}")
+        return DeviceError(f"rank {self.rank}: {self._described(transfer)}{where}: {reason}")
 
     def _watch(self, transfer: Transfer) -> None:
-        """Let a transfer fail when its peer is gone."""
+        """Have a transfer fail when its peer is gone."""
         slot, rank = self._slots.get(transfer.peer, self.size), transfer.peer
         board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
@@ -464,10 +483,10 @@ class Messages:
         nbytes = transfer.buffer.nbytes
         self._watch(transfer)
         if self.lanes != ffi.NULL and transfer.peer != self.rank:
-            self._by_lanes(transfer)
+            self._set_lanes(transfer)
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, found, memory, timeout)
 
-    def run(self, transfer: Moved | CapturedMessage, status: Any = None) -> None:
+    def run(self, transfer: AnyTransfer | CapturedMessage, status: Any = None) -> None:
         """Start a transfer and wait for its end."""
         if isinstance(transfer, CapturedMessage):
             transfer.Wait(status)
@@ -479,7 +498,7 @@ class Messages:
             raise
         self.wait(transfer, status)
 
-    def wait(self, transfer: Moved, status: Any = None) -> None:
+    def wait(self, transfer: AnyTransfer, status: Any = None) -> None:
         """Wait for a transfer that was begun with a time limit."""
         try:
             state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
@@ -489,7 +508,7 @@ class Messages:
         if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
 
-    def run_all(self, transfers: Sequence[Moved | CapturedMessage], status: Any = None) -> None:
+    def run_all(self, transfers: Sequence[AnyTransfer | CapturedMessage], status: Any = None) -> None:
         """Start transfers, in order, and wait for the ends of all; ``status`` is that of the first."""
         ended, some = 0, list[Any](transfers)
         if some and isinstance(some[0], CapturedMessage):  # they are of one stream
@@ -507,27 +526,27 @@ class Messages:
                 self.withdraw(transfer)
             raise
 
-    def start(self, transfer: Moved | CapturedMessage) -> Request:
+    def start(self, transfer: AnyTransfer | CapturedMessage) -> Request:
         """Start a transfer that goes on in the background."""
         if isinstance(transfer, CapturedMessage):
             return transfer
-        if isinstance(transfer, Letter) and transfer.what != "receive":
+        if isinstance(transfer, LaneMessage) and transfer.what != "receive":
             transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)
         return self.request(transfer)
 
-    def request(self, transfer: Moved) -> Request:
+    def request(self, transfer: AnyTransfer) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
-        if not isinstance(transfer, Letter):  # the engine has seen to those
+        if not isinstance(transfer, LaneMessage):  # the engine has seen to those
             lib.ucch_progress_thread(1)
-        return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._ways(transfer))
+        return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer))
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
         """A transfer that can be started many times, with what the buffer then holds."""
 
         def start() -> int:
-            self.usable()
-            self.arrays.bounced(transfer.original, transfer.peer)  # it may have been freed since the last start
+            self.check_usable()
+            self.arrays.bounce_for(transfer.original, transfer.peer)  # it may have been freed since the last start
             transfer.refill()
             if copy:
                 kept = transfer.buffer if transfer.bounce else pack(transfer.original)
@@ -537,25 +556,29 @@ class Messages:
             return 0
 
         return PersistentRequest(
-            transfer.op, transfer, start, timeout=self.timeout, owner=self.state, **self._ways(transfer)
+            transfer.op, transfer, start, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer)
         )
 
-    def _ways(self, transfer: Moved) -> dict[str, Any]:
-        """What a request does at its end, when it is cancelled, and for a status before."""
+    def _request_hooks(self, transfer: AnyTransfer) -> dict[str, Any]:
+        """Arguments of a request: what it calls at its end, to cancel, and to fill a status before its end is taken."""
         cancel = transfer.cancel if transfer.what == "receive" else nothing
-        return {"finish": partial(self._end, transfer), "cancel": cancel, "tell": partial(self._fill, transfer)}
+        return {
+            "finish": partial(self._end, transfer),
+            "cancel": cancel,
+            "fill_status": partial(self._fill_status, transfer),
+        }
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def withdraw(self, transfer: Moved) -> None:
-        """Give up a transfer: a receive that nothing has matched is taken back, all else stays until it is over."""
+    def withdraw(self, transfer: AnyTransfer) -> None:
+        """Give up a transfer: cancel a receive that has not been matched, and keep the memory of all others."""
         if transfer.what == "receive":
             transfer.cancel()
         if transfer.held():
             _held.append(transfer)
 
-    def _end(self, transfer: Moved, state: int, status: Any) -> None:
-        self._fill(transfer, state, status)
+    def _end(self, transfer: AnyTransfer, state: int, status: Any) -> None:
+        self._fill_status(transfer, state, status)
         if transfer.peer == self.null or (state != 1 and _status_of(transfer) == lib.UCCH_FAIL_CANCELLED):
             return
         if state != 1:
@@ -563,7 +586,7 @@ class Messages:
         if transfer.what == "receive":
             transfer.spread()
 
-    def _fill(self, transfer: Moved, state: int, status: Any) -> None:
+    def _fill_status(self, transfer: AnyTransfer, state: int, status: Any) -> None:
         """Fill the status of a transfer that has ended in this state."""
         if status is None:
             return
@@ -580,16 +603,16 @@ class Messages:
         set_status(status, source, tag, nbytes, self._errors[truncated] if failed and not cancelled else 0)
         status.Set_cancelled(cancelled)
 
-    def failure(self, transfer: Moved) -> UCCHError:
+    def failure(self, transfer: AnyTransfer) -> UCCHError:
         """Why a transfer has failed; its memory is kept as long as libucp or a stream uses it."""
         if transfer.held():
             _held.append(transfer)
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(transfer.op, error)
-        return recorded(self._explain(transfer, error))
+        return with_record_path(self._explain(transfer, error))
 
-    def _explain(self, transfer: Moved, error: Any) -> UCCHError:
-        where = f"rank {self.rank}: {self._said(transfer)}"
+    def _explain(self, transfer: AnyTransfer, error: Any) -> UCCHError:
+        where = f"rank {self.rank}: {self._described(transfer)}"
         if error.status in _REASONS:
             kind, text = _REASONS[error.status]
             return kind(f"{where}: {text.format(*transfer.envelope(), transfer.peer)}")
@@ -600,20 +623,20 @@ class Messages:
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         known = error.status == lib.UCCH_FAIL_PEER
         # Of a rank that goes now the memory, which libucp reads, is gone before the process is.
-        if known or (transfer.peer in self._slots and progress_until(lambda: self.gone(transfer.peer), _DYING_S)):
+        if known or (transfer.peer in self._slots and progress_until(lambda: self.is_gone(transfer.peer), _DYING_S)):
             who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
             return PeerError(
                 f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
             )
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
-    def _of_other_kind(self, transfer: Moved) -> str:
-        """What a receive in vain could have had: an object that ``send`` has sent."""
+    def _of_other_kind(self, transfer: AnyTransfer) -> str:
+        """A hint for a receive that got nothing: a Python object is there that ``send`` has sent."""
         if transfer.what != "receive" or not object_waits(self.state.mpi, transfer.peer, transfer.tag):
             return ""
         return "; a Python object of send() waits, which recv() receives"
 
-    def _said(self, transfer: Moved) -> str:
+    def _described(self, transfer: AnyTransfer) -> str:
         peer = "any rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
         tag = "any tag" if transfer.tag == self.any_tag else f"tag {transfer.tag}"
         way = "from" if transfer.what == "receive" else "to"
@@ -658,7 +681,7 @@ def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
     return Buffer(buffer.ptr, count, *about, replace(buffer.layout, first=buffer.layout.first + first))
 
 
-def _status_of(transfer: Moved) -> int:
+def _status_of(transfer: AnyTransfer) -> int:
     """Why a transfer has failed, as the engine has it."""
     error = ffi.new("ucch_error *")
     lib.ucch_op_error(transfer.op, error)

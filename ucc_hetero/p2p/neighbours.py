@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 from ..buffers import Buffer, as_blocks, as_buffer, as_vbuffer
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request, finished
-from ..calls.state import ANEW, Watch, refused
+from ..calls.state import ANEW, Watch, refusal_text
 from ..device import pointer_vendor
 from ..errors import CollectiveError, MismatchError, RefusedError
 from ..native.libraries import lib
-from .exchange import Exchange, PersistentExchange, start_all
+from .composite import MessageGroup, PersistentMessages, start_all
 from .messages import Messages, part_of
-from .transfer import Moved
+from .transfer import AnyTransfer
 
 #: The least tag of messages along edges; what is below belongs to partitioned messages.
 _FIRST_TAG = 1
@@ -72,8 +72,8 @@ class Neighbourhood:
         grid = kind == MPI.CART
         #: The ranks from and to which edges lead, with their tags.
         # Data sent to a dimension's first neighbour arrives there as from that rank's second.
-        self.into = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
-        self.outof = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
+        self.sources = [(source, _FIRST_TAG + (i if grid else 0)) for i, source in enumerate(sources)]
+        self.destinations = [(dest, _FIRST_TAG + (i ^ 1 if grid else 0)) for i, dest in enumerate(destinations)]
         #: Why the edges can no longer be used: messages of a call that failed may be under way.
         self._broken = ""
 
@@ -98,32 +98,32 @@ class Neighbourhood:
             began = start_all(self._messages, [*incoming, *outgoing])
         except BaseException as error:
             self._fail(watch, error)
-        return Exchange(began, end=end, fail=lambda error: self._fail(watch, error))
+        return MessageGroup(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
         """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
-        return PersistentExchange(lambda: self.start(name, send, recv), self._messages.state)
+        return PersistentMessages(lambda: self.start(name, send, recv), self._messages.state)
 
-    def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
+    def _understood(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         """The messages of a call; a mistake is a refused call, as that of any collective."""
         with self._messages.state.refusing:
             return self._transfers(name, send, recv)
 
-    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[Moved], list[Moved]]:
+    def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
         """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
                 f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "
                 f"{self._broken}; make a new one"
             )
-        outof, into = _DIVIDED[name]
-        targets = self._blocks(name, into, recv, len(self.into), "recvbuf")
-        sources = self._blocks(name, outof, send, len(self.outof), "sendbuf")
+        divide_send, divide_recv = _DIVIDED[name]
+        targets = self._blocks(name, divide_recv, recv, len(self.sources), "recvbuf")
+        sources = self._blocks(name, divide_send, send, len(self.destinations), "sendbuf")
         messages = self._messages
         return (
-            [messages.incoming(block, *edge) for edge, block in zip(self.into, targets, strict=True)],
-            [messages.outgoing(block, *edge) for edge, block in zip(self.outof, sources, strict=True)],
+            [messages.incoming(block, *edge) for edge, block in zip(self.sources, targets, strict=True)],
+            [messages.outgoing(block, *edge) for edge, block in zip(self.destinations, sources, strict=True)],
         )
 
     def _blocks(self, name: str, divide: Callable[..., _Blocks], spec: Any, edges: int, which: str) -> _Blocks:
@@ -131,7 +131,7 @@ class Neighbourhood:
         about = {"argument": argument, "rank": self._messages.rank, "pointer_vendor": pointer_vendor}
         return divide(spec, edges, writable=writable, **about) if edges else ()
 
-    def _check(self, name: str, incoming: list[Moved]) -> None:
+    def _check(self, name: str, incoming: list[AnyTransfer]) -> None:
         """Compare what came with what was expected; more than that has failed already."""
         messages = self._messages
         for i, transfer in enumerate(incoming):
@@ -148,7 +148,7 @@ class Neighbourhood:
         name = watch.label
         self._broken = self._broken or f"{name} failed ({error or type(error).__name__})"
         lib.ucch_record_end(watch.record, lib.UCCH_FAIL_CANCELLED)  # its messages have records of their own
-        why = refused(watch.board, watch.seq)
+        why = refusal_text(watch.board, watch.seq)
         if why and not isinstance(error, RefusedError):
             raise RefusedError(f"rank {self._messages.rank}: {name}: {why}; {ANEW}") from error
         raise error

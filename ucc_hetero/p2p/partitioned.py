@@ -23,7 +23,7 @@ from ..device import pointer_vendor
 from ..errors import CollectiveTimeout, TruncationError
 from ..native.libraries import lib
 from ..native.waiting import progress_until
-from .exchange import Composite
+from .composite import CompositeRequest
 from .messages import Messages, part_of
 from .probe import Message, mprobe, probe
 
@@ -93,7 +93,7 @@ class Partitions:
         return [part_of(whole, i * each, each) for i in range(count)]
 
     def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
-        """That of the sender's ``number``-th partitioned message under a tag; None when it has not come."""
+        """The header of a sender's ``number``-th partitioned message with a tag; None if it has not come."""
         messages, known = self._messages, self._headers[source, tag]
         while len(known) <= number:
             found: Message | None
@@ -115,13 +115,16 @@ class Partitions:
         return known[number]
 
 
-class PartitionedRequest(Composite, PersistentRequest):
+class PartitionedRequest(CompositeRequest, PersistentRequest):
     """A message in partitions that can be started many times: what ``Psend_init`` and ``Precv_init`` return."""
+
+    #: Words for error texts.
+    _direction: str
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
         super().__init__(*idle(), self._launch, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
-        self._nobody = peer == messages.null
+        self._to_null = peer == messages.null
         #: The messages of this start, by their number.
         self._started: dict[int, Request] = {}
         #: When the first wait for this start began.
@@ -131,9 +134,8 @@ class PartitionedRequest(Composite, PersistentRequest):
         self._started, self._waited_since = {}, 0.0
         return 0
 
-    def _said(self) -> str:
-        way = "send to" if isinstance(self, _Send) else "receive from"
-        return f"rank {self._messages.rank}: partitioned {way} rank {self._peer}, tag {self._tag}"
+    def _described(self) -> str:
+        return f"rank {self._messages.rank}: partitioned {self._direction} rank {self._peer}, tag {self._tag}"
 
     def _numbers(self, partitions: Iterable[Any]) -> list[int]:
         found = []
@@ -141,9 +143,9 @@ class PartitionedRequest(Composite, PersistentRequest):
             try:
                 found.append(index(each))
             except TypeError:
-                raise TypeError(f"{self._said()}: partition {each!r} is not an integer") from None
+                raise TypeError(f"{self._described()}: partition {each!r} is not an integer") from None
             if not 0 <= found[-1] < len(self._parts):
-                raise ValueError(f"{self._said()}: there is no partition {found[-1]} among the {len(self._parts)}")
+                raise ValueError(f"{self._described()}: there is no partition {found[-1]} among the {len(self._parts)}")
         return found
 
     def Pready(self, partition: int) -> None:
@@ -178,7 +180,7 @@ class PartitionedRequest(Composite, PersistentRequest):
         Raises:
             TypeError, ValueError: As :meth:`Pready`.
         """
-        raise ValueError(f"{self._said()}: only partitions of a send are marked ready")
+        raise ValueError(f"{self._described()}: only partitions of a send are marked ready")
 
     def Parrived(self, partition: int) -> bool:
         """Tell if a partition is there.
@@ -192,11 +194,11 @@ class PartitionedRequest(Composite, PersistentRequest):
         Raises:
             TypeError, ValueError: There is no such partition, or this is a send.
         """
-        raise ValueError(f"{self._said()}: only partitions of a receive arrive")
+        raise ValueError(f"{self._described()}: only partitions of a receive arrive")
 
     @abstractmethod
     def _complete_set(self, *, wait: bool) -> bool:
-        """True if all messages of this start have begun."""
+        """True if all messages of this start have begun; with ``wait``, begin them as soon as that can be."""
 
     # --- as of any request --------------------------------------------------------------------------------------------
 
@@ -221,14 +223,11 @@ class PartitionedRequest(Composite, PersistentRequest):
         self._describe(1, status)
 
     def _describe(self, state: int, status: Any) -> None:
-        if state and isinstance(self, _Receive):
-            set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
-        else:
-            fill_empty(status)
+        fill_empty(status)
 
     def _ended(self) -> int:
         if not self._complete_set(wait=False):
-            # Waiting says then what is missing.
+            # Over time it counts as ended: the wait then raises what is missing.
             return int(0 < self._messages.timeout < time.monotonic() - (self._waited_since or time.monotonic()))
         return int(all(r.finished or r._ended() for r in self._begun()))
 
@@ -243,6 +242,8 @@ class PartitionedRequest(Composite, PersistentRequest):
 class _Send(PartitionedRequest):
     """The sender's side. Partitions may be marked ready by any thread."""
 
+    _direction = "send to"
+
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, first: int) -> None:
         super().__init__(messages, parts, peer, tag)
         self._first, self._marking = first, threading.Lock()
@@ -250,12 +251,12 @@ class _Send(PartitionedRequest):
     def Pready_list(self, partitions: Sequence[int]) -> None:
         """Send partitions, which may not be written to until the end."""
         if self._done:
-            raise ValueError(f"{self._said()}: it has not been started")
+            raise ValueError(f"{self._described()}: it has not been started")
         messages = self._messages
         with self._marking:
             for i in self._numbers(partitions):
                 if i in self._started:
-                    raise ValueError(f"{self._said()}: partition {i} has been marked ready already")
+                    raise ValueError(f"{self._described()}: partition {i} has been marked ready already")
                 transfer = messages.outgoing(self._parts[i], self._peer, self._first + i)
                 self._started[i] = messages.start(transfer)
 
@@ -269,14 +270,16 @@ class _Send(PartitionedRequest):
         if not progress_until(complete, self._messages.timeout):
             missing = [i for i in range(len(self._parts)) if i not in self._started]
             raise CollectiveTimeout(
-                f"{self._said()}: partitions {missing} were not marked ready (Pready) within "
+                f"{self._described()}: partitions {missing} were not marked ready (Pready) within "
                 f"{self._messages.timeout:g} s (UCCH_TIMEOUT)"
             )
         return True
 
 
 class _Receive(PartitionedRequest):
-    """The receiver's side: its memory is divided as the sender's is, and its partitions are looked up in that."""
+    """The receiver's side. It receives the sender's partitions, and finds out which of its own these make up."""
+
+    _direction = "receive from"
 
     def __init__(
         self, partitions: Partitions, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, number: int
@@ -291,10 +294,16 @@ class _Receive(PartitionedRequest):
         self._complete_set(wait=False)
         return 0
 
+    def _describe(self, state: int, status: Any) -> None:
+        if state:
+            set_status(status, self._peer, self._tag, sum(part.nbytes for part in self._parts))
+        else:
+            fill_empty(status)
+
     def Parrived(self, partition: int) -> bool:
         """True if all of a partition has arrived."""
         (i,) = self._numbers([partition])
-        if self._done or self._nobody:
+        if self._done or self._to_null:
             return True
         if not self._complete_set(wait=False):
             return False
@@ -307,7 +316,7 @@ class _Receive(PartitionedRequest):
         return all(r.finished or bool(r._ended()) for r in list(self._started.values())[low:high])
 
     def _complete_set(self, *, wait: bool) -> bool:
-        if self._started or self._nobody:
+        if self._started or self._to_null:
             return True
         if self._header is None:
             header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
@@ -326,8 +335,8 @@ class _Receive(PartitionedRequest):
         size = whole.dtype.itemsize
         if header.partitions * header.nbytes != total or header.nbytes % size:
             raise TruncationError(
-                f"{self._said()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the buffer has "
-                f"{len(self._parts)} of {whole.nbytes}"
+                f"{self._described()}: it sends {header.partitions} partitions of {header.nbytes} bytes, and the "
+                f"buffer has {len(self._parts)} of {whole.nbytes}"
             )
         each = header.nbytes // size
         return [part_of(whole, i * each, each) for i in range(header.partitions)]

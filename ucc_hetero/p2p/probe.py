@@ -150,7 +150,7 @@ class Message:
 
 def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message | None:
     """Look once for an arrived message; ``remove`` takes it out of the queue."""
-    messages.usable()
+    messages.check_usable()
     source, tag = messages.check("source", source, tag)
     if source == messages.null:
         set_status(status, messages.null, messages.any_tag, 0)
@@ -170,7 +170,7 @@ def probe(messages: Messages, source: int, tag: int, status: Any, *, remove: boo
 def mprobe(messages: Messages, source: int, tag: int, status: Any, *, remove: bool) -> Message:
     """Wait for a message as ``probe`` does; ``CollectiveTimeout`` after the communicator's time limit."""
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
-    found = _come(messages, source, where, lambda: probe(messages, source, tag, status, remove=remove))
+    found = _poll(messages, source, where, lambda: probe(messages, source, tag, status, remove=remove))
     if found is None:
         raise CollectiveTimeout(
             f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
@@ -188,7 +188,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
-    found = _come(messages, source, where, lambda: mpi.improbe(source, tag), longest=1e-4, spin=2e-4)
+    found = _poll(messages, source, where, lambda: mpi.improbe(source, tag), longest=1e-4, spin=2e-4)
     if found is None:
         buffers = None
         with suppress(CollectiveError):  # it can no longer be used, and objects still come
@@ -200,8 +200,8 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int) -> Any:
     return found
 
 
-def _come(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
-    """What ``look`` finds, asked again and again; None once the communicator's time is over."""
+def _poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
+    """Call ``look`` until it returns something; None if the communicator's time limit comes first."""
     found: list[_T] = []
     left = 0.0
 
@@ -210,13 +210,13 @@ def _come(messages: Messages, source: int, where: str, look: Callable[[], _T | N
         found.extend([] if message is None else [message])
         return bool(found)
 
-    def gone() -> None:
+    def raise_if_gone() -> None:
         """Raise once the source has been gone for long enough that what it has sent would be here."""
         nonlocal left
-        if messages.gone(source):
+        if messages.is_gone(source):
             left = left or time.monotonic()
             if time.monotonic() - left > 1:
                 raise PeerError(f"{where}: it has left the job or died")
 
-    progress_until(come, messages.timeout, gone, step=1e-6, apart=_LOOK_S, **pace)
+    progress_until(come, messages.timeout, raise_if_gone, step=1e-6, apart=_LOOK_S, **pace)
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""One message of a communicator: its native side, its memory, and the tag under which UCX knows it."""
+"""One message of a communicator: its native object, its memory, and its tag in UCX."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def object_waits(mpi: Any, source: int, tag: int) -> bool:
 
 
 class Transfer:
-    """One message: its native side, the memory that it uses, and what to say of it."""
+    """A message by libucp: its native object, the memory that it uses, and its peer and tag."""
 
     __slots__ = (
         "begin", "begins", "bounce", "buffer", "handle", "lanes", "offered", "op", "original", "peer",
@@ -56,22 +56,23 @@ class Transfer:
         *,
         pinned: bool = True,
     ) -> None:
-        """``pinned``: so is the memory in which it is received, if it goes by ``bounce``."""
+        """``pinned``: with ``bounce``, receive into pinned memory."""
         self.handle = owned(lib.ucch_message_new(), lib.ucch_message_free)
         self.op = lib.ucch_message_op(self.handle)
         self.what, self.peer, self.tag = what, peer, tag
-        #: The caller's memory, and the contiguous memory that is sent or received: the same where that is possible.
+        #: The caller's memory.
         self.original = original
         self.bounce = bounce
-        #: It starts when this stream gets there.
+        #: The message starts when this stream gets there.
         self.stream = stream
         self.pinned = pinned
+        #: Contiguous memory that is sent or received: the caller's, or a copy.
         self.buffer = self._staged()
-        #: What begins it, and with which buffer, once it was begun.
+        #: The function that begins it, and the buffer that this function has, once it was begun.
         self.begin: Callable[[float], Any] | None = None
         self.begins: Buffer | None = None
         self.sync = False
-        #: A send by a lane, which libucp only matches; and the lanes of its communicator, which it may keep.
+        #: True for a send that libucp only matches, and whose data goes by a lane; the lanes are kept for that.
         self.offered, self.lanes = False, None
 
     def _staged(self) -> Buffer:
@@ -101,12 +102,12 @@ class Transfer:
         lib.ucch_message_cancel(self.handle)
 
     def refill(self) -> None:
-        """Take the caller's data anew, before a persistent send starts again."""
+        """Copy the caller's data again, before a persistent send starts."""
         if self.bounce is not None or self.original.layout is not None:
             self.buffer = self._staged()
 
     def spread(self) -> None:
-        """Bring what was received to the caller's memory."""
+        """Copy what was received to the caller's memory."""
         if self.bounce is None:
             if self.buffer is not self.original:
                 copy(self.buffer, self.original)
@@ -120,10 +121,10 @@ class Transfer:
         return (*source_and_tag(int(code[0])), int(nbytes[0]))
 
 
-class Letter:
-    """A message that the streams of both ranks hand each other (p2p/lane.c): as a :class:`Transfer`, for use once.
+class LaneMessage:
+    """A message in a stream that goes by a lane (p2p/lane.c). It has a :class:`Transfer`'s methods, and starts once.
 
-    It cannot be taken back: those behind it would be taken for it.
+    It cannot be cancelled: messages of a lane are matched in order, and the next one would be taken for it.
     """
 
     __slots__ = ("address", "handle", "how", "keep", "nbytes", "op", "peer", "stream", "tag")
@@ -131,7 +132,7 @@ class Letter:
     bounce, moved = None, False
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
-        """``how`` is of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
+        """``how`` is made of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
         self.handle = owned(lib.ucch_letter_new(), lib.ucch_letter_free)
         self.op = lib.ucch_letter_op(self.handle)
         self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
@@ -149,10 +150,10 @@ class Letter:
         return bool(lib.ucch_letter_held(self.handle))
 
     def cancel(self) -> None:
-        """Do nothing."""
+        """Do nothing: it cannot be cancelled."""
 
     def spread(self) -> None:
-        """Nothing to do: the data is in its place."""
+        """Do nothing: the data is in the caller's memory."""
 
     def envelope(self) -> tuple[int, int, int]:
         """As :meth:`Transfer.envelope`."""
@@ -162,4 +163,4 @@ class Letter:
 
 
 #: A message by libucp or by lanes.
-Moved: TypeAlias = Transfer | Letter
+AnyTransfer: TypeAlias = Transfer | LaneMessage

@@ -14,7 +14,7 @@ from ucc_hetero.planner.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class Traffic:
     """Bytes that each rank sends over native and bridge links, and that leave and enter each host."""
 
     native: tuple[int, ...]
@@ -52,7 +52,7 @@ def flows(step: Step) -> Iterator[tuple[int, int, float]]:
         yield from ((i, j, float(_counts(step.src[i])[j if each else 0])) for i, j in pairs)
 
 
-def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:
+def traffic_of(plan: Plan, topology: Topology, itemsize: int = 1) -> Traffic:
     """Bytes that a plan sends, for elements of ``itemsize`` bytes."""
     hosts = topology.hosts
     sent = {"native": [0.0] * topology.size, "bridge": [0.0] * topology.size}
@@ -65,4 +65,4 @@ def wire_bytes(plan: Plan, topology: Topology, itemsize: int = 1) -> Wire:
                 out[hosts[a]] += count
                 into[hosts[b]] += count
     amounts = (sent["native"], sent["bridge"], out, into)
-    return Wire(*(tuple(round(count * itemsize) for count in counts) for counts in amounts))
+    return Traffic(*(tuple(round(count * itemsize) for count in counts) for counts in amounts))

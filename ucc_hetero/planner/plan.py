@@ -33,7 +33,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class EqualRegions:
     """Regions of equal length at equal distances; it can be indexed and iterated over as a tuple of :class:`Region`.
 
     Says in constant space what a tuple of n regions would: a flat plan over P ranks stays O(P). ``stride == count``
@@ -66,7 +66,7 @@ class Blocks:
 
 
 #: Source or destination of one member of a step: one region, a region per member (equal or not), or nothing.
-Operand = Region | Blocks | tuple[Region, ...] | None
+Operand = Region | EqualRegions | tuple[Region, ...] | None
 
 
 def regions(operand: Operand) -> tuple[Region, ...]:
@@ -90,7 +90,8 @@ class StepKind(NamedTuple):
 
     Attributes:
         src: What a member brings, at the root (a message's sender) and elsewhere: ``none``, ``one`` region, or
-            ``each``: ``Blocks`` or a tuple with a region per member, in the order of the team, which may be empty.
+            ``each``: ``EqualRegions`` or a tuple with a region per member, in the order of the team. A region may be
+            empty.
         dst: What a member gets, likewise.
         ucc: ``ucc_coll_type_t`` for equal blocks that touch; 0 where libucc does not run it.
         ucc_v: ``ucc_coll_type_t`` for all other blocks.
@@ -177,6 +178,15 @@ class Fragment:
             object.__setattr__(self, "depths", tuple(n - 1 for n in accumulate(shared)))
 
 
+class RankStep(NamedTuple):
+    """A step of one rank: the numbers of its fragment and stage, and the rank's index in the step's ranks."""
+
+    fragment: int
+    stage: int
+    member: int
+    step: Step
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A collective as fragments of stages of steps: what :func:`ucc_hetero.planner.select.make_plan` returns.
@@ -203,7 +213,7 @@ class Plan:
         """
         return max([LEAST_IN_FLIGHT, *(f.depths[-1] + 1 for f in self.fragments if f.depths)])
 
-    def program(self, rank: int) -> Iterator[tuple[int, int, int, Step]]:
+    def steps_of(self, rank: int) -> Iterator[RankStep]:
         """List a rank's steps in the order in which it posts them.
 
         The order is that of wave fronts (fragment + depth of the stage, then stage): every rank posts the steps of one
@@ -215,7 +225,7 @@ class Plan:
             rank: The rank.
 
         Returns:
-            (number of the fragment, number of the stage, index of the rank in the step's ranks, step) of each.
+            Each step with its place.
         """
         waves: list[tuple[int, int, int, int, int, Step]] = []
         for f, fragment in enumerate(self.fragments):
@@ -225,7 +235,7 @@ class Plan:
                         waves.append((f + depth, depth, s, f, step.ranks.index(rank), step))
         waves.sort(key=lambda w: w[:3])
         for _, _, s, f, member, step in waves:
-            yield f, s, member, step
+            yield RankStep(f, s, member, step)
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def _range(text: str) -> tuple[float, float]:
 # --- the measured table -----------------------------------------------------------------------------------------------
 
 
-#: Of tables whose rules are texts in the TUNE grammar.
+#: The format of tables whose rules are texts in the TUNE grammar.
 _FORMAT = 2
 
 
@@ -186,7 +186,7 @@ class Table(NamedTuple):
     text: str = ""
 
 
-#: Of jobs without UCCH_TUNE_FILE.
+#: The table of jobs without UCCH_TUNE_FILE.
 NO_TABLE = Table()
 
 

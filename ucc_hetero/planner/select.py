@@ -100,8 +100,8 @@ def _fragments(case: algorithms.Case, name: str) -> int:
     return algorithms.find(case.collective, name).most(case)
 
 
-def supported(choice: Choice, nbytes: int) -> Choice:
-    """The choice that cuts what libucc never ends."""
+def cut_to_length(choice: Choice, nbytes: int) -> Choice:
+    """The choice in as many fragments as it takes for libucc to end each of its calls (``LONGEST``)."""
     return choice._replace(fragments=max(choice.fragments, -(-nbytes // LONGEST)))
 
 
@@ -152,7 +152,7 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         fragments = tuple(_fragment(topology, stages, links) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
     plan = Plan(call.collective, choice.algorithm, sizes, fragments)
-    return algorithms.spell(plan, rank) if choice.queued else plan
+    return algorithms.expand_plan(plan, rank) if choice.queued else plan
 
 
 def _fragment(topology: Topology, stages: algorithms.Stages, links: dict[tuple[int, ...], str]) -> Fragment:

@@ -158,7 +158,7 @@ def _run(state: _State, step: Step, team: list[_Member]) -> None:
     read: dict[_Place, list[Cell]] = {}
 
     def brought(i: int, j: int) -> list[Cell]:
-        """What member i has for member j."""
+        """The values that member i has for member j."""
         place = team[i].src[j if "each" in kind.src else 0]
         if place not in read:
             read[place] = state.read(place)

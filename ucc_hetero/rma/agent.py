@@ -26,7 +26,7 @@ from ..errors import CollectiveTimeout, PeerError
 from .channel import PATIENCE, Channel, ChannelError, Listener, call, keep_alive
 from .endpoint import Endpoint, Target
 from .region import Region
-from .wire_format import FormatError
+from .wire_format import Address, FormatError
 from .worker import Worker
 
 #: Messages at most that were not taken: their sender waits then.
@@ -79,6 +79,7 @@ class AgentPeer:
         self._changed = threading.Condition()
         self._regions: dict[str, bytes] = {}
         self.alive = True
+        self.ready = False  # until both sides know each other
 
     def __repr__(self) -> str:
         return f"<AgentPeer {self.name!r}{'' if self.alive else ', which is gone'}>"
@@ -170,7 +171,8 @@ class Agent(Handle):
         self.address = self._listener.address
         self.worker = worker or Worker()
         self._lock = threading.Lock()
-        self._peers: list[AgentPeer] = []
+        #: All connections whose threads have not ended, those among them that the other side has not agreed to yet.
+        self._connections: list[AgentPeer] = []
         self._regions: dict[str, Region] = {}
         self._inbox: queue.Queue[tuple[AgentPeer, Any]] = queue.Queue(_MESSAGES)
         self._listener.accept(self._welcome)
@@ -179,7 +181,7 @@ class Agent(Handle):
     def peers(self) -> list[AgentPeer]:
         """The agents that are connected."""
         with self._lock:
-            return list(self._peers)
+            return [peer for peer in self._connections if peer.ready]
 
     def connect(self, address: str, timeout: float = 30.0) -> AgentPeer:
         """Connect with another agent.
@@ -258,7 +260,9 @@ class Agent(Handle):
         if self._listener.closed:
             return
         self._listener.close()
-        for peer in self.peers:
+        with self._lock:
+            connections = list(self._connections)
+        for peer in connections:
             peer.leave()
         if self._own:
             self.worker.close()
@@ -283,24 +287,54 @@ class Agent(Handle):
             regions = {name: region.descriptor.hex() for name, region in self._regions.items()}
         channel.send({"name": self.name, "worker": self.worker.address.hex(), "regions": regions})
         name, address, theirs = _introduction(channel.receive())
+        peer = self._join(name, address, channel)
         try:
-            endpoint = self.worker.connect(address)
-        except FormatError as error:
-            channel.close()
-            raise ChannelError(str(error)) from None
-        # Both know each other before either uses the other.
-        channel.send({"ready": True})
-        if channel.receive() != {"ready": True}:
-            raise ChannelError("the other side is not ready")
-        channel.settle()
-        peer = AgentPeer(name, endpoint, channel)
-        peer.published(theirs, [])
-        with self._lock:
-            self._peers.append(peer)
-            now = {n: r.descriptor.hex() for n, r in self._regions.items() if n not in regions}
-        if now:
-            channel.send({"regions": now})
+            # Both know each other before either uses the other.
+            channel.send({"ready": True})
+            if channel.receive() != {"ready": True}:
+                raise ChannelError("the other side is not ready")
+            channel.settle()
+            peer.published(theirs, [])
+            with self._lock:
+                peer.ready = True
+                now = {n: r.descriptor.hex() for n, r in self._regions.items() if n not in regions}
+            if now:
+                channel.send({"regions": now})
+        except BaseException:
+            self._part(peer)
+            raise
         return peer
+
+    def _join(self, name: str, address: bytes, channel: Channel) -> AgentPeer:
+        """Add a connection, with an endpoint that is shared by those with the same peer.
+
+        The other side gives its endpoint up when its last connection with us ends, and this side must do so as well:
+        be it that our thread has not read that end yet.
+        """
+        with self._lock:
+            if self._listener.closed:
+                raise ChannelError("this agent is closed")
+            try:
+                known = self.worker.peers.get(Address.unpack(address).uid)
+                before = [peer for peer in self._connections if peer.endpoint is known]
+                if before and not any(peer.alive and not peer.channel.ended for peer in before):
+                    before[0].endpoint.lose()
+                peer = AgentPeer(name, self.worker.connect(address), channel)
+            except FormatError as error:
+                raise ChannelError(str(error)) from None
+            self._connections.append(peer)
+        return peer
+
+    def _part(self, peer: AgentPeer) -> None:
+        """Remove a connection; the last one of an endpoint takes that along."""
+        with self._lock:
+            self._connections.remove(peer)
+            is_last = not any(other.endpoint is peer.endpoint for other in self._connections)
+            if is_last:  # with the lock: a new connection may be about to share it
+                peer.endpoint.lose()
+        peer.leave()
+        if is_last and not self._listener.closed:
+            peer.endpoint.close()
 
     def _read(self, peer: AgentPeer) -> None:
         try:
@@ -309,15 +343,7 @@ class Agent(Handle):
         except ChannelError as error:
             if not self._listener.closed:
                 log.log("net").info("agent %r: %s", peer.name, error)
-        with self._lock:
-            if peer in self._peers:
-                self._peers.remove(peer)
-            last = not any(other.endpoint is peer.endpoint for other in self._peers)
-        peer.leave()
-        if last:  # two agents may have called each other at once
-            peer.endpoint.lose()
-            if not self._listener.closed:
-                peer.endpoint.close()
+        self._part(peer)
 
     def _handle(self, peer: AgentPeer, said: Any) -> None:
         if not isinstance(said, dict):

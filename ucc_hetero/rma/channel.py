@@ -85,6 +85,16 @@ class Channel:
                 raise
             raise ChannelError(f"{error}, and has not proved itself: this side has another secret than it") from None
 
+    @property
+    def ended(self) -> bool:
+        """True once this side or the other one has ended the connection, be there messages that were not read."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLRDHUP)
+        except ValueError:
+            return True
+        return bool(poll.poll(0))
+
     def settle(self) -> None:
         """Wait for messages as long as they take, from now on."""
         self._until = None

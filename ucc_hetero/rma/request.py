@@ -203,21 +203,21 @@ class _Watcher:
             lib.ucch_listen(op)
             self._waiting.append((op, loop, future))
             self._some.notify()
-        lib.ucch_ring()
+        lib.ucch_doorbell_ring()
 
     def _loop(self) -> None:
         while True:
             with self._some:
                 while not self._waiting:
                     self._some.wait()
-                known = lib.ucch_rings()
+                known = lib.ucch_doorbell_count()
                 ended = [each for each in self._waiting if lib.ucch_peek(each[0]) or each[2].cancelled()]
                 self._waiting = [each for each in self._waiting if each not in ended]
             for _, loop, future in ended:
                 with suppress(RuntimeError):  # no task waits in a loop that is closed
                     loop.call_soon_threadsafe(_complete, future)
             if not ended:
-                lib.ucch_await_ring(known, 0.25)
+                lib.ucch_doorbell_wait(known, 0.25)
 
 
 _watcher = _Watcher()

@@ -222,14 +222,14 @@ class Worker(Core):
         seconds = self.timeout if timeout is None else timeout
         until = time.monotonic() + seconds
         while True:
-            known = lib.ucch_rings()
+            known = lib.ucch_doorbell_count()
             lib.ucch_progress_once()
             if (found := self._next()) is not None:
                 return found
             left = until - time.monotonic()
             if left <= 0:
                 raise CollectiveTimeout(f"no notification has come in {seconds:g} s")
-            lib.ucch_await_ring(known, min(left, 0.05))
+            lib.ucch_doorbell_wait(known, min(left, 0.05))
 
     def _next(self) -> Notification | None:
         sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)

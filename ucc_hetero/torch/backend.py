@@ -23,7 +23,7 @@ from ..machine import discover, vendors
 from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
-from .fabric import fabric_of
+from .fabric_messages import fabric_messages_of
 from .group import ProcessGroupUCCH
 from .work import limit_of, seconds_of, torch_error
 
@@ -81,9 +81,14 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
         _warn_of_binding(comm.topology.hosts.count(0))  # its own host
-    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-    fabric = fabric_of(ranks, opts.group_rank, opts.store, opts.timeout)
-    return _noted(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+    ranks = _global_ranks(opts)
+    fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
+    return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+
+
+def _global_ranks(opts: Any) -> list[int]:
+    """Ranks of a group's members in the default group, in the group's order."""
+    return list(opts.global_ranks_in_group) or list(range(opts.group_size))
 
 
 def _warn_of_binding(ranks_here: int) -> None:
@@ -99,12 +104,12 @@ def _warn_of_binding(ranks_here: int) -> None:
 
 def _agreed(opts: Any) -> Communicator:
     """A communicator of a group's ranks, once all of them have come to this backend."""
-    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    ranks = _global_ranks(opts)
     rendezvous.await_all(opts.store, opts.group_rank, ranks, limit_of(opts.timeout))
     return _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
 
 
-def _noted(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
+def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
     """A group that is to end with the process."""
     if not _groups:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
@@ -143,7 +148,7 @@ def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.de
         comm = _meet(store, rank, list(range(size)), size, Deaths(store, rank), seconds_of(timeout))
     except UCCHError as failure:
         raise torch_error(failure) from failure
-    return _noted(ProcessGroupUCCH(comm, "", timeout, store))
+    return _register(ProcessGroupUCCH(comm, "", timeout, store))
 
 
 def groups() -> list[ProcessGroupUCCH]:
@@ -157,7 +162,7 @@ def groups() -> list[ProcessGroupUCCH]:
 
 def _over_store(opts: Any) -> Communicator:
     """A communicator whose ranks find each other through torch's store: under torchrun, or spawned by a script."""
-    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    ranks = _global_ranks(opts)
     size, store = opts.group_size, opts.store
     if dist.is_initialized():
         size, store = dist.get_world_size(), c10d._get_default_store()
@@ -178,7 +183,7 @@ def _over_mpi(opts: Any) -> Communicator:
     from mpi4py import MPI
 
     world = _base[0] if _base else MPI.COMM_WORLD
-    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(
             f"torch's job has at least {max(ranks) + 1} ranks and MPI's {world.Get_size()}: let mpirun -np N start all "

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -227,7 +228,7 @@ def profile(
     if len(counts) < 2 or counts[0] < 1:
         raise ValueError(f"samples {list(samples)} must be two or more different numbers from 1 on")
     dist.barrier(group=group)  # so that ranks which share a machine slow each other down as they will in training
-    seconds = [_timed(lambda n=n: step(n), repeat, clock) for n in counts]  # type: ignore[misc]
+    seconds = [_timed(partial(step, n), repeat, clock) for n in counts]
     return fitted(dist.get_rank(group), counts, _everyone(seconds, group))
 
 

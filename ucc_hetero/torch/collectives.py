@@ -12,9 +12,19 @@ import torch
 from ..calls.arguments import CallSpec
 from .devices import started
 from .dispatch import Dispatch
-from .layout import Finish, apart, back, gathered, overlap, room, rooms, source, units
-from .reduction import Reduction, reduction_of
-from .uncompiled import uncompiled
+from .layout import (
+    Finish,
+    copy_back,
+    elements_of,
+    overlap,
+    to_receive,
+    to_receive_all,
+    to_send,
+    to_send_all,
+    without_overlap,
+)
+from .not_compiled import not_compiled
+from .reduction import TorchReduction, torch_reduction
 from .work import Work
 
 #: A flat tensor and how many of its elements are each rank's.
@@ -38,12 +48,12 @@ def _list(tensors: Any) -> Any:
     return tensors if not tensors or isinstance(tensors[0], torch.Tensor) else tensors[0]
 
 
-def _reduction(opts: Any) -> Reduction:
+def _reduction(opts: Any) -> TorchReduction:
     """The reduction of a call: that of its options, which may be a ``ReduceOp`` themselves, else a sum."""
     try:
-        return reduction_of(opts.reduceOp)
+        return torch_reduction(opts.reduceOp)
     except AttributeError:
-        return reduction_of(_SUM if opts is None else opts)
+        return torch_reduction(_SUM if opts is None else opts)
 
 
 def _splits(given: Any, size: int, rows: int, what: str) -> list[int] | None:
@@ -81,7 +91,7 @@ def _counts(tensors: Sequence[Any]) -> list[int]:
     return [tensor.numel() for tensor in tensors]
 
 
-@uncompiled
+@not_compiled
 class Collectives(Dispatch):
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
 
@@ -92,7 +102,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._again(key, None, tensor, opts)) is not None:
+            if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
         return self._allreduce_one(tensors, opts)
 
@@ -108,9 +118,10 @@ class Collectives(Dispatch):
         operand, key = how.operand(tensor), None
         if operand is tensor:  # of a sum of products with a factor it is not
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, count, tensor.device
-        return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], back(operand, tensor), key=key)
+        finish = copy_back(operand, tensor)
+        return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], finish, key=key)
 
-    def _sum_sparse(self, tensor: Any, how: Reduction) -> Work:
+    def _sum_sparse(self, tensor: Any, how: TorchReduction) -> Work:
         """Sum a sparse COO tensor in place; finished when this returns. All get every rank's non-zero elements."""
         if how.op.name != "SUM" or how.factor is not None:
             raise ValueError(f"all_reduce of sparse tensors sums only, and {how.op} was asked for")
@@ -133,7 +144,7 @@ class Collectives(Dispatch):
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """Reduce several tensors over all ranks, in place."""
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
-        return self._together(calls, "allreduce_coalesced_", tensors)
+        return self._combined(calls, "allreduce_coalesced_", tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
@@ -141,7 +152,7 @@ class Collectives(Dispatch):
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
-            if (work := self._again(key, None, tensor, opts)) is not None:
+            if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
         return self._broadcast_one(tensors, opts, root)
 
@@ -152,7 +163,7 @@ class Collectives(Dispatch):
         if not count:
             return self._done([tensor])
         key = "broadcast", root, tensor.dtype, count, tensor.device
-        target, finish = (source(tensor), None) if self.rank() == root else room(tensor)
+        target, finish = (to_send(tensor), None) if self.rank() == root else to_receive(tensor)
         call = CallSpec("bcast", None, target, None, root)
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)
 
@@ -167,7 +178,7 @@ class Collectives(Dispatch):
         operand = how.operand(tensor)
         if self.rank() != root:
             return self._post(CallSpec("reduce", operand, None, how.op, root), opts, [tensor])
-        return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], back(operand, tensor))
+        return self._post(CallSpec("reduce", None, operand, how.op, root), opts, [tensor], copy_back(operand, tensor))
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have called; collectives that were called before are done by then, as is what the
@@ -177,7 +188,7 @@ class Collectives(Dispatch):
             module.current_stream(device if device is not None and device.type == kind else None).synchronize()
         earlier = [work for work in list(self.in_flight) if isinstance(work, Work) and work.collective]
         own = self._post(CallSpec("barrier", None, None), opts, [])
-        return self._together([*earlier, own])
+        return self._combined([*earlier, own])
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +196,7 @@ class Collectives(Dispatch):
         """Collect every rank's tensor, one after the other, in one tensor."""
         count, inside = input.numel(), self._inside(input, output)
         key = "all_gather", inside, input.dtype, count, output.dtype, output.numel(), output.device
-        if (work := self._again(key, None if inside else input, output, opts)) is not None:
+        if (work := self._repeat(key, None if inside else input, output, opts)) is not None:
             return work
         return self._gather_one(output, input, opts, key)
 
@@ -203,7 +214,7 @@ class Collectives(Dispatch):
             )
         if not input.numel():
             return self._done([output])
-        target, finish = room(output)
+        target, finish = to_receive(output)
         return self._gather_into(target, input, opts, [output], finish, "_allgather_base_", key)
 
     def _gather_into(
@@ -216,7 +227,7 @@ class Collectives(Dispatch):
         form: str = "",
         key: Hashable = None,
     ) -> Work:
-        send = sent = source(tensor)
+        send = sent = to_send(tensor)
         if self._inside(send, flat):
             send = None
         own = sent is tensor and flat is outputs[0]
@@ -235,22 +246,22 @@ class Collectives(Dispatch):
             )
         if not sum(counts):
             return self._done(outputs)
-        flat, finish = rooms(outputs)
+        flat, finish = to_receive_all(outputs)
         if min(counts) == max(counts):
             return self._gather_into(flat, tensor, opts, outputs, finish)
-        send = source(tensor)
-        recv = [flat, [n * units(tensor) for n in counts]]
+        send = to_send(tensor)
+        recv = [flat, [n * elements_of(tensor) for n in counts]]
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
-        return self._together(calls, "allgather_coalesced_", inputs)
+        return self._combined(calls, "allgather_coalesced_", inputs)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`all_gather_single`."""
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self._together(calls, "allgather_into_tensor_coalesced_", inputs)
+        return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
     @_refusing
     def gather(self, output_lists: Any, inputs: Any, opts: Any = None, root: int | None = None) -> Work:
@@ -259,15 +270,15 @@ class Collectives(Dispatch):
         if not tensor.numel():
             return self._done([])
         if self.rank() != root:
-            return self._post(CallSpec("gather", source(tensor), None, None, root), opts, [], inputs=tensor)
+            return self._post(CallSpec("gather", to_send(tensor), None, None, root), opts, [], inputs=tensor)
         outputs = _list(output_lists)
         counts = self._per_rank(outputs, "gather", "output")
         if any(n != tensor.numel() for n in counts) or any(each.dtype != tensor.dtype for each in outputs):
             raise ValueError(
                 f"gather on rank {root}: outputs of {counts} elements do not match input's {tensor.numel()}"
             )
-        flat, finish = rooms(outputs)
-        call = CallSpec("gather", source(tensor), flat, None, root)
+        flat, finish = to_receive_all(outputs)
+        call = CallSpec("gather", to_send(tensor), flat, None, root)
         return self._post(call, opts, outputs, finish, inputs=tensor)
 
     # --- scattering ---------------------------------------------------------------------------------------------------
@@ -278,21 +289,21 @@ class Collectives(Dispatch):
         tensor, root = _one(outputs, "scatter"), self._root(opts, root)
         if not tensor.numel():
             return self._done([tensor])
-        target, finish = room(tensor)
+        target, finish = to_receive(tensor)
         send, inputs = None, ()
         if self.rank() == root:
             inputs = _list(input_lists)
             counts = self._per_rank(inputs, "scatter", "input")
             if any(n != tensor.numel() for n in counts):
                 raise ValueError(f"scatter on rank {root}: inputs of {counts} elements, output of {tensor.numel()}")
-            send = gathered(inputs)
+            send = to_send_all(inputs)
         return self._post(CallSpec("scatter", send, target, None, root), opts, [tensor], finish, inputs=inputs)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduce over all ranks and give rank r the r-th of equal parts."""
         what = getattr(opts, "reduceOp", opts), output.dtype, output.numel(), output.device
         key = "reduce_scatter", *what, input.dtype, input.numel(), overlap(input, output)
-        if (work := self._again(key, input, output, opts)) is not None:
+        if (work := self._repeat(key, input, output, opts)) is not None:
             return work
         return self._reduce_scatter_one(output, input, opts, key)
 
@@ -312,15 +323,15 @@ class Collectives(Dispatch):
         self,
         output: Any,
         operand: Any,
-        how: Reduction,
+        how: TorchReduction,
         counts: Any,
         opts: Any,
         form: str,
         inputs: Any,
         key: Hashable = None,
     ) -> Work:
-        target, finish = how.room(output)
-        operand = apart(operand, target)
+        target, finish = how.to_receive(output)
+        operand = without_overlap(operand, target)
         name = "reduce_scatter_block" if counts is None else "reduce_scatter"
         call = CallSpec(name, operand, target, how.op, -1, counts)
         own = operand is inputs and target is output
@@ -347,7 +358,7 @@ class Collectives(Dispatch):
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several calls of :meth:`reduce_scatter_single`."""
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
-        return self._together(calls, "reduce_scatter_tensor_coalesced_", inputs)
+        return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
     # --- all to all ---------------------------------------------------------------------------------------------------
 
@@ -358,8 +369,8 @@ class Collectives(Dispatch):
         """Send a part of the first dimension to every rank; split sizes count its rows."""
         into = _splits(output_splits, self.size(), output.size(0) if output.dim() else 1, "output")
         outof = _splits(input_splits, self.size(), input.size(0) if input.dim() else 1, "input")
-        target, finish = room(output)
-        send = apart(source(input), target)
+        target, finish = to_receive(output)
+        send = without_overlap(to_send(input), target)
         if into is None and outof is None:
             if not send.numel() and not target.numel():
                 return self._done([output])
@@ -379,9 +390,9 @@ class Collectives(Dispatch):
         """Send a tensor to every rank; sizes may differ."""
         into = self._per_rank(outputs, "alltoall", "output")
         outof = self._per_rank(inputs, "alltoall", "input")
-        flat, finish = rooms(outputs)
-        send = apart(gathered(inputs), flat)
-        unit = units(inputs[0])
+        flat, finish = to_receive_all(outputs)
+        send = without_overlap(to_send_all(inputs), flat)
+        unit = elements_of(inputs[0])
         given, taken = (send, [n * unit for n in outof]), (flat, [n * unit for n in into])
         return self._exchange(given, taken, opts, list(outputs), finish, "alltoall_", inputs)
 
@@ -416,24 +427,24 @@ def _starts(counts: list[int]) -> list[int]:
     return list(accumulate(counts, initial=0))[:-1]
 
 
-@uncompiled
-class Messages(Dispatch):
+@not_compiled
+class PointToPoint(Dispatch):
     """The point-to-point methods."""
 
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")
-        if (work := self._message_again(tensor, dest, tag, True)) is not None:
+        if (work := self._repeat_message(tensor, dest, tag, outgoing=True)) is not None:
             return work
-        return self._post_message(source(tensor), dest, tag, True, [], None)
+        return self._post_message(to_send(tensor), dest, tag, outgoing=True, outputs=[])
 
     def recv(self, tensors: Any, origin: int, tag: int = 0) -> Work:
         """Start to receive a tensor from group rank ``origin``."""
         tensor = _one(tensors, "recv")
-        if (work := self._message_again(tensor, origin, tag, False)) is not None:
+        if (work := self._repeat_message(tensor, origin, tag, outgoing=False)) is not None:
             return work
-        target, finish = room(tensor)
-        return self._post_message(target, origin, tag, False, [tensor], finish)
+        target, finish = to_receive(tensor)
+        return self._post_message(target, origin, tag, outgoing=False, outputs=[tensor], finish=finish)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Start to receive a tensor from any rank; ``source_rank`` of the Work tells which."""

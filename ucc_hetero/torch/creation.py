@@ -29,7 +29,7 @@ from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..machine.vendors import VENDORS, Vendor, leave_alone
 from . import rendezvous
-from .monitored import NO_LIMIT
+from .monitored_barrier import NO_LIMIT
 from .work import limit_of, torch_error
 
 NAME = "ucch"
@@ -38,8 +38,8 @@ NAME = "ucch"
 replaced: set[str] = set()
 
 
-class Standing(NamedTuple):
-    """Facts of a rank by which all ranks choose the same backends, without a message for each group."""
+class RankFacts(NamedTuple):
+    """Facts of a rank. All ranks know them of each other, and so choose the same backends without a message."""
 
     #: torch's backend for the rank's devices; empty where there is none, or none is wanted.
     backend: str = ""
@@ -50,7 +50,7 @@ class Standing(NamedTuple):
 
 
 #: Rank of the default group -> its facts, of the ranks that were in a group of ours.
-_known: dict[int, Standing] = {}
+_known: dict[int, RankFacts] = {}
 #: Names of groups that were asked for without a backend of the host: barriers and objects then go by the device.
 _device_only: set[str] = set()
 
@@ -139,7 +139,7 @@ def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
         rank, size = world.rank(), world.size()
     row, mine = _here(rank, size, values.get("device_id"))
     seconds = limit_of(values.get("timeout")) or NO_LIMIT
-    members = _standings(ranks or range(size), mine, rank, values["store"], seconds)
+    members = _rank_facts(ranks or range(size), mine, rank, values["store"], seconds)
     if not ranks:
         _known.update(enumerate(members))
     if not share_fabric(members) or not any(wanted.get(kind) == NAME for kind in row.torch):
@@ -160,7 +160,7 @@ def _own_backend(row: Vendor, kind: str) -> str:
     return "gloo" if kind == "cpu" and dist.is_gloo_available() else ""
 
 
-def share_fabric(members: Sequence[Standing]) -> bool:
+def share_fabric(members: Sequence[RankFacts]) -> bool:
     """True if torch has a backend for the devices of these ranks, which are one vendor's, on one fabric, one each."""
     if len({(each.backend, each.fabric) for each in members}) != 1 or not members[0].backend:
         return False
@@ -168,9 +168,11 @@ def share_fabric(members: Sequence[Standing]) -> bool:
     return len(set(devices)) == len(devices)
 
 
-def beside(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
-    """torch's backend for the vendor of the rank ``at`` that place of a group, and the places of the ranks that share
-    its fabric; these are as many of their own devices. Known without a message, and alike at both of two ranks."""
+def fabric_peers(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
+    """torch's backend for the vendor of rank ``at`` of a group, and the ranks of the group that share its fabric.
+
+    Each of these has a device of its own. No message is needed, and both ranks of a pair find the same.
+    """
     mine = _known.get(ranks[at])
     if mine is None or not mine.backend:
         return "", frozenset()
@@ -178,15 +180,15 @@ def beside(ranks: Sequence[int], at: int) -> tuple[str, frozenset[int]]:
     return mine.backend, frozenset(place for place, each in others if each and share_fabric([mine, each]))
 
 
-def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, Standing]:
+def _here(rank: int, size: int, device_id: Any) -> tuple[Vendor, RankFacts]:
     """This rank's vendor, and the facts that it publishes; ``device_id`` is that of torch's group."""
     try:
         place = process.place_here(rank, size)
         row, board = VENDORS[place.vendor], _board(place, device_id)
     except (UCCHError, ValueError):  # all ranks hear of it when they make a group of ours
-        return VENDORS["host"], Standing()
+        return VENDORS["host"], RankFacts()
     fabric = f"{row.name} {fabric_of(row.name, env.get('FABRIC')).kind or _node()}"
-    return row, Standing(_backend_here(row), fabric, board)
+    return row, RankFacts(_backend_here(row), fabric, board)
 
 
 def _node() -> str:
@@ -223,7 +225,7 @@ def fabrics() -> list[str]:
     return [_known[rank].fabric for rank in range(size)]
 
 
-def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seconds: float) -> list[Standing]:
+def _rank_facts(ranks: Sequence[int], mine: RankFacts, rank: int, store: Any, seconds: float) -> list[RankFacts]:
     """Facts of a group's ranks; those that are not known yet come over the store, in the first group of their ranks."""
     if rank not in _known:
         _known[rank] = mine
@@ -237,8 +239,8 @@ def _standings(ranks: Sequence[int], mine: Standing, rank: int, store: Any, seco
     return [_known[each] for each in ranks]
 
 
-def _read(text: str | bytes) -> Standing:
-    return Standing(*json.loads(text))
+def _read(text: str | bytes) -> RankFacts:
+    return RankFacts(*json.loads(text))
 
 
 def _key(rank: int) -> str:
@@ -256,7 +258,7 @@ def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: fl
 
 
 def _note(row: Vendor, size: int, name: str) -> None:
-    """Say what the group is, and see to the end of a process of MPI's."""
+    """Log what serves a group, and have a rank of MPI's that fails end the job."""
     log.log("torch").info("group %s: %d ranks of %s on one fabric: torch's %s", name, size, row.name, row.torch_backend)
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():

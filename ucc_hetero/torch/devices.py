@@ -23,7 +23,7 @@ def raw_stream(device: Any) -> int | None:
 
 
 def raw_stream_query(device: Any) -> Callable[[], int] | None:
-    """What :func:`raw_stream` asks, of one device."""
+    """:func:`raw_stream` as a function of one device; None where torch has no such function."""
     tell = _raw_stream_of(device.type)
     return None if tell is None else partial(tell, device.index)
 
@@ -34,7 +34,7 @@ def _raw_stream_of(kind: str) -> Any:
 
 
 def capture_query(device: Any) -> Callable[[], bool]:
-    """What tells whether the calling thread's stream is being captured in a graph, in as few steps as torch allows."""
+    """A function that returns True if the calling thread's stream is being captured, as quickly as torch can."""
     short: Callable[[], bool] | None = getattr(torch._C, f"_{device.type}_isCurrentStreamCapturing", None)
     long: Callable[[], bool] = module(device).is_current_stream_capturing
     return long if short is None else short

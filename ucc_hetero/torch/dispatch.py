@@ -1,5 +1,4 @@
-"""From a torch call to a started call of ours: on which communicator, as part of which stream, and what waits for
-it."""
+"""From a call of torch's to a started call: on which communicator, in which stream, and which Work waits for it."""
 
 from __future__ import annotations
 
@@ -12,40 +11,41 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 
 from ..api.comm import Communicator, adopted
 from ..calls.arguments import CallSpec
 from ..calls.request import Captured
-from ..calls.runner import Short
+from ..calls.runner import RepeatableCall
 from ..errors import UCCHError
 from ..machine.vendors import TORCH
 from ..native.libraries import lib
 from ..p2p.captured import CapturedMessage
-from ..p2p.transfer import TAG_MASK, Letter
+from ..p2p.transfer import TAG_MASK, LaneMessage
 from ..types import OPS
 from . import futures
 from .devices import capture_query, module
-from .fabric import Fabric
-from .futures import InOrder
+from .fabric_messages import FabricMessages
+from .futures import CallbackThread
 from .group_comm import GroupComm
-from .layout import Finish, plain
-from .ranges import active, recorded
+from .layout import Finish, is_plain
+from .not_compiled import not_compiled
+from .profiling import profiled
 from .streams import (
-    Entered,
+    EnteredStream,
     Ready,
-    Side,
+    SideStream,
     captures,
     current_handle,
     device_of,
     mean_of,
     stream_query,
 )
-from .uncompiled import uncompiled
-from .work import InFlight, InGraph, InLane, Source, Work, Works, limit_of, torch_error
+from .work import CombinedWork, GraphWork, LaneWork, PendingWork, ReceiveStatus, Work, limit_of, torch_error
 
-#: Seconds that an asynchronous call is given to finish before its caller goes on.
+#: Seconds that an asynchronous call is polled before it returns.
 _MOMENT = 20e-6
-#: Of so many calls one looks at all that are under way, the others at the oldest ones.
+#: Every so many calls, all calls under way are polled; otherwise the oldest.
 _MANY = 64
 
 
@@ -54,43 +54,45 @@ _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_
 
 
 class _Batch(threading.local):
-    """The calls that a thread wants to wait for together; None while it does not."""
+    """State of the calling thread."""
 
+    #: Works of the calls since coalescing began; None outside of it.
     works: list[Work] | None = None
-    #: The streams that calls of one Work have entered, each once for all of them; None while there is no such Work.
-    joined: dict[Side, Entered] | None = None
-    #: The thread is within a call that a profiler records: the calls that it is made of are not recorded.
-    recorded = False
+    #: The streams of the calls that one Work is made of, each entered once; None outside of such a Work.
+    joined: dict[SideStream, EnteredStream] | None = None
+    #: True within a call that a profiler records: the calls that it is made of are not recorded.
+    profiled = False
 
 
-@uncompiled
+@not_compiled
 class Dispatch:
-    """Base of a process group's methods: start a collective or a message, and return its Work.
+    """Base of a process group: starts a collective or a message, and returns its Work.
 
-    Collectives are posted in program order and run in that order. The limit in seconds is that of every call, unless
+    Collectives are posted in program order and run in that order. The group's time limit is that of every call, unless
     the call brings its own.
     """
 
-    #: Posted and not yet collected, in order; keeps their tensors alive.
-    in_flight: dict[InFlight, None]
-    #: True once a stream was left to wait for a message by itself; how many operations of this process had failed at
-    #: the last look; and why such a stream had to go on without its data.
+    #: Works whose end the host has not seen, in order; keeps their tensors alive.
+    in_flight: dict[PendingWork, None]
+    #: True once a stream waits for a message by itself, without the host.
     streams_wait = False
+    #: Failed operations of this process at the last check.
     _failures = 0
+    #: Why a stream had to go on without the data of a message.
     _unfit: Exception | None = None
-    #: True once messages were captured in graphs: from then on it is looked at whether all of them were waited for.
+    #: True once messages were captured in graphs: each later call checks that all of them were waited for.
     _in_graphs = False
-    #: Ways within a vendor's fabric, for messages; None in a group where no two ranks share one with this rank.
-    _fabric: Fabric | None = None
+    #: Messages by the vendor's library; None where no other rank of the group shares this rank's fabric.
+    _fabric: FabricMessages | None = None
 
     def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
-        """Begin; takes the place of a constructor, which torch's base class has for itself."""
+        """Initialize; not a constructor, as torch's base class needs that for itself."""
         self._place = comm.rank, comm.size
         self._comms = {0: GroupComm(comm, self.check_aborted)}
-        self._sides: dict[Any, Side] = {}
-        self._callbacks: dict[int, InOrder] = {}
-        #: Ranks with which messages have gone by lanes; the device of their tensors, and what tells its current stream
-        #: and whether that is being captured.
+        self._sides: dict[Any, SideStream] = {}
+        self._callbacks: dict[int, CallbackThread] = {}
+        #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
+        #: current stream, and True if that is being captured.
         self._lane_peers: set[int] = set()
         self._lane_device: Any = None
         self._lane_stream: Callable[[], int] = _no_device
@@ -100,13 +102,13 @@ class Dispatch:
         #: Time limit of a call; 0: none.
         self.seconds = limit_of(timeout)
         self._aborted = ""
-        #: No calls any more but those of callbacks; and none at all.
+        #: True once only callbacks may make calls; and once no call may be made.
         self._closed = self._ended = False
         self._posted = 0
         self._batch = _Batch()
         self.in_flight = {}
-        #: Work of calls without a waiter: they have ended, or were left to their caller's stream.
-        self.left = Work(self, [])
+        #: Work of calls that have ended when they return, or run in their caller's stream.
+        self.done_work = Work(self, [])
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -135,22 +137,22 @@ class Dispatch:
     ) -> Work:
         """Start a collective; one that its caller would only wait for runs to its end here.
 
-        With a ``key`` :meth:`_again` may make such calls from now on. A profiler names it by ``form``, the dispatcher's
-        name, and shows the shapes of ``inputs``: by default those that the call's name stands for, and ``outputs``.
+        With a ``key`` such calls can be repeated (:meth:`_repeat`). A profiler names the call by ``form``, the
+        dispatcher's name, or else by the call's own, and shows the shapes of ``inputs``, or else of ``outputs``.
         """
-        if active._is_profiler_enabled and not self._batch.recorded:
+        if profiler._is_profiler_enabled and not self._batch.profiled:
             again = partial(self._post, call, opts, outputs, finish)  # with a profiler no call is made in the short way
-            return self._recorded(form or call.name, outputs if inputs is None else inputs, again)
+            return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
-            self._usable()
+            self._check_usable()
         comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
         try:
-            work = self._made(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
+            work = self._start(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        return self._noted(work)
+        return self._register(work)
 
-    def _made(
+    def _start(
         self,
         comm: GroupComm,
         seconds: float,
@@ -182,21 +184,21 @@ class Dispatch:
                 finish()
             work = Work(self, outputs)
         if key is not None and comm is self._comms[0]:
-            comm.run.remember(key, call, mean=mean)
+            comm.runner.make_repeatable(key, call, mean=mean)
         return work
 
-    def _again(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
-        """Make a call, if one with this key was posted. None where it has to be posted.
+    def _repeat(self, key: Hashable, send: Any, recv: Any, opts: Any) -> Work | None:
+        """Make a call that differs from an earlier one in its addresses alone; None if it has to be posted.
 
-        On a device it is launched into a stream and left to it: into the caller's where that would wait at once. The
-        key has all but addresses. Of a device's memory that a stream works on torch takes care itself. Few functions
-        are called here: each takes a hundredth of a short call.
+        ``key`` is all of the call but its addresses. A call on a device is launched into a stream: the caller's own, if
+        that would wait at once. torch keeps memory that its streams work on. Few functions are called here: each takes
+        a hundredth of the time of a short call.
         """
         comm = self._comms[0]
-        short = comm.run.known.get(key)
-        if short is None or not _plain_at(send, recv):
+        repeatable = comm.runner.repeatable.get(key)
+        if repeatable is None or not _plain_at(send, recv):
             return None
-        if active._is_profiler_enabled or self._batch.works is not None or futures.here.level:
+        if profiler._is_profiler_enabled or self._batch.works is not None or futures.this_thread.level:
             return None
         device = None if recv.is_cpu else recv.device
         own = 0.0 if opts is None else opts.timeout.total_seconds()
@@ -204,58 +206,67 @@ class Dispatch:
         both = 0 if send is None else send.data_ptr(), recv.data_ptr()
         try:
             if getattr(opts, "asyncOp", True):
-                return None if short.mean or device is None else self._beside(comm, short, both, seconds, (send, recv))
+                return (
+                    None
+                    if repeatable.mean or device is None
+                    else self._repeat_async(comm, repeatable, both, seconds, (send, recv))
+                )
             if self._aborted or self._closed or self.in_flight:
-                self._usable()
+                self._check_usable()
             stream = None if device is None else current_handle(device)
-            made = comm.remake(short, both, seconds, stream, (send, recv))
+            made = comm.repeat(repeatable, both, seconds, stream, (send, recv))
         except UCCHError as failure:
             raise torch_error(failure) from failure
         self._posted += made
-        if made and short.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
+        if made and repeatable.mean and (divide := mean_of(recv, self._place[1], None)) is not None:
             divide()
-        return self.left if made else None
+        return self.done_work if made else None
 
-    def _beside(
-        self, comm: GroupComm, short: Short, both: tuple[int, int], seconds: float, memory: tuple[Any, Any]
+    def _repeat_async(
+        self,
+        comm: GroupComm,
+        repeatable: RepeatableCall,
+        both: tuple[int, int],
+        seconds: float,
+        memory: tuple[Any, Any],
     ) -> Work | None:
-        """As :meth:`_again`, of an asynchronous call on a device."""
+        """As :meth:`_repeat`, of an asynchronous call on a device."""
         if self._aborted or self._closed or self.in_flight:
-            self._usable()
+            self._check_usable()
         device, joined = memory[1].device, self._batch.joined
         if module(device).is_current_stream_capturing():
-            return None  # a stream that is entered in vain would be left out of the capture
+            return None  # a stream that is entered and gets no call would not join the capture again
         side = self._sides.get(device) or self._side(device)
         if joined is None:
             entered = side.enter()
         else:
             entered = joined.get(side) or joined.setdefault(side, side.enter())
-        request = comm.relaunch(short, both, seconds, entered.handle)
+        request = comm.repeat_in_stream(repeatable, both, seconds, entered.handle)
         if request is None:
             return None
         self._posted += 1
         return Work(self, memory[1:], (request,), None, memory, ready=side.ready(entered, marked=joined is None))
 
-    def _side(self, device: Any) -> Side:
-        return self._sides.get(device) or self._sides.setdefault(device, Side(device, self._comms[0].streams))
+    def _side(self, device: Any) -> SideStream:
+        return self._sides.get(device) or self._sides.setdefault(device, SideStream(device, self._comms[0].streams))
 
-    def _joined(self, side: Side) -> Entered | None:
-        """The stream that all calls of the Work that is being made enter; None where there is no such Work."""
+    def _joined(self, side: SideStream) -> EnteredStream | None:
+        """The stream that the calls of one Work share; None if the call has a Work of its own."""
         joined = self._batch.joined
         if joined is None:
             return None
         return joined.get(side) or joined.setdefault(side, side.enter())
 
-    def _recorded(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-        """Start a call within ranges of the active profiler."""
-        self._batch.recorded = True
+    def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+        """Start a call that the active profiler shows."""
+        self._batch.profiled = True
         try:
-            return recorded(self, name, inputs, start)
+            return profiled(self, name, inputs, start)
         finally:
-            self._batch.recorded = False
+            self._batch.profiled = False
 
-    def _noted(self, work: Work) -> Work:
-        """Register a call that was made, also with the batch that collects this thread's calls."""
+    def _register(self, work: Work) -> Work:
+        """Add a Work to the thread's batch, if calls are coalesced."""
         if self._batch.works is not None:
             self._batch.works.append(work)
         return work
@@ -295,22 +306,22 @@ class Dispatch:
         return own if own > 0 else self.seconds
 
     def refuse(self, mistake: Exception) -> None:
-        """Say that this rank cannot make its next collective: where another rank makes it, that ends the group."""
-        self._usable()
+        """Tell the other ranks that this one cannot make its next collective: if one makes it, the group ends."""
+        self._check_usable()
         self._posted += 1
         (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _post_message(
-        self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
+        self, tensor: Any, peer: int, tag: int, *, outgoing: bool, outputs: Sequence[Any], finish: Finish = None
     ) -> Work:
         """Start a send to, or a receive from, group rank ``peer`` (-1: any)."""
-        if active._is_profiler_enabled and not self._batch.recorded:
-            again = partial(self._post_message, tensor, peer, tag, outgoing, outputs, finish)
-            return self._recorded(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
+        if profiler._is_profiler_enabled and not self._batch.profiled:
+            again = partial(self._post_message, tensor, peer, tag, outgoing=outgoing, outputs=outputs, finish=finish)
+            return self._profiled(_MESSAGES[outgoing, peer < 0], outputs or tensor, again)
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
-            self._usable()
+            self._check_usable()
         self._posted += 1
         comm, stream = self._comms[0], None
         try:
@@ -319,11 +330,11 @@ class Dispatch:
                 self._known(device)
                 stream = current_handle(device)
                 if module(device).is_current_stream_capturing():
-                    return self._noted(self._captured(tensor, peer, tag, outgoing, outputs, finish, stream))
+                    return self._register(self._captured(tensor, peer, tag, outgoing, outputs, finish, stream))
                 fabric = self._fabric
                 if fabric is not None and fabric.carries(peer, tag):
-                    return self._noted(fabric.post(self, tensor, peer, outgoing, outputs, finish))
-                if comm.by_lane(peer):
+                    return self._register(fabric.post(self, tensor, peer, outgoing, outputs, finish))
+                if comm.goes_by_lane(peer):
                     comm.check_lane(tensor, peer, tag, outgoing)
                     self._lane_of(device)
                     if fabric is None or not fabric.reaches(peer):  # else it depends on the tag
@@ -335,10 +346,10 @@ class Dispatch:
                 request = comm.receive(tensor, peer, tag, self.seconds, stream)
         except UCCHError as failure:
             raise torch_error(failure) from failure
-        work = Work(self, outputs, (request,), finish, tensor, None if outgoing else Source())
+        work = Work(self, outputs, (request,), finish, tensor, None if outgoing else ReceiveStatus())
         if tensor.is_cpu:
             work.poll(_MOMENT)
-        return self._noted(work)
+        return self._register(work)
 
     def _captured(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, stream: int
@@ -352,19 +363,18 @@ class Dispatch:
         else:
             message = messages.incoming(tensor, messages.any_source if peer < 0 else peer, tag, stream=stream)
         assert isinstance(message, CapturedMessage), "the stream is being captured"
-        return InGraph(self, outputs, message, finish, stream_query(tensor.device))
+        return GraphWork(self, outputs, message, finish, stream_query(tensor.device))
 
-    def _message_again(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> Work | None:
-        """Start a message as :meth:`_post_message` does, if such a one has gone by a lane. None where it has to be
-        posted: what is not looked at here has to be looked at there."""
+    def _repeat_message(self, tensor: Any, peer: int, tag: int, *, outgoing: bool) -> Work | None:
+        """Start a message by a lane, if one with this rank has gone by it; None if it has to be posted."""
         if peer not in self._lane_peers or tensor.is_cpu or tensor.device != self._lane_device:
             return None
-        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (plain(tensor) and tensor.nbytes):
+        if type(tag) is not int or not 0 <= tag <= TAG_MASK or not (is_plain(tensor) and tensor.nbytes):
             return None
-        if active._is_profiler_enabled or self._lane_captured():
+        if profiler._is_profiler_enabled or self._lane_captured():
             return None
         if self._aborted or self._closed or self.in_flight or self.streams_wait:
-            self._usable()
+            self._check_usable()
         self._posted += 1
         try:
             return self._in_lane(tensor, peer, tag, outgoing, () if outgoing else (tensor,), None)
@@ -380,23 +390,25 @@ class Dispatch:
     def _in_lane(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish
     ) -> Work:
-        """Start a message that the streams of both ranks hand each other, behind what the current one has to do."""
+        """Start a message by a lane, behind what the current stream has to do."""
         messages, seconds, stream = self._comms[0].messages, self.seconds, self._lane_stream
         messages.timeout = seconds
-        letter = messages.hand(tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing)
-        work = InLane(self, outputs, letter, finish, stream, seconds)
-        return work if self._batch.works is None else self._noted(work)
+        message = messages.start_in_lane(
+            tensor.data_ptr(), tensor.nbytes, peer, tag, stream(), tensor, comes=not outgoing
+        )
+        work = LaneWork(self, outputs, message, finish, stream, seconds)
+        return work if self._batch.works is None else self._register(work)
 
-    def failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, message: LaneMessage) -> UCCHError:
         """Why a message by a lane has failed."""
-        return self._comms[0].messages.failure(letter)
+        return self._comms[0].messages.failure(message)
 
     # --- others -------------------------------------------------------------------------------------------------------
 
-    def _together(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
+    def _combined(self, calls: Iterable[Work], form: str = "", inputs: Any = ()) -> Work:
         """One Work for several calls; a profiler that knows the name shows them as one."""
-        if form and active._is_profiler_enabled and not self._batch.recorded:
-            return self._recorded(form, inputs, partial(self._together, calls))
+        if form and profiler._is_profiler_enabled and not self._batch.profiled:
+            return self._profiled(form, inputs, partial(self._combined, calls))
         batch = self._batch
         joined, batch.joined, collected, batch.works = batch.joined, {}, batch.works, None
         try:
@@ -404,31 +416,31 @@ class Dispatch:
             ready = [Ready(each.stream, behind=each.behind) for each in batch.joined.values()]
         finally:
             batch.joined, batch.works = joined, collected
-        return self._noted(works[0] if len(works) == 1 and not ready else Works(self, works, ready))
+        return self._register(works[0] if len(works) == 1 and not ready else CombinedWork(self, works, ready))
 
     def _done(self, outputs: Sequence[Any]) -> Work:
         """The Work of a call that has nothing to do."""
         return Work(self, outputs)
 
-    def callbacks(self, at: int) -> InOrder:
-        """Thread that runs the callbacks of a level; of a group that has ended, the thread that attaches them."""
+    def callbacks(self, at: int) -> CallbackThread:
+        """The thread that runs the callbacks of a level; once the group has ended, they run where they are attached."""
         with self._lock:
             found = self._callbacks.get(at)
             if found is None:
-                found = self._callbacks[at] = InOrder(at, f"{self._name}-callbacks-{at}")
+                found = self._callbacks[at] = CallbackThread(at, f"{self._name}-callbacks-{at}")
                 if self._ended:
                     found.stop(0.0)
             return found
 
     def broke(self, error: Exception) -> None:
-        """A call failed whose result is in use already: no more calls are made, and those that wait raise."""
+        """End the group, as a call has failed whose result is in use already; waits raise from now on."""
         self._unfit = self._unfit or error
-        run = self._comms[0].run
-        if not run.broken:
-            run.abandon(str(error))
+        runner = self._comms[0].runner
+        if not runner.broken:
+            runner.abandon(str(error))
 
     def check_data(self) -> None:
-        """Raise when a stream had to go on without the data of a message that it waited for: its time was over."""
+        """Raise if a stream that waited for a message had to go on without its data, as its time was over."""
         failures = lib.ucch_failures()
         if failures != self._failures:
             self._failures = failures
@@ -452,7 +464,7 @@ class Dispatch:
         if self._aborted:
             raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
 
-    def _usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._aborted:
             self.check_aborted()
         if self._ended or (self._closed and not futures.level()):
@@ -462,7 +474,7 @@ class Dispatch:
         if self._in_graphs:
             self._check_captured()
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
-        # then. Work after them is no part of a graph that is being captured.
+        # then. What is left to do after them must not become part of a graph that is being captured.
         for oldest in _oldest(self.in_flight):
             if (oldest.leaves_work and captures()) or not oldest.is_over():
                 break
@@ -481,8 +493,8 @@ def _plain_at(tensor: Any, beside: Any) -> bool:
     return beside.layout is torch.strided and beside.is_contiguous() and not (beside.is_neg() or beside.is_conj())
 
 
-def _oldest(works: dict[InFlight, None]) -> tuple[InFlight, ...]:
-    """The calls that may have ended: as many as are made meanwhile, and one more, so that none stays for long."""
+def _oldest(works: dict[PendingWork, None]) -> tuple[PendingWork, ...]:
+    """The two oldest calls: one more than each call adds, so that none stays for long."""
     try:
         return tuple(islice(works, 2))
     except RuntimeError:  # another thread collected one meanwhile
@@ -490,5 +502,5 @@ def _oldest(works: dict[InFlight, None]) -> tuple[InFlight, ...]:
 
 
 def _no_device() -> Any:
-    """What tells of a device before there is one."""
+    """Stands for the queries of a device until there is one."""
     raise AssertionError("no message has gone by a lane")

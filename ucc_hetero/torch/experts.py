@@ -424,16 +424,16 @@ class Experts:
             if previous_event is not None:
                 previous_event.current_stream_wait()
             return *work(), Event()
-        here = current(device)
+        caller = current(device)
         side = self._sides.get(device) or self._sides.setdefault(device, module(device).Stream(device))
         if previous_event is None:
-            side.wait_event(here.record_event())
+            side.wait_event(caller.record_event())
         with module(device).stream(side):
             if previous_event is not None:
                 previous_event.current_stream_wait()
             results = work()
             event = Event(side)
-        for stream, several in ((side, inputs), (here, results)):
+        for stream, several in ((side, inputs), (caller, results)):
             for tensor in _tensors(several):
                 tensor.record_stream(stream)
         return *results, event

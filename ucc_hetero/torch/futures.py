@@ -20,29 +20,28 @@ import torch
 
 from .. import log
 from ..native.libraries import lib
-from .streams import beside
+from .streams import in_idle_stream
 
 #: Seconds after which the completing thread looks at its calls although nothing of them has been heard.
 _SLICE = 0.25
 
 
-class _Here(threading.local):
-    """Level of the calling thread, 0 in ordinary code; the thread that completes futures is not the user's either."""
+class _ThreadState(threading.local):
+    """The level of the calling thread, 0 in ordinary code; ``ordinary`` is False in threads of this package."""
 
     level, ordinary = 0, True
 
 
-#: Of the calling thread.
-here = _Here()
+this_thread = _ThreadState()
 
 
 def level() -> int:
     """0 in ordinary code, 1 in a callback, 2 in a callback of a call that was posted in a callback, ..."""
-    return here.level
+    return this_thread.level
 
 
-class Call(Protocol):
-    """A call as its future, and the thread that completes futures, see it."""
+class Completable(Protocol):
+    """A call as its future, and the thread that completes futures, use it."""
 
     @property
     def devices(self) -> Sequence[Any] | None:
@@ -61,8 +60,8 @@ class Call(Protocol):
         """Set the result of the future."""
 
 
-class InOrder:
-    """A thread that does what it is given, one after the other. Calls posted from there are of level ``at``."""
+class CallbackThread:
+    """A thread that runs callbacks one after the other. Calls that they post are of level ``at``."""
 
     def __init__(self, at: int, name: str) -> None:
         self._level = at
@@ -80,7 +79,7 @@ class InOrder:
         job()
 
     def _loop(self) -> None:
-        here.level, here.ordinary = self._level, False
+        this_thread.level, this_thread.ordinary = self._level, False
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -88,7 +87,7 @@ class InOrder:
                 log.log("torch").warning("%s: %s", self._thread.name, failure)
 
     def stop(self, seconds: float) -> bool:
-        """Let the thread end after what it has been given; wait for that. True if it has."""
+        """Have the thread end after the callbacks that it has been given, and wait so long. True if it has ended."""
         with self._lock:
             if not self._ended:
                 self._ended = True
@@ -99,9 +98,9 @@ class InOrder:
 
 
 class _Failed:
-    """Value of the future of a failed call. C++ (DDP's reducer) takes the tensors out of it, and gets the failure.
+    """The value of a failed call's future: C++ that takes tensors out of it, as DDP's reducer does, gets the failure.
 
-    A future of devices takes them out itself when it gets the result (``looks`` times): it finds none.
+    A future of devices takes tensors out itself when it gets the value, ``looks`` times: it finds none.
     """
 
     def __init__(self, failure: Exception, looks: int) -> None:
@@ -114,7 +113,7 @@ class _Failed:
         raise self.failure
 
     def __str__(self) -> str:
-        """Raise the failure: C++ that wants one tensor of a hook's future (DDP) says so what it has got instead."""
+        """Raise the failure: DDP's C++ puts the value of a hook's future into its error text if it is no tensor."""
         raise self.failure
 
 
@@ -129,7 +128,10 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
     waited = False
 
     def __init__(
-        self, callbacks: Callable[[int], InOrder], work: Call | None = None, devices: Sequence[Any] | None = None
+        self,
+        callbacks: Callable[[int], CallbackThread],
+        work: Completable | None = None,
+        devices: Sequence[Any] | None = None,
     ) -> None:
         #: Devices of the tensors that the result may hold; None for the host's alone.
         self._devices = work.devices if work is not None else devices
@@ -140,7 +142,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 
     def wait(self) -> Any:
         """Wait for the result and return it; raises what the call raised."""
-        if here.ordinary:
+        if this_thread.ordinary:
             self.waited = True
         work = self._work
         if work is not None:
@@ -158,7 +160,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self.set_result(_Failed(result, looks=int(bool(self._devices))))
 
     def settled(self) -> None:
-        """The result is there: the call, which knows this future, need not be kept."""
+        """Drop the call, which refers to this future, as the result is there."""
         self._work = None
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
@@ -169,7 +171,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         out = Future(self._callbacks, devices=self._devices)
 
         def job() -> None:
-            with beside(self._devices):
+            with in_idle_stream(self._devices):
                 self._settle()
                 try:
                     result = callback(self)
@@ -180,7 +182,7 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
                 else:
                     out.set_result(result)
 
-        if self.waited and here.ordinary:
+        if self.waited and this_thread.ordinary:
             out.waited = True
             job()
         else:
@@ -208,39 +210,39 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
 class _Completer:
     """The thread that completes the futures of calls that no thread waits for.
 
-    It sleeps until the engine's doorbell rings: for the end of a call that it listens to, for a new one, for the end of
-    all. Progress is made by the engine's own thread, or by a thread that waits in it.
+    It sleeps until the engine's doorbell rings: when a call that it listens to has ended, when a call is added, and
+    when it is to stop. The engine's own thread makes progress, or a thread that waits in the engine.
     """
 
     def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[Completable] = queue.SimpleQueue()
         self._on = True
         self._thread = threading.Thread(target=self._loop, name="ucch-futures", daemon=True)
         self._thread.start()
 
-    def add(self, work: Call) -> None:
+    def add(self, work: Completable) -> None:
         """Complete the future of a call once the call has ended."""
         self._new.put(work)
         lib.ucch_progress_thread(1)
-        lib.ucch_ring()
+        lib.ucch_doorbell_ring()
 
     def _loop(self) -> None:
-        here.ordinary = False
-        works: list[Call] = []
+        this_thread.ordinary = False
+        works: list[Completable] = []
         while self._on:
-            known = lib.ucch_rings()  # before anything is looked at: nothing can end unheard after that
+            known = lib.ucch_doorbell_count()  # before anything is looked at: nothing can end unheard after that
             while not self._new.empty():
                 works.append(self._new.get())
             left = [work for work in works if not self._completed(work)]
             if len(left) == len(works):
-                lib.ucch_await_ring(known, _SLICE)
+                lib.ucch_doorbell_wait(known, _SLICE)
             works = left
 
     @staticmethod
-    def _completed(work: Call) -> bool:
+    def _completed(work: Completable) -> bool:
         try:
             work.listen()  # it may have begun only now
-            with beside(work.devices):
+            with in_idle_stream(work.devices):
                 done = work.is_over()
                 if done:
                     work.publish()
@@ -253,7 +255,7 @@ class _Completer:
     def stop(self) -> None:
         """End the thread; futures of what is under way get no result any more."""
         self._on = False
-        lib.ucch_ring()
+        lib.ucch_doorbell_ring()
         self._thread.join()
 
 
@@ -261,7 +263,7 @@ _completer: _Completer | None = None
 _lock = threading.Lock()
 
 
-def complete_later(work: Call) -> None:
+def complete_later(work: Completable) -> None:
     """Set the result of a call's future once the call has finished."""
     global _completer
     with _lock:
@@ -270,7 +272,7 @@ def complete_later(work: Call) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[InOrder], seconds: float = 5.0) -> bool:
+def stop_all(threads: Sequence[CallbackThread], seconds: float = 5.0) -> bool:
     """End threads; what they were given is done before. True if all have ended."""
     end = time.monotonic() + seconds
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]

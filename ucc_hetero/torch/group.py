@@ -6,7 +6,7 @@ from array import array
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,16 +19,16 @@ from ..bootstrap.faults import EXCHANGE_ERRORS
 from ..calls.request import poll_hooks, run_poll_hooks
 from ..native.waiting import progress_until
 from . import futures
-from .collectives import Collectives, Messages
+from .collectives import Collectives, PointToPoint
 from .dispatch import Dispatch
-from .fabric import Fabric
-from .monitored import NO_LIMIT, monitored_barrier
-from .uncompiled import uncompiled
+from .fabric_messages import FabricMessages
+from .monitored_barrier import NO_LIMIT, monitored_barrier
+from .not_compiled import not_compiled
 from .work import Work, limit_of
 
 
-@uncompiled
-class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
+@not_compiled
+class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     """A process group of torch over a :class:`~ucc_hetero.Communicator`: what ``init_process_group("ucch")`` and
     ``new_group`` make.
 
@@ -37,7 +37,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     """
 
     def __init__(
-        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: Fabric | None = None
+        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: FabricMessages | None = None
     ) -> None:
         super().__init__(comm.rank, comm.size)
         self._open(comm, name, timeout)
@@ -46,7 +46,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Barrier of the hosts whose error on rank 0 names the first rank that has not come, or all of them."""
-        self._usable()
+        self._check_usable()
         self._monitored += 1
         seconds = (self.seconds or NO_LIMIT) if timeout is None else timeout.total_seconds()
         key = f"ucch/monitored/{self._monitored}"
@@ -61,7 +61,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     def _end_coalescing(self, device: Any = None) -> Work:
         """The Work of this thread's calls since :meth:`_start_coalescing`, also of those that have ended."""
         works, self._batch.works = self._batch.works, None
-        return self._together(works or [])
+        return self._combined(works or [])
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
@@ -73,11 +73,11 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
             return
         self._aborted = "abort() was called"
         for comm in list(self._comms.values()):
-            if not comm.run.broken:
-                comm.run.abandon(self._aborted)
+            if not comm.runner.broken:
+                comm.runner.abandon(self._aborted)
             with suppress(*EXCHANGE_ERRORS):  # one of them may have died
                 if not comm.communicator.Is_revoked():
-                    quarantine.keep(_vote(comm.communicator, False))
+                    quarantine.keep(_vote(comm.communicator, well=False))
         for work in list(self.in_flight):
             work.let_go()
         if self._fabric is not None:
@@ -105,17 +105,17 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         if self._fabric is not None:
             self._fabric.close(self.seconds)
         for comm in self._comms.values():
-            if not ended and not comm.run.broken:
-                comm.run.abandon("a callback did not end")  # it may be using the communicator
-            comm.run.board.leave()  # a rank that still waits for a call of ours learns that none will come
+            if not ended and not comm.runner.broken:
+                comm.runner.abandon("a callback did not end")  # it may be using the communicator
+            comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
         for at in sorted(self._comms, reverse=True):
             _leave(self._comms[at].communicator, self.seconds, self._name)
 
     def _discard(self) -> None:
         """Throw away messages that no receive is there for any more: their senders wait until they are taken."""
-        for comm in self._comms.values():
-            if not comm.run.broken:
-                comm.run.members.discard_users()
+        for comm in list(self._comms.values()):
+            if not comm.runner.broken:
+                comm.runner.members.discard_users()
 
     def _settle(self) -> None:
         for work in list(self.in_flight):
@@ -194,7 +194,7 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
     @property
     def _inherited(self) -> bool:
         """True in a process made by fork of the rank whose group it is: it may end nothing there."""
-        return bool(self._comms[0].run.orphaned)
+        return bool(self._comms[0].runner.orphaned)
 
     @property
     def communicator(self) -> Communicator:
@@ -202,40 +202,48 @@ class ProcessGroupUCCH(Collectives, Messages, dist.ProcessGroup):
         return self._comms[0].communicator
 
 
-def _vote(comm: Communicator, fine: bool) -> tuple[Any, Any, Any]:
-    """Tell the other ranks that this one leaves, and how it is: (request, our state, the worst state of all)."""
+class _Vote(NamedTuple):
+    """An exchange by which ranks say that they leave: 1 if all is well, 0 if not, and the least of all ranks."""
+
+    request: Any
+    mine: Any
+    least: Any
+
+
+def _vote(comm: Communicator, *, well: bool) -> _Vote:
+    """Tell the other ranks that this one leaves a communicator, and whether all is well here."""
     from mpi4py import MPI
 
-    mine, worst = array("i", [fine]), array("i", [0])
-    return comm.mpi.Iallreduce(mine, worst, op=MPI.MIN), mine, worst
+    mine, least = array("i", [well]), array("i", [0])
+    return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _look(run: Any) -> bool:
-    """While a vote is under way: True if a rank has died."""
+def _rank_has_died(runner: Any) -> bool:
+    """True if a rank has died; runs the poll hooks."""
     run_poll_hooks()
-    return bool(run.board.dead() >= 0)
+    return bool(runner.board.dead() >= 0)
 
 
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
-    run = runner_of(comm)
+    runner = runner_of(comm)
     try:
-        vote = request, _, worst = _vote(comm, not (run.broken or run.busy))
+        vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(request.Test, seconds, partial(_look, run))
+            together = progress_until(vote.request.Test, seconds, partial(_rank_has_died, runner))
     except EXCHANGE_ERRORS:  # MPI's, or the store's
-        run.abandon("a rank of it died")
+        runner.abandon("a rank of it died")
         return
     if not together:
         quarantine.keep(vote)
-        dead = run.board.dead()
-        run.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
+        dead = runner.board.dead()
+        runner.abandon(f"rank {dead} died" if dead >= 0 else "other ranks did not destroy the group")
         if dead < 0:
             log.log("torch").warning(
                 "group %s on rank %d: other ranks did not destroy it within %g s; it is left to the end of the process",
                 name, comm.rank, seconds,
             )  # fmt: skip
-    elif worst[0]:
+    elif vote.least[0]:
         comm.Free()
-    elif not run.broken:
-        run.abandon("a rank of it failed")
+    elif not runner.broken:
+        runner.abandon("a rank of it failed")

@@ -10,10 +10,8 @@ from typing import Any
 from ..api.comm import Communicator, messages_of, runner_of
 from ..calls.arguments import CallSpec, Completion
 from ..calls.request import Request, run_poll_hooks, wait_op
-from ..calls.runner import Runner, Short
-
-#: Seconds that stand for "no limit" where one is needed.
-_LONG = 1e7
+from ..calls.runner import RepeatableCall, Runner
+from .monitored_barrier import NO_LIMIT
 
 
 class GroupComm:
@@ -23,18 +21,18 @@ class GroupComm:
     """
 
     def __init__(self, comm: Communicator, check_aborted: Callable[[], None]) -> None:
-        self.communicator, self.run = comm, runner_of(comm)
+        self.communicator, self.runner = comm, runner_of(comm)
         self.messages = messages_of(comm)
         #: Streams that asynchronous calls on a device go into in turn: those queued whole keep their order themselves.
-        self.streams = 1 if self.run.members.channels is None else 2
+        self.streams = 1 if self.runner.members.channels is None else 2
         self._check_aborted = check_aborted
         self._lock = threading.RLock()
         #: The time limit that the runner has: -1 before the first call.
         self._seconds = -1.0
         #: Messages have one of their own: a peer may come to a collective only after a message of ours.
         self._message_lock = threading.RLock()
-        self.run.wait = partial(wait_op, look=self._look)
-        self.run.exchanges = False
+        self.runner.wait = partial(wait_op, look=self._look)
+        self.runner.exchanges = False
 
     def _look(self) -> None:
         self._check_aborted()
@@ -54,35 +52,39 @@ class GroupComm:
         rest.
         """
         with self._lock:
-            agrees = stream is not None and call.name == "alltoallv" and not self.run.members.topology.flat
+            agrees = stream is not None and call.name == "alltoallv" and not self.runner.members.topology.flat
             return self._limited(seconds).begin(call, stream, Completion.HOST if agrees else Completion.ON_WAIT)
 
-    def remake(self, short: Short, both: tuple[int, int], seconds: float, stream: int | None, keep: Any) -> bool:
-        """As :meth:`.Runner.remake`."""
+    def repeat(
+        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int | None, keep: Any
+    ) -> bool:
+        """As :meth:`.Runner.repeat`."""
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
-            return self.run.remake(short, *both, stream, keep)
+            return self.runner.repeat(repeatable, *both, stream, keep)
 
-    def relaunch(self, short: Short, both: tuple[int, int], seconds: float, stream: int) -> Request | None:
-        """As :meth:`.Runner.relaunch`."""
+    def repeat_in_stream(
+        self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int
+    ) -> Request | None:
+        """As :meth:`.Runner.repeat_in_stream`."""
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
-            return self.run.relaunch(short, *both, stream)
+            return self.runner.repeat_in_stream(repeatable, *both, stream)
 
     def refuse(self, mistake: Exception) -> None:
         """As :meth:`.Runner.refuse`."""
         with self._lock:
-            self.run.refuse(mistake)
+            self.runner.refuse(mistake)
 
     def _limited(self, seconds: float) -> Runner:
         """The runner, with the time limit of the call to come; making teams for it is limited likewise."""
-        run = self.run
+        runner = self.runner
         if self._seconds != seconds:
-            self._seconds = run.timeout = seconds
-            run.members.teams.timeout = seconds or _LONG
-        return run
+            self._seconds = runner.timeout = seconds
+            runner.members.teams.timeout = seconds or NO_LIMIT
+        return runner
 
     def send(self, tensor: Any, dest: int, tag: int, seconds: float, stream: int | None = None) -> Request:
         """Start a send; of what is there when ``stream`` gets there."""
@@ -91,22 +93,17 @@ class GroupComm:
             messages.timeout = seconds
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
 
-    def by_lane(self, peer: int) -> bool:
-        """As :meth:`.Messages.by_lane`; ``peer`` -1 is any."""
-        return self.messages.by_lane(self.messages.any_source if peer < 0 else peer)
+    def goes_by_lane(self, peer: int) -> bool:
+        """As :meth:`.Messages.goes_by_lane`; ``peer`` -1 is any."""
+        return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:
-        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`by_lane` is true for."""
-        self.check_message(outgoing, peer, tag)
+        """Refuse a peer, a tag or memory that cannot be, of a message that :meth:`goes_by_lane` is true for."""
         messages, arrays = self.messages, self.messages.arrays
+        any_source = not outgoing and peer < 0
+        messages.check("dest" if outgoing else "source", messages.any_source if any_source else peer, tag)
         arrays.on_device(arrays.bind(tensor, peer, writable=not outgoing))
         messages.captured.load()
-
-    def check_message(self, outgoing: bool, peer: int, tag: int) -> None:
-        """Refuse a peer or a tag that cannot be."""
-        messages = self.messages
-        wild = not outgoing and peer < 0
-        messages.check("dest" if outgoing else "source", messages.any_source if wild else peer, tag)
 
     def receive(self, tensor: Any, source: int, tag: int, seconds: float, stream: int | None = None) -> Request:
         """Start a receive, which may write once ``stream`` gets there; ``source`` -1 is any."""

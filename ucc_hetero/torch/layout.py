@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them: contiguous, of a type it knows, several in one piece; and back again."""
+"""Tensors as the engine takes them, contiguous and of a type that it knows, and the copies back of its results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from ..types import DTYPES
 
-#: Callback for the rest of a call once its data is there, such as a copy out of a flat buffer; None for nothing.
+#: What is left to do once the data of a call is there, such as copies out of a flat tensor; None for nothing.
 Finish: TypeAlias = Callable[[], object] | None
 
 #: Element types that the engine knows; others are moved as bytes.
 _KNOWN = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch, name))
 
 
-def plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
     """True if the engine can take the tensor's own memory."""
     return bool(tensor.is_contiguous() and tensor.dtype in _KNOWN and not tensor.is_neg() and not tensor.is_conj())
 
@@ -29,32 +29,32 @@ def _bytes(tensor: Any) -> Any:
     return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 
-def units(tensor: Any) -> int:
-    """How many of the engine's elements one of the tensor's is moved as."""
+def elements_of(tensor: Any) -> int:
+    """Elements of the engine's type that one element of a tensor is moved as."""
     return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
 
 
-def source(tensor: Any) -> Any:
-    """Tensor to send for ``tensor``: itself, or a contiguous copy."""
-    if plain(tensor):
+def to_send(tensor: Any) -> Any:
+    """The tensor to send for ``tensor``: itself, or a contiguous copy."""
+    if is_plain(tensor):
         return tensor
     return _bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
-def back(fresh: Any, tensor: Any) -> Finish:
+def copy_back(fresh: Any, tensor: Any) -> Finish:
     """Function that copies the elements of ``fresh`` into ``tensor``; None where they are the same."""
     return None if fresh is tensor else partial(tensor.detach().copy_, fresh)
 
 
-def room(tensor: Any) -> tuple[Any, Finish]:
-    """Where to receive for ``tensor``, and how it then gets there."""
-    if plain(tensor):
+def to_receive(tensor: Any) -> tuple[Any, Finish]:
+    """(the tensor to receive into for ``tensor``, what copies it there)."""
+    if is_plain(tensor):
         return tensor, None
     tensor = tensor.detach()
     if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
         return _bytes(tensor), None  # only its type is unknown: its own bytes serve
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return _bytes(fresh), back(fresh, tensor)
+    return _bytes(fresh), copy_back(fresh, tensor)
 
 
 def _adjacent(tensors: Sequence[Any]) -> Any:
@@ -65,7 +65,7 @@ def _adjacent(tensors: Sequence[Any]) -> Any:
     expected = first.data_ptr()
     total = 0
     for tensor in tensors:
-        if not plain(tensor) or tensor.dtype is not first.dtype or tensor.data_ptr() != expected:
+        if not is_plain(tensor) or tensor.dtype is not first.dtype or tensor.data_ptr() != expected:
             return None
         storage = tensor.untyped_storage()
         if storage.data_ptr() != start or not tensor.numel():
@@ -75,17 +75,17 @@ def _adjacent(tensors: Sequence[Any]) -> Any:
     return torch.as_strided(first.detach(), (total,), (1,), first.storage_offset())
 
 
-def gathered(tensors: Sequence[Any]) -> Any:
-    """The elements of several tensors, one after the other, in one flat tensor to send."""
+def to_send_all(tensors: Sequence[Any]) -> Any:
+    """One flat tensor to send, with the elements of several tensors, one behind the other."""
     together = _adjacent(tensors)
     if together is not None:
         return together
-    parts = [source(tensor).reshape(-1) for tensor in tensors]
+    parts = [to_send(tensor).reshape(-1) for tensor in tensors]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def rooms(tensors: Sequence[Any]) -> tuple[Any, Finish]:
-    """One flat tensor to receive for several, and how the elements then get to where they belong."""
+def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
+    """(one flat tensor to receive into for several, what copies its elements to them)."""
     together = _adjacent(tensors)
     if together is not None:
         return together, None
@@ -107,6 +107,6 @@ def overlap(one: Any, other: Any) -> bool:
     return bool(its and others and a < b + others and b < a + its)
 
 
-def apart(send: Any, target: Any) -> Any:
-    """A contiguous tensor to send, or a copy of it where it shares memory with the one to receive into."""
+def without_overlap(send: Any, target: Any) -> Any:
+    """A contiguous tensor to send; a copy of it if it shares memory with the one to receive into."""
     return send.clone() if overlap(send, target) else send

@@ -1,4 +1,4 @@
-"""torch's reduce operations: which of ours they are, and in which type they are computed."""
+"""torch's reduce operations as operations of the engine, and the types in which they are computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..types import OPS, Op
-from .layout import Finish, back, plain
+from .layout import Finish, copy_back, is_plain
 
 _KINDS: Any = dist.ReduceOp.RedOpType
 _OPS: dict[Any, Op] = {
@@ -35,16 +35,16 @@ _WIDER = {
 }
 
 
-class Reduction(NamedTuple):
+class TorchReduction(NamedTuple):
     """One reduction: our operation, and the factor of PREMUL_SUM or None."""
 
     op: Op
     factor: Any = None
 
     def operand(self, tensor: Any) -> Any:
-        """Tensor to reduce for ``tensor``: itself where nothing has to be done to it, else a contiguous tensor."""
+        """The tensor to reduce for ``tensor``: itself, or a contiguous copy in the type that is computed in."""
         wider = _WIDER.get(tensor.dtype)
-        if wider is None and self.factor is None and plain(tensor):
+        if wider is None and self.factor is None and is_plain(tensor):
             return tensor
         tensor = tensor.detach().resolve_conj().resolve_neg()
         if wider is not None:
@@ -55,22 +55,22 @@ class Reduction(NamedTuple):
             tensor = (tensor * self.factor).to(tensor.dtype)
         return tensor.contiguous()
 
-    def room(self, tensor: Any) -> tuple[Any, Finish]:
-        """Where a result for ``tensor`` is to be received, and how it then gets there."""
+    def to_receive(self, tensor: Any) -> tuple[Any, Finish]:
+        """(the tensor to receive a result for ``tensor`` into, what copies it there)."""
         wider = _WIDER.get(tensor.dtype)
-        if wider is None and plain(tensor):
+        if wider is None and is_plain(tensor):
             return tensor, None
         fresh = torch.empty(tensor.shape, dtype=wider or tensor.dtype, device=tensor.device)
-        return fresh, back(fresh, tensor)
+        return fresh, copy_back(fresh, tensor)
 
 
 _NUMBERED = frozenset({dist.ReduceOp, _KINDS})
 _PREMUL = int(_KINDS.PREMUL_SUM)
 #: Number of a kind -> its reduction. Both ``ReduceOp`` and its kinds hash to that number, and look-ups by it are quick.
-_PLAIN = {int(kind): Reduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
+_PLAIN = {int(kind): TorchReduction(op) for kind, op in _OPS.items() if kind != _KINDS.PREMUL_SUM}
 
 
-def reduction_of(op: Any) -> Reduction:
+def torch_reduction(op: Any) -> TorchReduction:
     """The reduction that a ``ReduceOp``, or one of its kinds, asks for."""
     if type(op) not in _NUMBERED:
         raise ValueError(f"{op!r} is not a reduce operation of torch.distributed")
@@ -81,5 +81,5 @@ def reduction_of(op: Any) -> Reduction:
     if number == _PREMUL and hasattr(op, "op"):
         # Older versions of torch show the factor only to pickle.
         factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
-        return Reduction(OPS["SUM"], factor)
+        return TorchReduction(OPS["SUM"], factor)
     raise ValueError(f"reduce operation {op} is not one of {', '.join(str(k).rpartition('.')[2] for k in _OPS)}")

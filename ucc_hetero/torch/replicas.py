@@ -149,7 +149,7 @@ class Replicas:
         if policy not in ("report", "broadcast", "raise"):
             raise ValueError(f"policy must be report, broadcast or raise, not {policy!r}")
         self._model, self._optimizer, self._every, self._policy = model, optimizer, every, policy
-        self._root, self._group, self._step, self._said = root, group, 0, False
+        self._root, self._group, self._step, self._warned = root, group, 0, False
         #: Results of the comparisons, in order.
         self.history: list[Drift] = []
 
@@ -193,8 +193,8 @@ class Replicas:
         if self._policy == "broadcast":
             synchronise(self._weights(), self._root, self._group)
             synchronise(self._state(), self._root, self._group)
-        elif not self._said:
-            self._said = True
+        elif not self._warned:
+            self._warned = True
             log.log("torch").warning("%s", text)
 
     def _weights(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Calls on tensors of a device: they are part of a stream's work, and the host does not wait for them."""
+"""Streams for calls on tensors of a device: the call is queued in one, and the host does not wait for it."""
 
 from __future__ import annotations
 
@@ -58,15 +58,16 @@ def current_handle(device: Any) -> int:
 
 
 def stream_query(device: Any) -> Callable[[], int]:
-    """What tells the handle of the calling thread's stream on a device, in as few steps as torch allows."""
+    """A function that returns the handle of the calling thread's stream on a device, as quickly as torch can."""
     short = raw_stream_query(device)
     return partial(current_handle, device) if short is None else short
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """The current stream works on a call's memory: torch does not reuse that memory before it is done.
+    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over.
 
-    Returns when it is done, None for memory of the host.
+    Returns:
+        When it is over; None for memory of the host.
     """
     stream = None
     for tensor in _tensors(memory):
@@ -79,34 +80,33 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
 _idle: dict[Any, Any] = {}
 
 
-def beside(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
-    """A stream with nothing else in it, for what is left to do after a call that the host has seen end."""
+def in_idle_stream(devices: Sequence[Any] | None) -> AbstractContextManager[Any]:
+    """Make a stream with nothing in it current, for work that follows a call whose end the host has seen."""
     if not devices:
         return nullcontext()
     stream = _idle.get(devices[0])
     if stream is None:
         stream = _idle[devices[0]] = module(devices[0]).Stream(devices[0])
-    return within(devices[0], stream)
+    return using_stream(devices[0], stream)
 
 
 @contextmanager
-def within(device: Any, stream: Any) -> Iterator[None]:
-    """Make a stream the calling thread's, in whichever thread.
+def using_stream(device: Any, stream: Any) -> Iterator[None]:
+    """Make a stream current in any thread.
 
-    A thread that has chosen no device is at the first one. Leaving a stream of another device torch goes back there and
-    makes a context: half a gigabyte of the first GPU for each rank of a host. Leaving a device it does not.
+    The current device of a new thread is the first one. When torch leaves a stream of another device it makes a context
+    on the first one: half a gigabyte of that GPU for each rank of a host. So the device is chosen, too.
     """
     with module(device).device(device), module(device).stream(stream):
         yield
 
 
 class Ready:
-    """Moment when the results of a call are there: the stream that the call was made a part of has got this far.
+    """The moment when the results of a call are there: when its stream has done what it has been given by now.
 
-    ``marked``: by an event, recorded now. Without one another stream waits for all that is in this one by then; where
-    the caller waits at once, in this very stream, that is nothing, and an event would be wasted. ``events``: of the
-    stream's device, free to be recorded again; None where more than the call comes before the event. ``behind``: the
-    stream that the call was made behind.
+    ``marked``: record an event now. Without an event a wait is for all that the stream has by the time of the wait; a
+    caller that waits at once, in the same stream, needs none. ``events``: a pool of events to be used again; None if
+    the event is not that of the call alone. ``behind``: the stream that the call's stream has waited for.
     """
 
     _over = False
@@ -120,7 +120,7 @@ class Ready:
             self.mark()
 
     def mark(self) -> None:
-        """It is now that the stream has been given all that is to be waited for."""
+        """Record the event."""
         try:
             event = self._events.pop() if self._events else None
         except IndexError:  # another thread has taken the last one
@@ -132,21 +132,20 @@ class Ready:
             self._event = event
 
     def order(self) -> bool:
-        """Let the current stream of the calling thread wait; the host does not. True if the call was made behind it."""
-        here = current(self._stream.device)
-        if not self._over and here is not self._stream and here != self._stream:
+        """Let the current stream wait, and not the host. True if it is the stream that the call is behind."""
+        caller = current(self._stream.device)
+        if not self._over and caller is not self._stream and caller != self._stream:
             event = self._event or self._stream.record_event()
             if not self._over:  # else the event, if there was one, is in use for something else
-                here.wait_event(event)
-        return self._behind is not None and (here is self._behind or here == self._behind)
+                caller.wait_event(event)
+        return self._behind is not None and (caller is self._behind or caller == self._behind)
 
     def query(self) -> bool:
         """True if the results are there."""
         return self._over or bool((self._event or self._stream).query())
 
     def over(self) -> None:
-        """The host has seen the call end: the event is needed no more. No driver is asked, as a stream may be
-        captured."""
+        """Give the event back, as the host has seen the call end. No driver is called: a stream may be captured."""
         if self._events is not None:
             event, self._event, self._over = self._event, None, True
             if event is not None:
@@ -158,8 +157,8 @@ class Ready:
             future.set_result(outputs)
 
 
-class Entered(NamedTuple):
-    """A stream that calls go into, its handle, and the stream that it has waited for."""
+class EnteredStream(NamedTuple):
+    """A stream for calls, its handle, and the caller's stream, for which it waits before them."""
 
     stream: Any
     handle: int
@@ -171,11 +170,11 @@ def captures() -> bool:
     return any(module.is_current_stream_capturing() for _, module in started())
 
 
-class Side:
-    """A stream of its own for the asynchronous calls of one group on one device, so that computing goes on beside it.
+class SideStream:
+    """The stream of one group's asynchronous calls on one device, so that computing goes on beside them.
 
-    A call that its caller would wait for at once goes into the caller's stream. ``many``: streams that calls take in
-    turn, where these order themselves: the data of one then leaves while that of the call before still comes in.
+    A call that its caller would wait for at once goes into the caller's stream. ``many``: so many streams take calls in
+    turn, where calls keep their order without one stream: one then sends while the one before still receives.
     """
 
     def __init__(self, device: Any, many: int = 1) -> None:
@@ -186,18 +185,18 @@ class Side:
         self._posted, self._lock = self._module.Event(), threading.Lock()
         self._events: deque[Any] = deque()
 
-    def enter(self) -> Entered:
-        """The stream of the asynchronous call to come, which waits for what the caller's stream was given so far."""
-        here = current(self._device)
-        with self._lock:  # recorded again and again: who waits, waits for the latest
+    def enter(self) -> EnteredStream:
+        """The stream for the next asynchronous call; it waits for what the caller's stream has been given so far."""
+        caller = current(self._device)
+        with self._lock:  # one event for all calls: a wait is for its latest record
             entered = self._streams[0]
             self._streams.rotate()
-            self._posted.record(here)
+            self._posted.record(caller)
             entered[0].wait_event(self._posted)
-        return Entered(*entered, here)
+        return EnteredStream(*entered, caller)
 
-    def ready(self, entered: Entered, *, marked: bool) -> Ready:
-        """Moment when a call without anything to be done after it has passed a stream."""
+    def ready(self, entered: EnteredStream, *, marked: bool) -> Ready:
+        """When a stream has done a call that needs nothing to be done after it."""
         return Ready(entered.stream, marked=marked, events=self._events, behind=entered.behind)
 
     def run(
@@ -207,12 +206,15 @@ class Side:
         finish: Finish,
         *,
         asynchronous: bool,
-        joined: Entered | None = None,
+        joined: EnteredStream | None = None,
     ) -> tuple[Request, Ready | None]:
-        """Make a call, and what is to be done after it, part of a stream; ``joined``: one that was entered before.
+        """Make a call in a stream, and ``finish`` after it; ``joined`` is a stream that was entered before.
 
-        ``memory`` is what they read and write; it stays allocated until the call has ended. None for the second result
-        where the stream does not wait for the call: the host has to, and then does the rest.
+        ``memory`` is what both read and write. It stays allocated until the call has ended.
+
+        Returns:
+            The request, and when the results are there; None for the latter if the stream does not wait for the call.
+            The host then has to, and finishes it.
         """
         if asynchronous:
             stream, handle, behind = joined or self.enter()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -19,11 +20,11 @@ from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_ho
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
 from ..p2p.captured import CapturedMessage
-from ..p2p.transfer import Letter
-from .futures import Future, InOrder, complete_later, here
+from ..p2p.transfer import LaneMessage
+from .futures import CallbackThread, Future, complete_later, this_thread
 from .layout import Finish
+from .not_compiled import not_compiled
 from .streams import Ready, used_in_current
-from .uncompiled import uncompiled
 
 _peek, _follow = lib.ucch_peek, lib.ucch_letter_follow
 
@@ -55,29 +56,34 @@ def torch_error(failure: BaseException) -> Exception:
     return error
 
 
-class Pending(NamedTuple):
+class PendingOperation(NamedTuple):
     """A request that has not been completed, its native operation and what keeps that alive."""
 
-    request: Request | InLane
+    request: Request | LaneWork
     op: Any
     keep: object
 
+    def wait(self, seconds: float) -> Any:
+        """Wait so long; true if the operation has ended. Once another thread has taken the end of the request, its
+        operation may serve the next call."""
+        return self.request.finished or lib.ucch_wait(self.op, seconds)
 
-class Source:
-    """Takes what a receive reports of its message; stands in for ``MPI.Status``."""
+
+class ReceiveStatus:
+    """The status of a receive, filled as an ``MPI.Status`` is."""
 
     source, tag, error, cancelled = -1, -1, 0, False
 
     def Set_elements(self, datatype: Any, count: int) -> None:
-        """The length: of no interest here."""
+        """Drop the length."""
 
     def Set_cancelled(self, cancelled: bool) -> None:
         """As :meth:`mpi4py.MPI.Status.Set_cancelled`."""
         self.cancelled = cancelled
 
 
-class InFlight(Protocol):
-    """A call that has been posted, as its group keeps it until the host has seen its end."""
+class PendingWork(Protocol):
+    """What a group keeps of a call from its start until the host has seen its end."""
 
     @property
     def leaves_work(self) -> bool:
@@ -87,17 +93,17 @@ class InFlight(Protocol):
         """True if the call has ended, after taking its results; without making progress."""
 
     def let_go(self) -> None:
-        """Let streams go on that wait for the call: the group has been aborted."""
+        """Let streams that wait for the call go on, as the group has been aborted."""
 
     def settle(self) -> None:
-        """Wait for what the call still does with our memory, before the group ends."""
+        """Wait until the call no longer uses memory of the group, before that ends."""
 
 
-class Group(Protocol):
-    """The group that a call is of, as its work sees it."""
+class OwningGroup(Protocol):
+    """The group of a call, as its work sees it."""
 
     #: Calls that have been posted and not collected, in order.
-    in_flight: dict[InFlight, None]
+    in_flight: dict[PendingWork, None]
     #: True once a stream was left to wait for a message by itself.
     streams_wait: bool
 
@@ -108,10 +114,10 @@ class Group(Protocol):
     def group_name(self) -> str:
         """The name torch gave the group."""
 
-    def callbacks(self, at: int) -> InOrder:
+    def callbacks(self, at: int) -> CallbackThread:
         """Thread that runs the callbacks of a level."""
 
-    def failure_of(self, letter: Letter) -> UCCHError:
+    def failure_of(self, message: LaneMessage) -> UCCHError:
         """Why a message has failed."""
 
     def broke(self, error: Exception) -> None:
@@ -124,36 +130,38 @@ class Group(Protocol):
         """Raise where the group was aborted."""
 
 
-@uncompiled
+@not_compiled
 class Work(dist.Work):
     """One asynchronous call, or several that finish together: what calls of a group return with ``async_op=True``.
 
-    ``outputs`` are the tensors that hold the result. ``finish`` runs once, after the last request, in whichever thread
-    notices. ``keep`` stays alive until then. ``ready`` is the device side of a call on a stream (:mod:`.streams`).
+    ``outputs`` are the tensors that hold the result. ``finish`` runs once after the last request, in the thread that
+    sees its end; ``keep`` stays alive until then. ``ready`` is set for a call in a stream (:mod:`.streams`).
     """
 
     # Defaults of the class, which most calls leave as they are.
     _requests: Sequence[Request] = ()
     _finish: Finish = None
     _keep: object = None
-    _source: Source | None = None
+    _source: ReceiveStatus | None = None
     _ready: Ready | None = None
     _error: Exception | None = None
     _future: Future | None = None
     _waited = False
     _published = False
     _done = True
+    #: The other rank of a message that is known from the start.
+    _peer = -1
     #: True for a collective, which barriers wait for; False for a message.
     collective = False
 
     def __init__(
         self,
-        group: Group,
+        group: OwningGroup,
         outputs: Sequence[Any],
         requests: Sequence[Request] = (),
         finish: Finish = None,
         keep: object = None,
-        source: Source | None = None,
+        source: ReceiveStatus | None = None,
         ready: Ready | None = None,
     ) -> None:
         super().__init__()
@@ -216,9 +224,9 @@ class Work(dist.Work):
         """The requests that this call waits for."""
         return [request for request in self._requests if not request.finished]
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingOperation]:
         """Their native operations, kept alive: another thread may collect the call meanwhile."""
-        found = [Pending(request, native_of(request), kept_by(request)) for request in self.unfinished()]
+        found = [PendingOperation(request, native_of(request), kept_by(request)) for request in self.unfinished()]
         return [each for each in found if not each.request.finished]
 
     def poll(self, seconds: float) -> None:
@@ -254,17 +262,16 @@ class Work(dist.Work):
         return self._told()
 
     def leave(self) -> None:
-        """Have the group keep what tells of the end, and the tensors no more: the stream that the call was made behind,
-        and in which their memory is given out anew, waits for it."""
+        """Have the group drop the tensors: the stream that their memory belongs to waits for the call by now."""
         with self._lock:
             if self in self._group.in_flight:
                 self._group.in_flight.pop(self, None)
                 self._keep = None
-                self._group.in_flight[Left(self)] = None
+                self._group.in_flight[WaitedWork(self)] = None
 
     def _told(self) -> bool:
-        """Raise what is known to have gone wrong with the call, or with data that streams had to go on without."""
-        if here.ordinary:
+        """Raise the call's error, or that a stream had to go on without the data of some message."""
+        if this_thread.ordinary:
             self._waited = True
             if self._future is not None:
                 self._future.waited = True
@@ -278,8 +285,7 @@ class Work(dist.Work):
         end = time.monotonic() + limit if limit else 0.0
         arm(self.unfinished())
         for each in self.pending():
-            # Once another thread has collected the call, its operation may serve the next one.
-            self._until(lambda seconds, it=each: it.request.finished or lib.ucch_wait(it.op, seconds), end)  # type: ignore[misc]
+            self._until(each.wait, end)
         self._collect()
 
     def _until(self, happened: Callable[[float], Any], end: float) -> None:
@@ -329,9 +335,10 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         """The group rank that a received message came from."""
-        return self._source.source if self._source is not None else -1
+        return self._source.source if self._source is not None else self._peer
 
-    _source_rank = source_rank
+    def _source_rank(self) -> int:
+        return self.source_rank()
 
     # --- futures ------------------------------------------------------------------------------------------------------
 
@@ -372,8 +379,8 @@ class Work(dist.Work):
             future.settled()  # no cycle: it would keep the tensors until Python looks for garbage
 
 
-class Left:
-    """What a group keeps of a call that was waited for: all but its tensors, until the host has seen the end."""
+class WaitedWork:
+    """What a group keeps of a call that was waited for in a stream: its requests, without its tensors."""
 
     leaves_work = False
 
@@ -381,7 +388,7 @@ class Left:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        """As :meth:`InFlight.is_over`."""
+        """As :meth:`PendingWork.is_over`."""
         if not all(_peek(native_of(each)) for each in self._requests):
             return False
         work = self._work()
@@ -399,13 +406,13 @@ class Left:
         """Nothing to do: no stream waits for a word of the host's."""
 
     def settle(self) -> None:
-        """As :meth:`InFlight.settle`."""
+        """As :meth:`PendingWork.settle`."""
         self.is_over()
 
 
-@uncompiled
-class InLane(Work):
-    """A message that the streams of both ranks hand each other: its ``wait`` makes the current stream wait.
+@not_compiled
+class LaneWork(Work):
+    """A message by a lane, between the streams of two ranks: its ``wait`` makes the current stream wait.
 
     A tensor is its send's until that was waited for, as with NCCL. There is no request: that would cost as much again.
     """
@@ -414,59 +421,53 @@ class InLane(Work):
 
     def __init__(
         self,
-        group: Group,
+        group: OwningGroup,
         outputs: Sequence[Any],
-        letter: Letter,
+        message: LaneMessage,
         finish: Finish,
         stream: Callable[[], int],
         seconds: float,
     ) -> None:
-        """``stream`` tells the calling thread's; the message has so many ``seconds`` from when it is waited for."""
+        """``stream`` returns the calling thread's stream; ``seconds`` is the limit of a wait for the message."""
         dist.Work.__init__(self)  # a function less than by way of the base
         self._group, self._outputs, self._lock = group, outputs, threading.Lock()
-        self._letter: Letter | None = letter
-        self._peer, self._stream, self._seconds = letter.peer, stream, seconds
+        self._lane_message: LaneMessage | None = message
+        self._peer, self._stream, self._seconds = message.peer, stream, seconds
         if finish is not None:
             self._finish = finish
         self._done = False
         group.in_flight[self] = None
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._peer
-
-    _source_rank = source_rank
 
     @property
     def finished(self) -> bool:
         """As that of a request."""
         return self._done
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingOperation]:
         """As :meth:`Work.pending`."""
-        letter = self._letter
-        return [] if letter is None else [Pending(self, letter.op, letter)]
+        message = self._lane_message
+        return [] if message is None else [PendingOperation(self, message.op, message)]
 
     def is_over(self) -> bool:
         """As :meth:`Work.is_over`."""
-        letter = self._letter
-        if letter is not None and (state := _peek(letter.op)):
-            self._end(letter, state)
+        message = self._lane_message
+        if message is not None and (state := _peek(message.op)):
+            self._end(message, state)
         return self._done
 
-    def _end(self, letter: Letter, state: int) -> None:
+    def _end(self, message: LaneMessage, state: int) -> None:
         """Note how the message has ended; once."""
         with self._lock:
-            if self._letter is None:
+            if self._lane_message is None:
                 return
             if state != 1:
-                self._error = torch_error(self._group.failure_of(letter))
+                self._error = torch_error(self._group.failure_of(message))
             elif self._finish is not None:
                 try:
                     self._deliver()
                 except Exception as failure:  # whichever thread looks: it is raised where the message is waited for
                     self._error = failure
-            self._letter, self._finish, self._done = None, None, True
+            self._lane_message, self._finish, self._done = None, None, True
         self._group.in_flight.pop(self, None)
         if self._error is not None and self._followed:  # a stream has gone on without its data
             self._group.broke(self._error)
@@ -477,22 +478,22 @@ class InLane(Work):
             limit = seconds_of(timeout)
             end = time.monotonic() + limit if limit else 0.0
             for each in self.pending():  # its stream gets it once it need not wait for it
-                self._until(lambda seconds, it=each: lib.ucch_wait_matched(it.op, seconds), end)  # type: ignore[misc]
+                self._until(partial(lib.ucch_wait_matched, each.op), end)
             self._follow()
-        letter = self._letter
-        if letter is not None and _peek(letter.op) > 1:
+        message = self._lane_message
+        if message is not None and _peek(message.op) > 1:
             self.is_over()
         if self._ready is not None:
             self._ready.order()
         return self._told()
 
     def _follow(self) -> bool:
-        """Let the current stream wait, if the message is with a stream. True if it does, or has nothing to wait for."""
+        """Let the current stream wait, if the engine has posted the message in its own. True if nothing more is due."""
         with self._lock:
-            letter = self._letter
-            if letter is None:
+            message = self._lane_message
+            if message is None:
                 return True
-            if _follow(letter.handle, self._stream(), self._seconds) != 1:
+            if _follow(message.handle, self._stream(), self._seconds) != 1:
                 return False
             self._followed = self._group.streams_wait = True
             if self._finish is not None:
@@ -502,9 +503,9 @@ class InLane(Work):
 
     def is_completed(self) -> bool:
         """As :meth:`Work.is_completed`."""
-        letter = self._letter
-        if letter is not None and (state := lib.ucch_test(letter.op)):
-            self._end(letter, state)
+        message = self._lane_message
+        if message is not None and (state := lib.ucch_test(message.op)):
+            self._end(message, state)
         if self._ready is None or self._error is not None:
             return self._done
         return bool(self._ready.query())
@@ -524,31 +525,25 @@ class InLane(Work):
         for each in self.pending():
             if self._seconds:
                 lib.ucch_op_deadline(each.op, self._seconds)
-            self._until(lambda seconds, it=each: lib.ucch_wait(it.op, seconds), 0.0)  # type: ignore[misc]
+            self._until(partial(lib.ucch_wait, each.op), 0.0)
         self.is_over()
 
 
-@uncompiled
-class InGraph(Work):
+@not_compiled
+class GraphWork(Work):
     """A message that becomes a part of a graph when it is waited for."""
 
     def __init__(
         self,
-        group: Group,
+        group: OwningGroup,
         outputs: Sequence[Any],
         message: CapturedMessage,
         finish: Finish,
         stream: Callable[[], int],
     ) -> None:
-        """``stream`` tells the calling thread's."""
+        """``stream`` returns the calling thread's stream."""
         super().__init__(group, outputs)
-        self._message, self._finish, self._stream = message, finish, stream
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._message.peer
-
-    _source_rank = source_rank
+        self._message, self._finish, self._stream, self._peer = message, finish, stream, message.peer
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message in every replay."""
@@ -571,12 +566,12 @@ class InGraph(Work):
         return super().get_future()
 
 
-@uncompiled
-class Works(Work):
+@not_compiled
+class CombinedWork(Work):
     """Several calls that are waited for together."""
 
-    def __init__(self, group: Group, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
-        """``entered``: when the parts have passed the streams that they have entered together."""
+    def __init__(self, group: OwningGroup, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
+        """``entered``: of the streams that the parts share, when the parts have passed them."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
         self._parts, self._entered = parts, entered
         self._done = all(part._done for part in parts)
@@ -598,7 +593,7 @@ class Works(Work):
         for part in self._parts:
             part.listen()
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[PendingOperation]:
         """As :meth:`Work.pending`, of all calls."""
         return [each for part in self._parts for each in part.pending()]
 

@@ -1,8 +1,8 @@
 """Channels: whole calls queued in streams, where all ranks of a communicator are devices.
 
-The native side is shm/ring.c and coll/schedule.c. A call is handed to the devices when it is made: they wait for each
-other, copy and compute, and no program of the host's takes part any more, but for the network threads between hosts
-(:mod:`.wires`). All ranks must do so or none, for the same calls; so what decides is known to all of them.
+The native side is shm/channels.c and coll/schedule.c. A call is handed to the devices when it is made: they wait for
+each other, copy and compute, and no program of the host's takes part any more, but for the network threads between
+hosts (:mod:`.wires`). All ranks must do so or none, for the same calls; so what decides is known to all of them.
 
 Rings take pinned memory when calls first need them, each rank by itself: which one a message goes through follows from
 its length.

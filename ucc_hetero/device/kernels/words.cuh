@@ -1,4 +1,4 @@
-/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/ring.c). A fence
+/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/channels.c). A fence
  * stands behind each loop that looks at one and before each store, so that the accesses themselves need no order: on
  * AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
  *

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from ucc_hetero.planner.algorithms.expand import spell
+from ucc_hetero.planner.algorithms.expand import expand_plan
 from ucc_hetero.planner.algorithms.registry import (
     Algorithm,
     Case,
@@ -20,8 +20,8 @@ from ucc_hetero.planner.algorithms.registry import (
 )
 
 __all__ = [
-    "Algorithm", "Case", "Piece", "Role", "Scratch", "Stages", "added", "algorithm", "find", "names", "once",
-    "spell", "with_role",
+    "Algorithm", "Case", "Piece", "Role", "Scratch", "Stages", "added", "algorithm", "expand_plan", "find", "names",
+    "once", "with_role",
 ]  # fmt: skip
 
 for _module in pkgutil.iter_modules(__path__):

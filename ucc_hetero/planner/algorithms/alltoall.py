@@ -11,7 +11,7 @@ from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies,
 from ucc_hetero.planner.algorithms.partition import merge
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
 from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Blocks, Operand, Region, Step, regions
+from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step, regions
 from ucc_hetero.planner.topology import Island, Topology
 
 #: Messages that leave an island from which on short ones are bundled.
@@ -100,17 +100,17 @@ def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> St
     m, s = len(islands), islands[0].size
     if not count:
         return ()
-    out = Blocks("send", 0, s * count, s * count, m)
-    into = Blocks("recv", 0, count, count, m)
+    out = EqualRegions("send", 0, s * count, s * count, m)
+    into = EqualRegions("recv", 0, count, count, m)
     held = 0
     if s > 1:
         held = piece.tmp_everywhere(m * s * count).offset
-        into = Blocks("tmp", held, s * count, s * count, m)
+        into = EqualRegions("tmp", held, s * count, s * count, m)
     rails = [tuple([island.ranks[p] for island in islands]) for p in range(s)]
     across = [Step("alltoall", rail, (out,) * m, (into,) * m) for rail in rails if piece.wants(rail)]
     last: list[Step] = []
     for home, of in enumerate(blocks) if s > 1 else ():
-        src = (Blocks("tmp", held + home * s * count, count, count, s),) * s
+        src = (EqualRegions("tmp", held + home * s * count, count, count, s),) * s
         dst = (each("recv", of),) * s
         last += [Step("alltoall", island.ranks, src, dst) for island in islands if piece.wants(island.ranks)]
     return stages(across, last)

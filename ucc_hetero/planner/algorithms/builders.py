@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from ucc_hetero.planner.algorithms.partition import rounds
 from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
 from ucc_hetero.planner.collectives import Block
-from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
+from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
 
 # --- building steps ---------------------------------------------------------------------------------------------------
 
@@ -78,19 +78,19 @@ def region(buffer: str, block: Block) -> Region:
 
 
 def each(buffer: str, blocks: Sequence[Block]) -> Operand:
-    """One region per member: ``Blocks`` if they are equal and evenly spaced, else a tuple."""
+    """One region per member: ``EqualRegions`` if they are equal and evenly spaced, else a tuple."""
     return uniform(buffer, blocks) or tuple([Region(buffer, b.offset, b.count) for b in blocks])
 
 
-def uniform(buffer: str, blocks: Sequence[Block | Region]) -> Blocks | None:
-    """``Blocks`` for equal and evenly spaced blocks, else None."""
+def uniform(buffer: str, blocks: Sequence[Block | Region]) -> EqualRegions | None:
+    """``EqualRegions`` for equal and evenly spaced blocks, else None."""
     start, count, n = blocks[0].offset, blocks[0].count, len(blocks)
     stride = blocks[1].offset - start if n > 1 else count
     if stride < count or [b.count for b in blocks].count(count) < n:
         return None
     if [b.offset for b in blocks] != [start + i * stride for i in range(n)]:
         return None
-    return Blocks(buffer, start, count, stride, n)
+    return EqualRegions(buffer, start, count, stride, n)
 
 
 def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ucc_hetero.planner.algorithms.registry import cut_at
-from ucc_hetero.planner.plan import KINDS, Blocks, Fragment, Plan, Region, Step, regions
+from ucc_hetero.planner.plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
 
 #: Elements up to which two ranks exchange their operands whole, and which each of more ranks sends at most if they do:
 #: one crossing in place of two. Two send no more bytes for it, but take scratch for all of an operand, not for half.
@@ -74,7 +74,7 @@ class _PlanWriter:
         others = [(i - distance) % self.n for distance in range(1, self.n)]  # not all from one member
         spare = [self.spare(i, into().count) for _ in others] if self.wants(i) else []
         for k, j in enumerate(others):
-            self.move(0, j, i, partial(part, j), lambda k=k: spare[k])  # type: ignore[misc]
+            self.move(0, j, i, partial(part, j), partial(spare.__getitem__, k))
         self.move(1, i, i, partial(part, i), into)
         for k, place in enumerate(spare):
             self.combine(2 + k, i, place, into())
@@ -102,7 +102,7 @@ def _whole(writer: _PlanWriter, count: int) -> None:
         theirs = {j: writer.spare(i, count) for j in range(n) if j != i} if writer.wants(i) else {}
         for distance in range(1, n):
             j = (i - distance) % n
-            writer.move(0, j, i, partial(writer.src, j), lambda j=j, theirs=theirs: theirs[j])  # type: ignore[misc]
+            writer.move(0, j, i, partial(writer.src, j), partial(theirs.__getitem__, j))
         if not writer.wants(i):
             continue
         operands = [writer.src(i) if j == i else theirs[j] for j in range(n)]
@@ -126,7 +126,7 @@ def _allreduce(writer: _PlanWriter) -> None:
         return _part(side(member), ends[i], ends[i + 1] - ends[i])
 
     for i in range(n):
-        writer.reduce_to(i, lambda j, i=i: share(writer.src, j, i), partial(share, writer.dst, i, i))  # type: ignore[misc]
+        writer.reduce_to(i, partial(share, writer.src, i=i), partial(share, writer.dst, i, i))
     for distance in range(1, n):
         for i in range(n):
             j = (i + distance) % n
@@ -135,7 +135,7 @@ def _allreduce(writer: _PlanWriter) -> None:
 
 def _reduce_scatter(writer: _PlanWriter) -> None:
     for i in range(writer.n):
-        writer.reduce_to(i, lambda j, i=i: writer.src(j, i), partial(writer.dst, i))  # type: ignore[misc]
+        writer.reduce_to(i, partial(writer.src, k=i), partial(writer.dst, i))
 
 
 def _reduce(writer: _PlanWriter) -> None:
@@ -179,11 +179,11 @@ def _reductions(step: Step) -> list[Step]:
 
 def _unequal(step: Step) -> bool:
     """True if a step is a reduce_scatter among several ranks, of shares that differ in length or do not touch."""
-    equal = all(isinstance(side, Blocks) and side.stride == side.count for side in step.src)
+    equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
     return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
 
 
-def spell(plan: Plan, only: int | None = None) -> Plan:
+def expand_plan(plan: Plan, only: int | None = None) -> Plan:
     """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
 
     A stage becomes several of the same depth, so that what runs on teams keeps its order.

@@ -10,7 +10,7 @@ from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import copy, each, region, stages
 from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stages, algorithm
 from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import KINDS, Blocks, Operand, Region, Step
+from ucc_hetero.planner.plan import KINDS, EqualRegions, Operand, Region, Step
 from ucc_hetero.planner.topology import Topology
 
 
@@ -18,7 +18,8 @@ def _in_one_step(case: Case) -> int:
     """Calls that gain nothing from islands, and what nothing else is fit for."""
     topology = case.topology
     one_island = topology.size == 1 or (topology.flat and not topology.deep)
-    return ranking.ALONE if one_island or _shared(case) or _one_kernel(case) else ranking.LAST
+    best = one_island or _shared(case) or _one_kernel(case) or _long_blocks(case)
+    return ranking.ALONE if best else ranking.LAST
 
 
 def _shared(case: Case) -> bool:
@@ -27,6 +28,13 @@ def _shared(case: Case) -> bool:
         return False
     short = case.nbytes <= ranking.PARCEL_LIMIT and case.topology.size <= ranking.MOST_WITH_PARCELS
     return short or not ROWS[case.collective].reduces or case.nbytes >= ranking.SHARED_LIMIT
+
+
+def _long_blocks(case: Case) -> bool:
+    """True for an alltoall of long blocks in plain memory: every byte crosses once in any case, and bundles of blocks
+    are copied once more on either side."""
+    long = case.nbytes >= ranking.BUNDLED_LIMIT * case.topology.size
+    return case.plain and long and ROWS[case.collective].step == "alltoall"
 
 
 def _one_kernel(case: Case) -> bool:
@@ -39,7 +47,7 @@ def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tupl
 
     def operand(form: str) -> Operand:
         if form == "each":
-            return Blocks(buffer, part.offset, part.count, call.counts[0], call.ranks)
+            return EqualRegions(buffer, part.offset, part.count, call.counts[0], call.ranks)
         return region(buffer, part) if form == "one" else None
 
     root, others = max(call.root, 0), operand(forms[1])

@@ -30,7 +30,7 @@ from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
 from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
 from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Blocks, Operand, Region, Step
+from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
 from ucc_hetero.planner.topology import Group, Topology
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
@@ -199,6 +199,8 @@ def _alike(topology: Topology, blocks: list[list[Block]], part: Block, piece: Pi
     for p in range(s):
         owners = tuple([i.ranks[p] for i in islands])
         if piece.wants(owners):
-            partial: Operand = Blocks("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
+            partial: Operand = (
+                EqualRegions("tmp", at, count, count, m) if s > 1 else each("send", [of[p] for of in blocks])
+            )
             across.append(Step("reduce_scatter", owners, (partial,) * m, own))
     return stages(inside, across)

@@ -56,7 +56,7 @@ def _parts(item: Item, group: Group) -> Iterator[Item]:
 
 
 def crossings(topology: Topology, group: Group, items: Sequence[Item]) -> Iterator[Crossing]:
-    """Those items of a group that its children exchange."""
+    """The items of a group that its children exchange."""
     for item in items:
         for home, own in enumerate(_parts(item, group)):
             total = sum(run.count for run in own.runs)

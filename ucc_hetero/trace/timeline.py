@@ -39,14 +39,21 @@ class Note(NamedTuple):
     nbytes: int
 
 
-class Recorder:
+class _Job(NamedTuple):
+    """A job that is recorded: its communicator, the trace that its rank 0 writes, the number of each rank's clock."""
+
+    comm: Any
+    path: Path
+    clocks: list[int]
+
+
+class TimelineRecorder:
     """This process's files. ``world`` is its rank, ``places`` the world rank of each process of the job."""
 
     def __init__(self, trace: Path, world: int, job: str, about: dict[str, Any]) -> None:
         self.trace, self.world, self.job = trace, world, job
         self.places: dict[str, int] = {}
-        #: (each job's communicator, the file that rank 0 of it writes)
-        self.jobs: list[tuple[Any, Path, list[int]]] = []
+        self.jobs: list[_Job] = []
         self._lines: list[str] = []
         self._numbers: dict[str, int] = {}
         ring, meta = parts_of(trace, world)
@@ -82,11 +89,12 @@ class Recorder:
             self.line({"program": number, **data})
         return number
 
-    def describe(self, program: Any, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> None:
-        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator."""
+    def describe(self, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> int:
+        """Tell the timeline what a native program's events will mean; ``of`` is the number of its communicator. Returns
+        the program's number in them."""
         steps = [(*note, i) for i, note in enumerate(notes)]
         data = {"of": of, "label": label, "algorithm": plan.algorithm, "fragments": len(plan.fragments), "steps": steps}
-        lib.ucch_program_trace(program, self._number(data))
+        return self._number(data)
 
     def part(self) -> tuple[list[str], bytes]:
         """Everything so far."""
@@ -108,7 +116,7 @@ class Recorder:
 
 
 #: This process's recording; None while it does not record.
-recorder: Recorder | None = None
+recorder: TimelineRecorder | None = None
 
 
 def parts_of(trace: Path, rank: int) -> tuple[Path, Path]:
@@ -133,13 +141,13 @@ def join(comm: Any, facts: Sequence[Any], mine: Any) -> None:
         return
     if recorder is None:
         about = {"host": os.uname().nodename, "pid": os.getpid(), "vendor": mine.vendor}
-        recorder = Recorder(Path(name).absolute(), world, facts[0].process, about)
+        recorder = TimelineRecorder(Path(name).absolute(), world, facts[0].process, about)
     places = {fact.process: place for fact, (_, place) in zip(facts, told, strict=True)}
     recorder.places |= places
     recorder.line({"places": places})
     clocks = list(numbered(fact.host.node for fact in facts))
     path = _file_of(recorder.trace, len(recorder.jobs), told[0][1])
-    recorder.jobs.append((comm, path, clocks))
+    recorder.jobs.append(_Job(comm, path, clocks))
     if comm.Get_rank() == 0:
         with contextlib.suppress(OSError):
             path.unlink()  # an earlier job's must not be taken for this one's if this one ends badly
@@ -152,8 +160,8 @@ def _file_of(trace: Path, index: int, first: int) -> Path:
     return trace.with_name(f"{trace.stem}{extra}{trace.suffix}")
 
 
-def _compare_clocks(of: Recorder, comm: Any, clocks: list[int]) -> None:
-    """Take down how far this rank's clock is from that of the job's first rank."""
+def _compare_clocks(of: TimelineRecorder, comm: Any, clocks: list[int]) -> None:
+    """Record how far this rank's clock is from that of the job's first rank."""
     offset = error = 0
     if max(clocks):
         sent, done = [], []
@@ -170,7 +178,7 @@ def _compare_clocks(of: Recorder, comm: Any, clocks: list[int]) -> None:
 
 
 def communicator(board: Any, number: int, ranks: Sequence[int], mine: int) -> int:
-    """Take down a communicator (:func:`.flight.comm`); returns its number in all that is recorded of it."""
+    """Record a new communicator (:func:`.flight.comm`); returns its number in records."""
     found = flight.comm(board, number, ranks, mine)
     if recorder is not None:
         recorder.line(flight.comms()[-1])
@@ -225,7 +233,7 @@ def merge(trace: Path) -> dict[str, Any]:
 
 
 def _after_fork() -> None:
-    """The child's calls are not this recording's."""
+    """Stop recording in a child: its calls are no part of the parent's recording."""
     global recorder
     lib.ucch_trace_stop()
     recorder = None

@@ -10,10 +10,10 @@ from ..calls.persistent import PersistentRequest, idle
 from ..calls.request import Request, fill_empty, finished, native_of
 from .captured import CapturedMessage
 from .messages import Messages
-from .transfer import Moved
+from .transfer import AnyTransfer
 
 
-def start_all(messages: Messages, transfers: Sequence[Moved | CapturedMessage]) -> list[Request]:
+def start_all(messages: Messages, transfers: Sequence[AnyTransfer | CapturedMessage]) -> list[Request]:
     """Start transfers, in order: all of them or none."""
     started: list[Request] = []
     try:
@@ -32,7 +32,7 @@ def _give_up(requests: Sequence[Request]) -> None:
         request.Free()
 
 
-class Composite(Request, ABC):
+class CompositeRequest(Request, ABC):
     """A request that is made of others, and finished when all of them are."""
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Composite(Request, ABC):
         return int(next((state for state in states if state != 1), 1))
 
     def _ops(self) -> list[Any]:
-        """Those that go on; the idle operation where there are none, so that who waits for one of many looks again."""
+        """The operations that go on; the idle one if none does, so that a wait for any request looks again."""
         left = [part for part in self._begun() if not (part.finished or part._ended())]
         return [op for part in left for op in part._ops()] or [self._op]
 
@@ -77,10 +77,10 @@ class Composite(Request, ABC):
             part.Free()
 
 
-class Exchange(Composite):
-    """Messages that were started together; ``end`` runs after them, and ``fail`` is told of the error that is raised.
+class MessageGroup(CompositeRequest):
+    """Messages that were started together. ``end`` is called after them, and ``fail`` with the error that is raised.
 
-    The error of the first part in order that fails is the whole's. ``has_status``: the first part's status is, too.
+    Its error is that of the first part in order that fails; with ``has_status`` its status is that of the first part.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Exchange(Composite):
             part.Cancel()
 
 
-class PersistentExchange(Composite, PersistentRequest):
+class PersistentMessages(CompositeRequest, PersistentRequest):
     """Messages that are started together again and again: ``begin`` starts them."""
 
     def __init__(self, begin: Callable[[], Request], owner: object) -> None:

@@ -10,7 +10,7 @@ import torch
 T = TypeVar("T", bound=type)
 
 
-def uncompiled(kind: T) -> T:
+def not_compiled(kind: T) -> T:
     """Class decorator: neither inline the class's own methods nor compile them, or what they call, on their own.
 
     ``torch.compiler.disable`` would do the same, but wraps every call and imports the compiler.

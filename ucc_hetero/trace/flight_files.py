@@ -87,8 +87,7 @@ class _Header(NamedTuple):
 
 
 def header_of(ring: bytes) -> tuple[int, int, int]:
-    """Of the ring of a process that is alive: how often it was written out, the signal that does it, bytes of the stack
-    then."""
+    """(how often a living process has written its ring to a file, the signal for that, bytes of its stack then)."""
     header = _Header.of(ring)
     return header.dumps, header.signal, header.stack
 

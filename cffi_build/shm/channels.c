@@ -6,7 +6,7 @@
  * and writes how many there are, the receiver's stream waits for that, copies the piece out and writes how many it has
  * taken: two devices of any vendors, and no host in between. Words only grow. Between hosts the receiver has such a
  * ring, too, and network threads keep the two alike (net/flow.c): the streams see no difference. */
-#include "shm/ring.h"
+#include "shm/channels.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -158,15 +158,14 @@ static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
-static int by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
-
 /* True if wires carry data to and from a rank. */
-int ucch_channels_carried(const ucch_channels *c, int peer) { return by_wire(c, peer); }
+int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */
 static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
-    int wire = by_wire(c, peer), owner = comes && !wire ? peer : c->rank, other = owner == peer ? c->rank : peer;
+    int wire = ucch_channels_by_wire(c, peer), owner = comes && !wire ? peer : c->rank,
+        other = owner == peer ? c->rank : peer;
     const ucch_mapping *part = c->parts[owner];
     size_t line =
         line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
@@ -201,7 +200,7 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     memset(own->memory, 0, header); /* before the peers are told that they may have it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
     for (int other = 0; other < c->size; other++)
-        if (other != peer && !by_wire(c, other)) channels_with(c, other, 0);
+        if (other != peer && !ucch_channels_by_wire(c, other)) channels_with(c, other, 0);
     for (size_t i = 0; i < MOST_CALLS; i++)
         c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
     return 0;
@@ -251,7 +250,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
 static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
-    int wire = by_wire(c, peer);
+    int wire = ucch_channels_by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
     return bytes <= slot_of(c, SHORT_RING, wire)                        ? SHORT_RING
            : bytes <= PIECES * slot_of(c, MIDDLE_RING, wire)            ? MIDDLE_RING
@@ -298,7 +297,7 @@ int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, u
 }
 
 static int reserve(ucch_channels *c, int peer, int comes, int ring) {
-    int wire = by_wire(c, peer);
+    int wire = ucch_channels_by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     if (way->seen) return 0;
     ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
@@ -360,8 +359,8 @@ static int count_from_zero(ucch_channels *c) {
         c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
         c->in[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[c->size * UCCH_RINGS + i] : NULL;
     }
-    int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->lane[0]), "copy");
-    return status ? status : ucch_device_fail(ops->stream_sync(c->lane[0]), "stream");
+    int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->streams[0]), "copy");
+    return status ? status : ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
 static int open_locked(ucch_channels *c) {
@@ -370,16 +369,16 @@ static int open_locked(ucch_channels *c) {
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
     c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
-    for (int i = 0; i < QUEUE_LANES && !status; i++) {
-        if (i == LANE_WIRES && !c->copies) continue;
-        status = ucch_device_fail(ops->stream_new(&c->lane[i]), "stream");
+    for (int i = 0; i < STREAMS && !status; i++) {
+        if (i == STREAM_WIRES && !c->copies) continue;
+        status = ucch_device_fail(ops->stream_new(&c->streams[i]), "stream");
         if (!status) status = ucch_device_fail(ops->event_new(&c->tail[i]), "event");
     }
     if (!status) status = ucch_device_fail(ops->event_new(&c->began), "event");
     if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
-    if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->lane[0]);
-    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->lane[0]);
+    if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
+    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->streams[0]);
 }
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */
@@ -410,8 +409,8 @@ void ucch_channels_free(ucch_channels *c) {
         ucch_unlock();
     }
     int before = ucch_device_enter();
-    for (int i = 0; i < QUEUE_LANES; i++) {
-        if (c->lane[i]) ops->stream_free(c->lane[i]);
+    for (int i = 0; i < STREAMS; i++) {
+        if (c->streams[i]) ops->stream_free(c->streams[i]);
         if (c->tail[i]) ops->event_free(c->tail[i]);
     }
     if (c->began) ops->event_free(c->began);
@@ -478,7 +477,7 @@ ucch_ticket ucch_channels_ticket(ucch_channels *c) {
 }
 
 /* A call that could not be queued: no stream will say that it has ended. */
-void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket) {
+void ucch_channels_end(ucch_channels *c, ucch_ticket ticket) {
     __atomic_store_n(c->done[ticket.slot].at, ticket.value, __ATOMIC_RELEASE);
 }
 
@@ -563,7 +562,7 @@ void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs) {
         if (c->out[i].flow) ucch_flow_differs(c->out[i].flow, differs);
     __atomic_store_n(c->tainted, c->landed + 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].flow) ucch_flow_ring(c->out[i].flow);
+        if (c->out[i].flow) ucch_flow_wake(c->out[i].flow);
     __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
     let_go(c);
     c->drain.kind = &draining;

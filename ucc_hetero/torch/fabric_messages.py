@@ -28,13 +28,13 @@ from . import creation
 from .devices import module
 from .futures import Future
 from .layout import Finish
-from .monitored import NO_LIMIT
-from .streams import beside, current, used_in_current, within
-from .uncompiled import uncompiled
+from .monitored_barrier import NO_LIMIT
+from .not_compiled import not_compiled
+from .streams import current, in_idle_stream, used_in_current, using_stream
 from .work import Work, limit_of, seconds_of, torch_error
 
 #: (store, rank, the two ranks' places in the group, seconds that a message may take) -> a backend of two ranks.
-Maker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
+BackendMaker: TypeAlias = Callable[[Any, int, Sequence[int], float], Any]
 
 
 def _nccl(store: Any, rank: int, places: Sequence[int], seconds: float) -> Any:
@@ -48,24 +48,30 @@ _KNOWN = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8
 })  # fmt: skip
 #: By torch's name of the vendor's backend.
-MAKERS: dict[str, Maker] = {"nccl": _nccl}
+BACKENDS: dict[str, BackendMaker] = {"nccl": _nccl}
 
 
-def fabric_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> Fabric | None:
-    """Ways within the fabric of a group's rank ``at``, whose ranks in the default group are ``ranks``; None without."""
-    name, places = creation.beside(ranks, at)
-    if not places or name not in MAKERS:
+def fabric_messages_of(ranks: Sequence[int], at: int, store: Any, timeout: timedelta | None) -> FabricMessages | None:
+    """Messages within the fabric of rank ``at`` of a group; None if no other rank of the group shares its fabric.
+
+    ``ranks`` are the group's ranks by their numbers in the default group.
+    """
+    name, places = creation.fabric_peers(ranks, at)
+    if not places or name not in BACKENDS:
         return None
     log.log("torch").info("messages between rank %d and ranks %s: torch's %s", at, sorted(places), name)
-    return Fabric(MAKERS[name], at, places, store, limit_of(timeout) or NO_LIMIT)
+    return FabricMessages(BACKENDS[name], at, places, store, limit_of(timeout) or NO_LIMIT)
 
 
-class Fabric:
-    """The ways between one rank of a group and those that share its fabric, made when first needed."""
+class FabricMessages:
+    """Messages between one rank of a group and those that share its fabric, by a backend for each pair and direction.
 
-    def __init__(self, make: Maker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
+    Backends are made when they are first needed.
+    """
+
+    def __init__(self, make: BackendMaker, rank: int, places: frozenset[int], store: Any, seconds: float) -> None:
         self._make, self._rank, self._places, self._store, self._seconds = make, rank, places, store, seconds
-        self._ways: dict[tuple[int, bool], _Way] = {}
+        self._directions: dict[tuple[int, bool], _Direction] = {}
         self._lock = threading.Lock()
 
     def reaches(self, peer: int) -> bool:
@@ -73,7 +79,7 @@ class Fabric:
         return peer in self._places
 
     def carries(self, peer: int, tag: int) -> bool:
-        """True if messages with a rank and a tag go this way; it is so on both sides. ``ValueError`` for any tag."""
+        """True if messages with a rank and a tag go by its backend, on both sides alike. ``ValueError`` for any tag."""
         if peer in self._places and tag < 0:
             raise ValueError(
                 f"tag {tag} of a message between rank {self._rank} and rank {peer}: the tag decides whether their "
@@ -83,16 +89,16 @@ class Fabric:
 
     def post(self, group: Any, tensor: Any, peer: int, outgoing: bool, outputs: Sequence[Any], finish: Finish) -> Work:
         """Start a message of a group's on contiguous device memory, behind what the current stream has to do."""
-        message = InFabric(group, tensor, peer, outgoing, outputs, finish, self._seconds)
-        self._way(peer, outgoing).post(message)
+        message = FabricWork(group, tensor, peer, outgoing, outputs, finish, self._seconds)
+        self._direction(peer, outgoing).post(message)
         return message
 
-    def _way(self, peer: int, outgoing: bool) -> _Way:
+    def _direction(self, peer: int, outgoing: bool) -> _Direction:
         with self._lock:
-            way = self._ways.get((peer, outgoing))
-            if way is None:
-                way = self._ways[peer, outgoing] = _Way(lambda: self._backend(peer, outgoing))
-            return way
+            direction = self._directions.get((peer, outgoing))
+            if direction is None:
+                direction = self._directions[peer, outgoing] = _Direction(lambda: self._backend(peer, outgoing))
+            return direction
 
     def _backend(self, peer: int, outgoing: bool) -> Any:
         places = (self._rank, peer) if outgoing else (peer, self._rank)
@@ -102,34 +108,34 @@ class Fabric:
 
     def abort(self) -> None:
         """End what is under way."""
-        for way in self._all():
-            way.end()
+        for direction in self._all():
+            direction.end()
 
     def close(self, seconds: float) -> None:
-        """Release what the ways hold, once what was posted has gone; ways whose other rank never came are left."""
+        """Release the backends, once what was posted has gone; those whose other rank never came are left."""
         until = time.monotonic() + (seconds or NO_LIMIT)
-        for way in self._all():
-            if way.is_drained(until):
-                way.end()
+        for direction in self._all():
+            if direction.is_drained(until):
+                direction.end()
 
-    def _all(self) -> list[_Way]:
+    def _all(self) -> list[_Direction]:
         with self._lock:
-            return list(self._ways.values())
+            return list(self._directions.values())
 
 
-class _Way:
-    """One direction between two ranks: its messages, in order."""
+class _Direction:
+    """One direction between two ranks: its backend, and its messages in order."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._lock, self._waiting = make, threading.Lock(), deque[InFabric]()
+        self._make, self._lock, self._waiting = make, threading.Lock(), deque[FabricWork]()
         self._backend: Any = None
         self._connected = False
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._last: InFabric | None = None
+        self._last: FabricWork | None = None
 
-    def post(self, message: InFabric) -> None:
-        """Start a message, or leave that to the thread until this way is there."""
+    def post(self, message: FabricWork) -> None:
+        """Start a message; until the backend is there, the thread starts it."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -144,7 +150,7 @@ class _Way:
                 self._thread.start()
 
     def _connect(self) -> None:
-        message: InFabric | None = None
+        message: FabricWork | None = None
         try:
             self._backend = self._make()
             while True:
@@ -163,7 +169,7 @@ class _Way:
                 each.fail(self._failure)
 
     def is_drained(self, until: float) -> bool:
-        """True if this way is there and the last message has gone, by then."""
+        """True if the backend is there and its last message has gone, by this time."""
         if self._thread is not None:
             self._thread.join(max(until - time.monotonic(), 0.0))
         last = self._last
@@ -178,8 +184,8 @@ class _Way:
             self._backend.abort()
 
 
-@uncompiled
-class InFabric(Work):
+@not_compiled
+class FabricWork(Work):
     """A message by the vendor's own backend: its ``wait`` makes the current stream wait, as with that backend."""
 
     _work: Any = None
@@ -203,31 +209,25 @@ class InFabric(Work):
         self._begun.set()
 
     def mark(self) -> None:
-        """It is to start behind what the current stream has to do now."""
+        """Note what the current stream has to do now: the message is to start behind that."""
         device = self._tensor.device
         self._posted = module(device).Event()
         self._posted.record(current(device))
 
     def begin_marked(self, backend: Any) -> None:
-        """Start behind that, in another thread."""
+        """Start, in another thread, behind what :meth:`mark` has noted."""
         device = self._tensor.device
         stream = module(device).Stream(device)
         stream.wait_event(self._posted)
-        with within(device, stream):
+        with using_stream(device, stream):
             self.begin(backend)
 
     def fail(self, failure: Exception) -> None:
-        """It will not start."""
+        """End the message with a failure, without starting it."""
         self._error = failure
         self._begun.set()
 
     # --- its end ------------------------------------------------------------------------------------------------------
-
-    def source_rank(self) -> int:
-        """As :meth:`Work.source_rank`."""
-        return self._peer
-
-    _source_rank = source_rank
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream wait for the message; the host waits until its start, that of a first one."""
@@ -255,7 +255,7 @@ class InFabric(Work):
         if not self._work.is_completed():
             return False
         if self._finish is not None:
-            with beside([self._tensor.device]):
+            with in_idle_stream([self._tensor.device]):
                 self.wait()
         return self._ready is None or bool(self._ready.query())
 
@@ -270,7 +270,7 @@ class InFabric(Work):
 
     def get_future(self) -> Future:
         """As :meth:`Work.get_future`."""
-        with beside([self._tensor.device]):
+        with in_idle_stream([self._tensor.device]):
             self.wait()
             with self._lock:
                 if self._ready is None:

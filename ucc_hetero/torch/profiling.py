@@ -14,14 +14,10 @@ from typing import Any
 
 import torch
 from torch._C._profiler import ActiveProfilerType, _RecordFunctionFast
-from torch.autograd import profiler
 
 from .futures import complete_later
-from .uncompiled import uncompiled
-from .work import Group, Work, Works
-
-#: The module whose flag ``_is_profiler_enabled`` says whether a profiler is active in this process.
-active = profiler
+from .not_compiled import not_compiled
+from .work import CombinedWork, OwningGroup, Work
 
 #: The engine's names of calls -> the dispatcher's; calls that have several forms there name theirs.
 _OPERATIONS = {
@@ -76,11 +72,11 @@ class _Span:
         self._ended.wait(_PATIENCE)
 
 
-@uncompiled
-class _Recorded(Works):
+@not_compiled
+class _ProfiledWork(CombinedWork):
     """A call with its range, which the thread that completes futures ends."""
 
-    def __init__(self, group: Group, work: Work, span: _Span) -> None:
+    def __init__(self, group: OwningGroup, work: Work, span: _Span) -> None:
         super().__init__(group, [work])
         self._span = span
 
@@ -101,10 +97,8 @@ class _Recorded(Works):
         """The group rank that a received message came from."""
         return self._parts[0].source_rank()
 
-    _source_rank = source_rank
 
-
-def recorded(group: Group, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
+def profiled(group: OwningGroup, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
     """Start a call within its ranges; ``name`` is the engine's or the dispatcher's, ``inputs`` one tensor or several.
 
     The range of a call on device memory ends once it is part of its stream's work, as NCCL's do: the device's part is
@@ -124,7 +118,7 @@ def recorded(group: Group, name: str, inputs: Any, start: Callable[[], Work]) ->
         if not work.is_over() and all(tensor.is_cpu for tensor in tensors):
             left = work
     finally:
-        followed = _Recorded(group, left, span)
+        followed = _ProfiledWork(group, left, span)
         complete_later(followed)
         if left is over:
             span.close()

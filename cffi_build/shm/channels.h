@@ -1,16 +1,16 @@
 /* Channels: how the streams of a communicator's ranks hand data to each other without their hosts; schedule.c uses
  * them.
  */
-#ifndef UCCH_CHANNEL_H
-#define UCCH_CHANNEL_H
+#ifndef UCCH_CHANNELS_H
+#define UCCH_CHANNELS_H
 
 #include "base/op.h"
 #include "net/flow.h"
 #include "shm/segment.h"
 
-/* Lanes of a rank, streams beside each other: vendors' collectives, copies to and from rings, kernels that do both
- * for short messages by wires, all else. */
-enum { LANE_NATIVE, LANE_OUT, LANE_IN, LANE_WIRES, LANE_LOCAL, QUEUE_LANES };
+/* Streams of a communicator, which run beside each other: vendors' collectives, copies to and from rings, kernels that
+ * do both for short messages by wires, all else. */
+enum { STREAM_NATIVE, STREAM_OUT, STREAM_IN, STREAM_WIRES, STREAM_LOCAL, STREAMS };
 
 /* By the length of messages: UCCH_RINGS. Those of calls in graphs, which are replayed without a word to their hosts,
  * are counted by the devices (ucch_moves), and those of lanes by these (p2p/lane.c). */
@@ -44,7 +44,7 @@ typedef struct ucch_channel {
     ucch_flow *flow;     /* that carries it between hosts; NULL: both ranks see it, or nothing has gone by it yet */
     uint64_t pieces;     /* of all calls so far, on this side; read while more are queued */
     uint64_t round;
-    int lane;          /* that has moved its last pieces; 0: none has yet */
+    int stream;        /* that has moved its last pieces; 0: none has yet */
     uint64_t *tainted; /* by the rank that it comes from */
     ucch_steps *steps; /* on the device, of calls in graphs; `pieces` are of one kernel there */
 } ucch_channel;
@@ -89,9 +89,9 @@ struct ucch_channels {
     uint64_t calls, landed, round;
     void *await, *post; /* kernels, where streams cannot wait for any memory */
     void *copies;       /* kernel that moves short messages by wires; NULL: none may wait here */
-    void *lane[QUEUE_LANES], *tail[QUEUE_LANES];
-    int ahead[QUEUE_LANES];  /* has work that a call in one stream must wait for */
-    int behind[QUEUE_LANES]; /* has not waited for the last call in one stream */
+    void *streams[STREAMS], *tail[STREAMS];
+    int ahead[STREAMS];  /* has work that a call in one stream must wait for */
+    int behind[STREAMS]; /* has not waited for the last call in one stream */
     void *began, *scratch[BANKS], *outgrown[MOST_OUTGROWN];
     int noutgrown;
     ucch_ticket alone, user[2]; /* the last call in one stream, and the last with each bank of scratch */
@@ -113,9 +113,9 @@ static inline uint32_t ucch_channel_take(ucch_channel *channel, uint64_t pieces)
     return (uint32_t)__atomic_fetch_add(&channel->pieces, pieces, __ATOMIC_RELEASE);
 }
 
-int ucch_channels_carried(const ucch_channels *c, int peer);
+int ucch_channels_by_wire(const ucch_channels *c, int peer);
 ucch_ticket ucch_channels_ticket(ucch_channels *c);
-void ucch_channels_forfeit(ucch_channels *c, ucch_ticket ticket);
+void ucch_channels_end(ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_room(ucch_channels *c);
 int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
 int ucch_channels_first(ucch_channels *c, ucch_ticket ticket);
