@@ -47,7 +47,7 @@ def read_settings() -> None:
     """Have the settings of devices read anew, as a case of a crew has other ones."""
     for each in device.available():
         ctypes.CDLL(each.path).fakegpu_settings()
-        lib.ucch_device_hold(each.holds)
+        lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
 
 
 class Array:

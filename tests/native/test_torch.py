@@ -34,8 +34,8 @@ CASES: list[tuple[str, str | Path, str, dict[str, str]]] = [
 ]  # fmt: skip
 
 
-#: The first ends its processes, and the last has a backend of torch's that other groups must not have.
-OF_ITS_OWN = JOB, torch_scripts.FABRIC
+#: The first end their processes, and the last has a backend of torch's that other groups must not have.
+OF_ITS_OWN = JOB, torch_scripts.NESTED, torch_scripts.FABRIC
 
 
 @pytest.mark.parametrize(("script", "layout", "env"), [each[1:] for each in CASES], ids=[each[0] for each in CASES])
