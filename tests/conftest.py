@@ -297,8 +297,6 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
     yield run
 
 
-#: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
-CREWS = 8
 #: Ranks of crews: a case has the first ones of the smallest that is large enough.
 SIZES = (2, 6)
 #: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
@@ -315,7 +313,7 @@ def failing(cases: Sequence[str]) -> Iterator[None]:
 
 
 class Crews:
-    """Crews by what they are made of; one of the largest makes room for another."""
+    """Crews by what they are made of. Ranks that wait for cases take no core, but memory."""
 
     def __init__(self) -> None:
         self._crews: dict[Hashable, tuple[Crew, list[str]]] = {}
@@ -325,8 +323,6 @@ class Crews:
         args: Sequence[object], env: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
         """Run a case on these ranks of the crew of this key, which is started where there is none."""
-        if key not in self._crews and len(self._crews) == CREWS:
-            self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
         cases: list[str] = []
         with failing(cases):
             crew, cases[:] = self._crews.pop(key, None) or (start(), [])
@@ -341,17 +337,13 @@ class Crews:
         self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(world))
 
-    def end(self, key: Hashable) -> None:
-        """End a crew as a program ends."""
-        crew, cases = self._crews.pop(key)
-        with failing(cases):
-            crew.end(60 * ROOM)
-
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, as programs end."""
         try:
             while self._crews:
-                self.end(next(iter(self._crews)))
+                _, (crew, cases) = self._crews.popitem()
+                with failing(cases):
+                    crew.end(60 * ROOM)
         finally:
             for crew, _ in self._crews.values():
                 crew.kill()
