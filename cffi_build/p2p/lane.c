@@ -483,11 +483,11 @@ static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
 }
 
 /* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
- * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LETTER_*. */
+ * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LANE_MESSAGE_*. */
 int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
                            size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
-    int status = 0, comes = !!(how & UCCH_LANE_COMES);
+    int status = 0, comes = !!(how & UCCH_LANE_MESSAGE_COMES);
     ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
     if (!l) return status;
     if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
@@ -498,8 +498,8 @@ int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int 
                              .data = (char *)data,
                              .bytes = bytes,
                              .tag = tag,
-                             .sync = how & UCCH_LANE_SYNC,
-                             .ordered = how & UCCH_LANE_ORDERED};
+                             .sync = how & UCCH_LANE_MESSAGE_SYNC,
+                             .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
     describe(m, peer, comes);
     pthread_mutex_lock(&l->turn);
     status = post(l, m, (void *)stream);
@@ -529,7 +529,7 @@ static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
  * UCCH_LATER while the lane is made, or a failure. */
 int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
                                   uint32_t *number) {
-    int comes = !!(how & UCCH_LANE_COMES), status;
+    int comes = !!(how & UCCH_LANE_MESSAGE_COMES), status;
     ucch_lane *l = ucch_lane_matched_locked(all, peer, comes, &status);
     if (!l) return status;
     if (comes) *number = ++l->promised;
@@ -546,7 +546,7 @@ int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int pee
                              .found_bytes = bytes,
                              .pieces = pieces_of(l, bytes),
                              .headed = 1,
-                             .by_host = how & UCCH_LANE_BY_HOST};
+                             .by_host = how & UCCH_LANE_MESSAGE_BY_HOST};
     queue_in_order(l, m);
     l->users++;
     ucch_op_begin_locked(&m->op, 0);

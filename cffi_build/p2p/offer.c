@@ -140,7 +140,7 @@ int ucch_offer_send_locked(ucch_message *m) {
 
 /* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
 static int accept_locked(ucch_message *m) {
-    int source = source_of(m->offer.code), how = UCCH_LANE_COMES | (m->by_host ? UCCH_LANE_BY_HOST : 0);
+    int source = source_of(m->offer.code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
     ucch_answer answer = {0, 0};
     if (m->offer.bytes > m->room)
         answer.status = UCCH_FAIL_TRUNCATED;

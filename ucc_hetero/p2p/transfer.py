@@ -132,7 +132,7 @@ class LaneMessage:
     bounce, moved = None, False
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
-        """``how`` is made of the engine's ``UCCH_LANE_*``; ``keep`` keeps the memory alive."""
+        """``how`` is made of the engine's ``UCCH_LANE_MESSAGE_*``; ``keep`` keeps the memory alive."""
         self.handle = owned(lib.ucch_lane_message_new(), lib.ucch_lane_message_free)
         self.op = lib.ucch_lane_message_op(self.handle)
         self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
@@ -141,9 +141,9 @@ class LaneMessage:
     @property
     def what(self) -> str:
         """As that of a :class:`Transfer`."""
-        if self.how & lib.UCCH_LANE_COMES:
+        if self.how & lib.UCCH_LANE_MESSAGE_COMES:
             return "receive"
-        return "synchronous send" if self.how & lib.UCCH_LANE_SYNC else "send"
+        return "synchronous send" if self.how & lib.UCCH_LANE_MESSAGE_SYNC else "send"
 
     def held(self) -> bool:
         """As :meth:`Transfer.held`."""
