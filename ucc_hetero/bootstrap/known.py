@@ -57,6 +57,9 @@ class Known:
             self.main.append((tuple(range(self.size)), "bridge"))
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
+        self.pids = [facts[rank].pid for rank in self.near]
+        #: True once each rank has been found to make these teams by itself: nothing can fail in a new communicator.
+        self.tried = False
         self._parts: dict[tuple[int, ...], Known] = {}
 
     def part(self, ranks: Sequence[int]) -> Known:
