@@ -54,7 +54,8 @@ class GroupMethods(ABC):
             self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
         with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
-            made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
+            board_alone = self._runner.members.meets_on_board
+            made = mpi.at_once(make, met=board_alone) if what in _SURE else mpi.apart(make)
             if made == MPI.COMM_NULL:
                 return made
             if agreed is not None and what != "Dup":

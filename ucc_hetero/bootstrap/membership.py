@@ -187,6 +187,12 @@ class Membership:
                 choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
+    @property
+    def meets_on_board(self) -> bool:
+        """True if short calls go by the arrival board: one that has ended here needs nothing more of this rank."""
+        tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS
+        return few and self.board.shared and self.topology.flat and not (tuning.user or tuning.measured)
+
     def fabric(self) -> tuple[str, ...]:
         """Fabric of vendors whose ranks are on several hosts, and why; nothing where there are none."""
         return (self.job.split.why,) if self.job.split.why and not self.topology.one_host else ()

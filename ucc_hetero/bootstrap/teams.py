@@ -192,9 +192,9 @@ class Teams:
     def by_themselves(self) -> bool:
         """True if that is so of all teams with numbers of ours."""
         known = self._known
-        if not known.tried:
-            known.tried = all(self.by_itself(*each) for each in known.main)
-        return known.tried and self._claimed < MOST_NUMBERS
+        if not known.settled:
+            known.settled = all(self.by_itself(*each) for each in known.main)
+        return known.settled and self._claimed < MOST_NUMBERS
 
     def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
         """Make a team with its other ranks, and try it."""
