@@ -320,6 +320,7 @@ def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_
 ) -> None:
     """As the other side's is. The thread that would read the end waits here until messages are taken."""
     called, calling, first = connected
+    until(lambda: called.peers)
     (theirs,) = called.peers
     for i in range(MESSAGES + 1):
         first.send(i)

@@ -1,6 +1,6 @@
-/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/channels.c). A fence
- * stands behind each loop that looks at one and before each store, so that the accesses themselves need no order: on
- * AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
+/* Words in memory that other devices write, or read; they only grow, and wrap around (cffi_build/shm/channels.c). A
+ * fence stands behind each loop that looks at one and before each store, so that the accesses themselves need no order:
+ * on AMD an acquiring load would empty caches at every look. RCCL looks by relaxed loads, too, except on GFX12.
  *
  * DONE: the stores of this wave have arrived; called by all threads before a barrier behind which one of them tells
  * others. AMD's barrier does not wait for stores, and its fences only for those of their own wave.
