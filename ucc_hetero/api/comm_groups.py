@@ -81,7 +81,7 @@ class GroupMethods(ABC):
         mine, found, send_at, recv_at = self._said
         send_at[0 : len(said)] = said
         self._runner.run_labelled(what, CallSpec("allgather", mine, found), send_at, recv_at)
-        numbers = ffi.unpack(recv_at, len(found))
+        numbers = found.tolist()
         return [numbers[at : at + WORDS] for at in range(0, len(numbers), WORDS)]
 
     def Dup(self: _Self, info: Any = None) -> _Self:
