@@ -27,7 +27,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "crew"))
-from crews import RANK, CaseFailed, Crew, MPIResult  # noqa: E402
+from crews import RANK, CaseFailed, Crew, MPIResult, chosen, vendors  # noqa: E402
 
 WARM = RANK.with_name("warm.py")
 
@@ -297,8 +297,8 @@ def mpirun(tmp_path: Path, pythons: Pythons, request: pytest.FixtureRequest) -> 
     yield run
 
 
-#: Crews that stay at the same time: ranks that wait for cases take no core, but memory.
-CREWS = 8
+#: Ranks of crews: a case has the first ones of the smallest that is large enough.
+SIZES = (2, 6)
 #: Crews of at most so many ranks are as users have them, with UCX's patches: see `pytest_configure`.
 MOST_HOOKED = 2
 
@@ -313,43 +313,37 @@ def failing(cases: Sequence[str]) -> Iterator[None]:
 
 
 class Crews:
-    """Crews by what they are made of; one of the largest makes room for another."""
+    """Crews by what they are made of. Ranks that wait for cases take no core, but memory."""
 
     def __init__(self) -> None:
         self._crews: dict[Hashable, tuple[Crew, list[str]]] = {}
 
     def run(
-        self, key: Hashable, start: Callable[[], Crew], path: Path, case: str, args: Sequence[object],
-        env: Mapping[str, str], limit: float,
+        self, key: Hashable, start: Callable[[], Crew], world: Sequence[int], path: Path, case: str,
+        args: Sequence[object], env: Mapping[str, str], limit: float,
     ) -> MPIResult:  # fmt: skip
-        """Run a case on the crew of this key, which is started where there is none."""
-        if key not in self._crews and len(self._crews) == CREWS:
-            self.end(max(self._crews, key=lambda key: len(self._crews[key][0].ranks)))
+        """Run a case on these ranks of the crew of this key, which is started where there is none."""
         cases: list[str] = []
         with failing(cases):
             crew, cases[:] = self._crews.pop(key, None) or (start(), [])
             cases.append(case)
             try:
-                texts = crew.run(path, case, args, env, limit)
+                texts = crew.run(world, path, case, args, env, limit)
             except CaseFailed:
                 raise
             except BaseException:
                 crew.kill()
                 raise
         self._crews[key] = crew, cases
-        return MPIResult(0, *texts, len(crew.ranks))
-
-    def end(self, key: Hashable) -> None:
-        """End a crew as a program ends."""
-        crew, cases = self._crews.pop(key)
-        with failing(cases):
-            crew.end(60 * ROOM)
+        return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, as programs end."""
         try:
             while self._crews:
-                self.end(next(iter(self._crews)))
+                _, (crew, cases) = self._crews.popitem()
+                with failing(cases):
+                    crew.end(60 * ROOM)
         finally:
             for crew, _ in self._crews.values():
                 crew.kill()
@@ -378,8 +372,9 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
     """Call as ``crew("short_cases:known", n=2, *, args=(), layout="", env={}, job={}, timeout=60)`` -> MPIResult.
 
     A function of a module beside the test is called with ``args`` by every rank of a job that has run other cases
-    before; or a program, given as `mpirun` has it, runs there. ``env`` is set meanwhile, ``job`` from the start of the
-    processes, as is a ``layout`` of emulated vendors.
+    before; or a program, given as `mpirun` has it, runs there. ``env`` and a ``layout`` of emulated vendors are set
+    meanwhile, ``job`` from the start of the processes, ``of`` which there may be more. Those of a ``pool`` of vendors
+    have a fake GPU each, and the layout says which of them take the case.
     The test fails where a rank raises, or does not come to the end in ``timeout`` times `ROOM` seconds.
     """
 
@@ -391,6 +386,8 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
         layout: str = "",
         env: Mapping[str, str] | None = None,
         job: Mapping[str, str] | None = None,
+        of: int = 0,
+        pool: str = "",
         timeout: float = 60,
     ) -> MPIResult:
         module, _, name = str(case).partition(":")
@@ -398,10 +395,14 @@ def crew(crews: Crews, pythons: Pythons, request: pytest.FixtureRequest, tmp_pat
             path, name, args = RANK, "script", [str(write_script(tmp_path, case)), *args]
         else:
             path = request.path.with_name(f"{module}.py")
-        whole = {"UCCH_EMULATE": layout} | dict(job or {})
-        key = n, *sorted(whole.items())
-        start = functools.partial(local_crew, n, whole, pythons.of(request.path, whole))
-        return crews.run(key, start, path, name, args, dict(env or {}), timeout * ROOM)
+        whole, world, here = dict(job or {}), [*range(n)], {"UCCH_EMULATE": layout}
+        size = of or next(size for size in (*SIZES, n) if size >= n)
+        if pool:
+            whole["FAKEGPU_LAYOUT"], here = pool, {"FAKEGPU_LAYOUT": layout}
+            size, world = len(vendors(pool)), chosen(vendors(pool), vendors(layout))
+        python = pythons.of(request.path, whole)
+        key, start = (size, *python, *sorted(whole.items())), functools.partial(local_crew, size, whole, python)
+        return crews.run(key, start, world, path, name, args, here | dict(env or {}), timeout * ROOM)
 
     return run
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from channel_jobs import USUAL
-from crews import RANK, Crew, MPIResult, of_case_and_job
+from crews import RANK, Crew, MPIResult, chosen, of_case_and_job, vendors
 
 from ucc_hetero.errors import LibraryNotFound
 from ucc_hetero.launch.emulate import Cluster, unavailable
@@ -105,24 +105,45 @@ def crew_on_hosts(slots: Sequence[int], env: Mapping[str, str], limit: float) ->
     return Crew(start, [sys.executable], cluster.slots, env, limit, lambda _: cluster.kill_all(), cluster.close)
 
 
+#: Ranks of the crews that take cases of all layouts, by host: without devices, and with fake ones.
+PLAIN = (2, 2, 2)
+FAKE = ("nvidia:2,amd:2,host:1", "nvidia:2,amd:2,host:1", "nvidia:1,amd:1", "nvidia:1")
+
+
+def places(slots: Sequence[int], layout: str) -> list[tuple[str, int]]:
+    """The vendor of each rank's fake GPU, if any, and its host."""
+    hosts = [host for host, count in enumerate(slots) for _ in range(count)]
+    return list(zip(vendors(layout) if layout else [""] * len(hosts), hosts, strict=True))
+
+
 @pytest.fixture
 def host_crew(hosts: None, crews: Any, tmp_path: Path, room: int) -> Callable[..., Any]:
-    """Call as ``host_crew(script, slots, args=(), **env)`` -> MPIResult; a script that ends well.
+    """Call as ``host_crew(script, slots, args=(), devices={}, **env)`` -> MPIResult; a script that ends well.
 
     Its ranks, on hosts of so many slots each, have run other scripts before, of which some variables may have been
-    others.
+    others. ``devices``: variables of ranks with fake GPUs.
     """
 
-    def run(script: str | Path, slots: Sequence[int], args: Sequence[str] = (), **env: str) -> Any:
+    def run(
+        script: str | Path, slots: Sequence[int], args: Sequence[str] = (), devices: Mapping[str, str] | None = None,
+        **env: str,
+    ) -> Any:  # fmt: skip
         path = tmp_path / "job.py"
         if isinstance(script, Path):
             path = script
         else:
             path.write_text(script)
-        case, job = of_case_and_job(env)
-        key = *slots, *sorted(job.items())
-        start = functools.partial(crew_on_hosts, slots, job, 60 * room)
-        return crews.run(key, start, RANK, "script", [str(path), *args], case, 60 * room)
+        case, job = of_case_and_job({**(devices or {}), **env})
+        layout = case.get("FAKEGPU_LAYOUT", "")
+        pool, fakes = ([len(vendors(host)) for host in FAKE], ",".join(FAKE)) if layout else (PLAIN, "")
+        if of_case_and_job(env)[1]:
+            pool, fakes = slots, layout
+        world = chosen(places(pool, fakes), places(slots, layout))
+        job |= {"FAKEGPU_LAYOUT": fakes} if fakes else {}
+        start = functools.partial(crew_on_hosts, pool, job, 60 * room)
+        return crews.run(
+            (*pool, *sorted(job.items())), start, world, RANK, "script", [str(path), *args], case, 60 * room
+        )
 
     return run
 
@@ -133,7 +154,7 @@ def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..
     without a complaint of UCX's."""
 
     def run(script: str, layout: str, hosts: int, slots: int, **env: str) -> Any:
-        done = host_crew(script, [slots] * hosts, **{**fake_environment(layout), **USUAL, **env})
+        done = host_crew(script, [slots] * hosts, devices=fake_environment(layout), **USUAL | env)
         assert "UCX  ERROR" not in done.output, done.output
         return done
 

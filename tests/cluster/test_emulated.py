@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from ucc_hetero.launch import emulate as emulate_module
 from ucc_hetero.launch.emulate import Cluster, EmulatedHost, goodput
@@ -51,13 +51,6 @@ def inhabitants(wanted: Iterable[str]) -> list[str]:
         except OSError:
             continue  # it ended while we looked
     return found
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 400
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within 400 s"
-        time.sleep(0.02)
 
 
 def running(cluster: Cluster, host: int) -> int:
@@ -152,7 +145,7 @@ def test_commands(cluster: Cluster) -> None:
     with cluster.hosts[1].popen(["sh", "-c", "echo ready; sleep 600"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
         process.kill()
-    wait_until(lambda: running(cluster, 1) == 0, "the command has ended")
+    until(lambda: running(cluster, 1) == 0, "the command has ended")
     cluster.power_off(1)
     result = cluster.mpirun([sys.executable, "-c", ALLREDUCE], timeout=20)
     assert result.returncode != 0 and "node1" in result.stdout + result.stderr
@@ -164,7 +157,7 @@ def test_timeout_ends_the_job(cluster: Cluster) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         cluster.mpirun([sys.executable, "-c", script], timeout=1)
     for host in (0, 1):
-        wait_until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
+        until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
     assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
 
 
@@ -195,7 +188,7 @@ def test_nothing_remains(emulate: Callable[..., Cluster]) -> None:
     spaces = [switch, *(space for host in range(3) for space in namespaces(cluster, host))]
     directory = cluster.directory
     left_running = cluster.hosts[2].popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
-    wait_until(lambda: running(cluster, 2) >= 3, "something runs")
+    until(lambda: running(cluster, 2) >= 3, "something runs")
     assert inhabitants(spaces)
     cluster.close()
     assert left_running.wait() == 255
@@ -223,7 +216,7 @@ def test_nothing_remains_when_the_owner_dies(emulate: Callable[..., Cluster], en
     owner = subprocess.run([sys.executable, "-c", OWNER, end], capture_output=True, text=True, timeout=240, check=False)
     directory, *spaces = owner.stdout.split()
     assert owner.returncode == {"kill": -signal.SIGKILL, "raise": 1, "forget": 0}[end]
-    wait_until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
+    until(lambda: not inhabitants(spaces) and not Path(directory).exists(), "the cluster has gone")
 
 
 def test_failed_start_leaves_nothing(emulate: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from processes import until
 
 pytest.importorskip("yaml", reason="needs yaml: pip install '.[launch]'")
 
@@ -92,13 +92,6 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
     """Slurm's daemons, running; call as ``sbatch(script, *options)``."""
@@ -130,7 +123,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sbatch]:
             running.callback(daemon.terminate)
         states = [tools["sinfo"], "--noheader", "--format=%t", "--states=idle", "--Node"]
         idle = lambda: subprocess.run(states, capture_output=True, text=True, check=False).stdout.split()  # noqa: E731
-        wait_for(lambda: idle() == ["idle"] * 3, "the nodes did not come up")
+        until(lambda: idle() == ["idle"] * 3, "the nodes did not come up")
         yield lambda script, *options: subprocess.run(
             [tools["sbatch"], *options], input=script, capture_output=True, text=True, timeout=240, check=False
         )

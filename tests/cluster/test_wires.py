@@ -107,7 +107,8 @@ def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, st
     on_crew(message_scripts.MATCHING, *PAIR, **env)
 
 
-def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any]) -> None:
+def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any], tmp_path: Path) -> None:
+    """And are rows of the timeline."""
     script = """
 from pathlib import Path
 from arrays import Array
@@ -126,36 +127,22 @@ with Communicator() as comm:
     carried = [b - a for a, b in zip(before, sent())]
     assert min(carried) > 0.3 * max(carried) > 1e6, carried
 """
-    # UCX is told to use one port for each transfer: only wires share them out.
-    alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1")
-
-
-def test_wires_are_rows_of_the_timeline(alone: Callable[..., Any], tmp_path: Path) -> None:
-    script = """
-from arrays import Array
-from ucc_hetero import Communicator
-
-with Communicator() as comm:
-    x, y = Array(1_000_000).set(1), Array(1_000_000)
-    for _ in range(3):
-        comm.Allreduce(x, y)
-    assert (y.peek == comm.size).all()
-"""
     path = tmp_path / "trace.json"
-    alone(script, *PAIR, UCCH_TRACE=str(path), UCCH_WIRES="3")
+    # UCX is told to use one port for each transfer: only wires share them out.
+    alone(script, *PAIR, links=2, UCCH_WIRES="4", UCX_MAX_EAGER_RAILS="1", UCCH_TRACE=str(path))
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X" and "wire" in e["args"]]
     for rank in (0, 1):
         sent = [e for e in events if (e["pid"], e["cat"], e["args"]["peer"]) == (rank, "send", 1 - rank)]
         came = [e for e in events if (e["pid"], e["cat"], e["args"]["peer"]) == (1 - rank, "receive", rank)]
         assert sorted(e["args"]["bytes"] for e in sent) == sorted(e["args"]["bytes"] for e in came)
-        assert {e["args"]["wire"] for e in sent} == {0, 1, 2} and len({e["tid"] for e in sent}) == 3
-        assert sum(e["args"]["bytes"] for e in sent) > 3 * 4_000_000 / 2
+        assert {e["args"]["wire"] for e in sent} == {0, 1, 2, 3} and len({e["tid"] for e in sent}) == 4
+        assert sum(e["args"]["bytes"] for e in sent) > 4 * 8_000_000 / 2
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
-def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
-    """Those within hosts and those between; of ranks that have pinned nothing yet."""
-    out = alone(JOBS["rings come with calls"].script, *MIXED).stdout
+def test_rings_come_with_calls(on_crew: Callable[..., Any]) -> None:
+    """Those within hosts and those between."""
+    out = on_crew(JOBS["rings come with calls"].script, *MIXED).stdout
     assert out.count("right rings: ") == 4 and "wire" in out and "shared" in out, out
 
 

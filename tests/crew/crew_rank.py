@@ -1,4 +1,7 @@
-"""A rank of a crew (crews.py): runs the cases that it is told by a socket, whose path is its argument."""
+"""A rank of a crew (crews.py): runs the cases that it is told by a socket, whose path is its argument.
+
+A case may be of some ranks alone, and of emulated vendors of its own: see `Worlds`.
+"""
 
 import faulthandler
 import gc
@@ -15,9 +18,54 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ucc_hetero  # noqa: F401  before MPI, as users do
+from ucc_hetero.bootstrap import process  # before MPI, as users do
+from ucc_hetero.device import bind, place_of
+from ucc_hetero.machine.launchers import MPI as LAUNCHERS
 
 from mpi4py import MPI  # isort: skip
+
+#: Modules there may have looked at the world.
+CASES = Path(__file__).resolve().parents[1] / "mpi"
+
+
+class Worlds:
+    """What ``MPI.COMM_WORLD`` and the launcher's variables are for a case: some of the crew's ranks, in an order.
+
+    Communicators of a case come to use contexts of cases that had the same ranks and vendors, and no other ones.
+    """
+
+    def __init__(self) -> None:
+        self.all, self.here = MPI.COMM_WORLD, ((), "")
+        self.worlds: dict[tuple[int, ...], tuple[MPI.Intracomm, dict[str, int]]] = {}
+        self.jobs: dict[process.Job, tuple[object, bool]] = {}
+
+    def _world(self, ranks: tuple[int, ...]) -> tuple[MPI.Intracomm, dict[str, int]]:
+        if ranks not in self.worlds:
+            all_of_them = ranks == tuple(range(self.all.size))
+            world = self.all if all_of_them else self.all.Create_group(self.all.Get_group().Incl(ranks))
+            host = world.Split_type(MPI.COMM_TYPE_SHARED)
+            told = {
+                "RANK": world.rank, "WORLD_SIZE": world.size, "LOCAL_RANK": host.rank, "LOCAL_WORLD_SIZE": host.size,
+            }  # fmt: skip
+            host.Free()
+            self.worlds[ranks] = world, {n: v for kind, v in told.items() for n in LAUNCHERS[kind] if n in os.environ}
+        return self.worlds[ranks]
+
+    def enter(self, ranks: tuple[int, ...]) -> None:
+        """Be in the world of these ranks, in the order of their new numbers."""
+        MPI.COMM_WORLD, told = self._world(ranks)
+        os.environ.update({name: str(value) for name, value in told.items()})
+        there, before = (ranks, os.environ.get("UCCH_EMULATE", "")), self.here
+        if there == before:
+            return
+        self.here, process._place = there, None
+        for job in process.all_jobs():
+            of, spoilt = self.jobs.get(job, (before, job.spoilt))
+            self.jobs[job] = of, job.spoilt if of == before else spoilt
+            job.spoilt = of != there or self.jobs[job][1]
+        for name, module in [*sys.modules.items()]:
+            if Path(getattr(module, "__file__", None) or "/").parent == CASES:
+                del sys.modules[name]
 
 
 @contextmanager
@@ -43,7 +91,8 @@ def environment(env: dict[str, str]) -> Iterator[None]:
     """Variables that are set meanwhile; this package's that a case sets end with it, too, and no library's."""
 
     def of_the_case() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name in env or name.startswith("UCCH_")}
+        ours = "UCCH_", "FAKEGPU_"
+        return {name: value for name, value in os.environ.items() if name in env or name.startswith(ours)}
 
     before = of_the_case()
     os.environ.update(env)
@@ -83,10 +132,11 @@ def leave_torch() -> None:
         distributed.destroy_process_group()
 
 
-def run(path: str, case: str, args: list[Any], env: dict[str, str], out: str) -> str:
+def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any], env: dict[str, str], out: str) -> str:
     """Run a case; its traceback, or nothing."""
     with written_to(out), environment(env):
         try:
+            worlds.enter(tuple(world))
             if "arrays" in sys.modules:
                 sys.modules["arrays"].read_settings()
             if (folder := str(Path(path).parent)) not in sys.path:
@@ -105,6 +155,9 @@ def main() -> None:
     """Take cases until there are no more."""
     if "FAKEGPU_LAYOUT" in os.environ:
         import arrays  # noqa: F401  it chooses the vendor
+
+        bind(place_of())  # each its own, whatever ranks a case has
+    worlds = Worlds()
     gc.freeze()  # a search for garbage after every case need not go through all that was there before
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(sys.argv[1])
@@ -115,7 +168,8 @@ def main() -> None:
             order = json.loads(line)
             if "end" in order:
                 break
-            print(json.dumps({"error": run(**order)}), file=lines, flush=True)
+            print(json.dumps({"error": run(worlds, **order)}), file=lines, flush=True)
+    MPI.COMM_WORLD = worlds.all
 
 
 if __name__ == "__main__":

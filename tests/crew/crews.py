@@ -31,8 +31,8 @@ Start = Callable[..., "subprocess.Popen[Any]"]
 #: Variables that are read for every communicator or case, of those that have meant something to a library before: a
 #: crew takes cases with different ones. Others make a crew of their own.
 OF_A_CASE = (
-    *("UCCH_CHANNELS", "UCCH_FABRIC", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE", "UCCH_TUNE_FILE"),
-    *("UCCH_WIRES", "UCCH_WIRE_SLOT"),
+    *("UCCH_CHANNELS", "UCCH_EMULATE", "UCCH_FABRIC", "UCCH_HOLD", "UCCH_STAGING", "UCCH_TIMEOUT", "UCCH_TUNE"),
+    *("UCCH_TUNE_FILE", "UCCH_WIRES", "UCCH_WIRE_SLOT", "FAKEGPU_LAYOUT"),
     *("FAKEGPU_AHEAD", "FAKEGPU_CONNECTIONS", "FAKEGPU_DELAY_US", "HSA_ENABLE_SDMA"),
     *("DICE", "LENGTH", "LENGTHS", "QUEUED", "TABLE", "WAY", "WHY", "WITHOUT"),
 )
@@ -42,6 +42,21 @@ def of_case_and_job(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
     """Variables that a case may set, and those that its job has to have from the beginning."""
     case = {name: value for name, value in env.items() if name in OF_A_CASE}
     return case, {name: value for name, value in env.items() if name not in case}
+
+
+def vendors(layout: str) -> list[str]:
+    """The vendor of each rank of a layout such as ``nvidia:2,amd:1``."""
+    return [name for part in layout.split(",") for name, count in [part.split(":")] for _ in range(int(count))]
+
+
+def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
+    """Places in a pool that have what is wanted, in this order; each is taken once."""
+    left = [*pool]
+    places = []
+    for each in wanted:
+        places.append(left.index(each))
+        left[places[-1]] = None
+    return places
 
 
 class CaseFailed(Exception):
@@ -140,10 +155,13 @@ class Crew:
         """What mpirun and ranks between their cases have written."""
         return (self.folder / "log").read_text(errors="replace")
 
-    def run(self, path: Path, case: str, args: Sequence[Any], env: Mapping[str, str], limit: float) -> tuple[str, str]:
-        """Run a case on all ranks: (their standard output, their errors), one rank's after the other's.
+    def run(
+        self, world: Sequence[int], path: Path, case: str, args: Sequence[Any], env: Mapping[str, str], limit: float
+    ) -> tuple[str, str]:
+        """Run a case: (its ranks' standard output, their errors), one rank's after the other's.
 
         Args:
+            world: the crew's ranks that take part, in the order of their numbers in the case.
             path: module with the case.
             case: function of it, which every rank calls with ``args``.
             args: whatever JSON can hold.
@@ -154,10 +172,11 @@ class Crew:
             CaseFailed: a rank has raised, ended, or did not come to the end; the crew is over.
         """
         self._cases += 1
-        outs = [self.folder / f"{self._cases}.{rank.number}" for rank in self.ranks]
-        for rank, out in zip(self.ranks, outs, strict=True):
-            rank.tell(path=str(path), case=case, args=list(args), env=dict(env), out=str(out))
-        wrong = self._await(limit)
+        ranks = {number: self.ranks[each] for number, each in enumerate(world)}
+        outs = [self.folder / f"{self._cases}.{number}" for number in ranks]
+        for rank, out in zip(ranks.values(), outs, strict=True):
+            rank.tell(world=list(world), path=str(path), case=case, args=list(args), env=dict(env), out=str(out))
+        wrong = self._await(ranks, limit)
         texts = [[Path(f"{out}.{end}").read_text(errors="replace") for out in outs] for end in ("out", "err")]
         if wrong:
             said = self.log()
@@ -169,21 +188,21 @@ class Crew:
                 Path(f"{out}.{end}").unlink()
         return "".join(texts[0]), "".join(texts[1])
 
-    def _await(self, limit: float) -> list[str]:
-        """Wait for all ranks to come to the end of a case; what went wrong."""
-        waiting, wrong = {rank.talk: rank for rank in self.ranks}, list[str]()
+    def _await(self, ranks: Mapping[int, Rank], limit: float) -> list[str]:
+        """Wait for ranks, by their numbers in a case, to come to its end; what went wrong."""
+        waiting, wrong = {rank.talk: (number, rank) for number, rank in ranks.items()}, list[str]()
         until = time.monotonic() + limit
         while waiting:
             ready = select.select([*waiting], [], [], max(0.0, until - time.monotonic()))[0]
             if not ready:
                 break
             for talk in ready:
-                rank = waiting.pop(talk)
+                number, rank = waiting.pop(talk)
                 if error := rank.hear(10.0).get("error"):
-                    wrong.append(f"rank {rank.number}: {error}")
+                    wrong.append(f"rank {number}: {error}")
                     until = min(until, time.monotonic() + MOMENT)
-        for rank in waiting.values():
-            wrong.append(f"rank {rank.number} did not come to the end of the case")
+        for number, rank in waiting.values():
+            wrong.append(f"rank {number} did not come to the end of the case")
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGUSR2)  # it writes where it stands
         if waiting:

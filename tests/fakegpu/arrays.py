@@ -17,6 +17,7 @@ from parts import ndarray as ndarray
 
 from ucc_hetero import device
 from ucc_hetero.machine.vendors import VENDORS
+from ucc_hetero.native.libraries import lib
 from ucc_hetero.planner.topology import emulated_vendors
 
 
@@ -43,9 +44,10 @@ def runtime() -> device.DeviceRuntime:
 
 
 def read_settings() -> None:
-    """Have the fake library read its settings anew, as a case of a crew has other ones."""
+    """Have the settings of devices read anew, as a case of a crew has other ones."""
     for each in device.available():
         ctypes.CDLL(each.path).fakegpu_settings()
+        lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
 
 
 class Array:

@@ -8,7 +8,6 @@ messages and the tests need.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +17,12 @@ import arrays
 import torch
 
 from ucc_hetero.device import Event as NativeEvent
+from ucc_hetero.device import place_of
 from ucc_hetero.machine.vendors import VENDORS
 from ucc_hetero.native.libraries import lib
 
 RUNTIME = arrays.runtime()
-HERE = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("MPI_LOCALRANKID") or 0)
+HERE = place_of().device
 RUNTIME.use(HERE)
 DEVICE = torch.device("cuda", HERE)
 # torch's name for both vendors' devices; whose they are is that of its build.

@@ -61,7 +61,7 @@ def test_as_mpi_does(crew, ranks: int, vendors: str) -> None:
     same calls by MPI and by this package."""
     # Open MPI's tuned algorithms stand still where ranks describe the same elements by different datatypes.
     job, env = {"OMPI_MCA_coll": "basic,libnbc,self,inter"} if ranks > 1 else {}, {"UCCH_TIMEOUT": "100"}
-    crew("cases:run_module", ranks, args=["as_mpi_cases"], env=env, job=job, layout=vendors)
+    crew("cases:run_module", ranks, args=["as_mpi_cases"], env=env, job=job, layout=vendors, of=4 * (ranks > 1))
 
 
 @pytest.mark.slow

@@ -133,12 +133,24 @@ right(comm := comm.Shrink())
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", JOBS)
+#: Jobs in which one of three ranks dies, and the others end well: one job of theirs all.
+DEATHS = [name for name, job in JOBS.items() if "death" in name]
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name not in DEATHS])
 def test_survivors(mpirun: Any, ulfm: list[str], name: str) -> None:
     job = JOBS[name]
     env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": job.layout}
     done = mpirun(HEAD + job.script, job.ranks, env=env, mpi_args=ulfm, check=job.ends)
     assert done.said("right") == job.right and job.error in done.stderr, done.output
+
+
+def test_survivors_of_deaths(mpirun: Any, ulfm: list[str]) -> None:
+    scripts = [HEAD.replace("= MPI.COMM_WORLD", "= MPI.COMM_WORLD.Split(job)") + JOBS[name].script for name in DEATHS]
+    script = f"from mpi4py import MPI\njob = MPI.COMM_WORLD.rank // 3\nexec({scripts!r}[job])\n"
+    env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": ",".join(JOBS[name].layout or "host:3" for name in DEATHS)}
+    done = mpirun(script, 3 * len(scripts), env=env, mpi_args=ulfm)
+    assert done.said("right") == 2 * len(scripts), done.output
 
 
 def test_a_rank_without_memory_for_its_peers_segments(mpirun: Any, ulfm: list[str]) -> None:

@@ -252,25 +252,6 @@ os._exit(0)  # MPI_Finalize would wait for the dead
     assert not recovery or job.said("end") == 1, job.output
 
 
-def test_ends_with_messages_left_behind(mpirun) -> None:
-    """A script that leaves messages in any state, held and given up, ends, and ends well."""
-    script = """
-keep = [comm.Irecv(one, left, 4), comm.Isend(np.zeros(1 << 20), right, 5), comm.Recv_init(one, left, 6)]
-keep[2].Start()
-comm.Irecv(one, left, 4)
-comm.Isend(np.zeros(1 << 20), right, 5)
-comm.Send(one, right, 6)
-comm.Send(one, right, 6)
-limit(0.3)
-caught(u.CollectiveTimeout, lambda: comm.Send(np.zeros(1 << 20), right, 7))
-caught(u.CollectiveTimeout, lambda: comm.Ssend(one, right, 8))
-print("end", flush=True)
-"""
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.said("end") == 2
-    assert "WARN" not in job.stderr and "ERROR" not in job.stderr, job.output
-
-
 @pytest.mark.slow
 def test_two_gib_and_more(mpirun) -> None:
     """Lengths beyond 31 bits; UCCH_TEST_GIB sets another size (4 GiB were tried so). Most of the memory is one piece,

@@ -200,16 +200,18 @@ def test_a_rank_that_is_bound_to_one_core_is_told_once(mpirun) -> None:
     assert "bound to one core" not in before and after.count("bound to one core") == 1, job.output
 
 
-@pytest.mark.parametrize("how", ["dist.destroy_process_group(); os._exit(0)", "sys.exit()"])
-def test_a_forked_child_ends_no_group(torchrun, tmp_path: Path, how: str) -> None:
+def test_a_forked_child_ends_no_group(torchrun, tmp_path: Path) -> None:
     """It used to tell the other ranks that its parent had left."""
     script = tmp_path / "forks.py"
     script.write_text(
         SCRIPT.partition("if dist")[0]
-        + f"""
+        + """
 if not (child := os.fork()):
-    {how}
-assert os.waitpid(child, 0)[1] == 0
+    dist.destroy_process_group()
+    os._exit(0)
+if not (other := os.fork()):
+    sys.exit()
+assert os.waitpid(child, 0)[1] == os.waitpid(other, 0)[1] == 0
 for _ in range(2):  # the first one may have been posted ahead of the others' end
     dist.barrier()
 dist.all_reduce(t)
@@ -221,7 +223,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
-def test_messages_without_their_others_do_not_hold_the_end(mpirun, layout: str) -> None:
+def test_messages_without_their_others_do_not_hold_the_end(crew, layout: str) -> None:
     """They used to, for torch's half an hour: a receive of nothing, and a long send that no rank receives."""
     script = """
 import torch, torch.distributed as dist
@@ -234,7 +236,7 @@ try:
 except dist.DistBackendError as error:
     print("right" if "before the message of a receive came" in str(error) else error, flush=True)
 """
-    assert mpirun(script, 2, env={"UCCH_EMULATE": layout} if layout else {}).said("right") == 2
+    assert crew(script, 2, layout=layout).said("right") == 2
 
 
 def test_torch_finds_the_backend_by_itself() -> None:
@@ -242,21 +244,22 @@ def test_torch_finds_the_backend_by_itself() -> None:
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")
 
 
-def test_a_host_whose_name_cannot_be_looked_up(mpirun) -> None:
+def test_a_host_whose_name_cannot_be_looked_up(crew) -> None:
     """Its label is too long for the resolver: the store is made at the address of the way out."""
     script = """
 import socket
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 from mpi4py import MPI
 from ucc_hetero.torch import rendezvous
-socket.gethostname = lambda: "a" * 64
 alone = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, Free=lambda: None)
 world = SimpleNamespace(
     Split_type=lambda kind: alone, Get_rank=lambda: 0, Get_size=lambda: 2, bcast=lambda what, root: what
 )
-store, *place = rendezvous.store_over(world, timedelta(seconds=20))
+with mock.patch.object(socket, "gethostname", lambda: "a" * 64):
+    store, *place = rendezvous.store_over(world, timedelta(seconds=20))
 store.set("key", "value")
 print("right" if place == [0, 2] else place, flush=True)
 """
-    assert mpirun(script, 1).said("right") == 1
+    assert crew(script, 1).said("right") == 1

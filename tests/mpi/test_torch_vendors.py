@@ -9,23 +9,25 @@ HERE = Path(__file__).parent
 CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "torch_vendors.py").read_text(), re.M)
 
 
-def environment(vendors: str, own: str) -> dict[str, str]:
-    return {"UCCH_EMULATE": vendors, "CASES_REHEARSE": "1", "OWN": own}
+#: Ranks whose vendors' rows are other ones from the beginning.
+REHEARSED = {"CASES_REHEARSE": "1"}
 
 
-def test_groups_inside_a_vendor_are_torchs_own(mpirun) -> None:
-    job = mpirun(HERE / "torch_vendors.py", 4, env=environment("nvidia:2,amd:2", "pairs"), timeout=170)
+def test_groups_inside_a_vendor_are_torchs_own(crew) -> None:
+    case = {"layout": "nvidia:2,amd:2", "env": {"OWN": "pairs"}, "job": REHEARSED, "of": 4}
+    job = crew(HERE / "torch_vendors.py", 4, timeout=170, **case)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == CASES
 
 
 def test_default_group_of_one_vendor(mpirun) -> None:
     """All groups are torch's own; scripts without MPI's calls end as before."""
     names = ["world", "groups", "backends_per_device"]  # the others have groups of that kind, too
-    job = mpirun(HERE / "torch_vendors.py", 4, args=names, env=environment("nvidia:4", "all"), timeout=170)
+    env = {"UCCH_EMULATE": "nvidia:4", "OWN": "all", **REHEARSED}
+    job = mpirun(HERE / "torch_vendors.py", 4, args=names, env=env, timeout=170)
     assert re.findall(r"^ok (\w+)", job.stdout, re.M) == names
 
 
-def test_turned_off_on_one_rank(mpirun) -> None:
+def test_turned_off_on_one_rank(crew) -> None:
     """Ranks that differ in the setting still come to the same groups."""
     script = f"""
         import os
@@ -50,7 +52,7 @@ def test_turned_off_on_one_rank(mpirun) -> None:
                 assert x.item() == sum(r + 1 for r in ranks)
         print("fine")
         """
-    job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:3"}, timeout=100)
+    job = crew(script, 3, layout="nvidia:3", job=REHEARSED, of=4, timeout=100)
     assert job.stdout.count("fine") == 3
 
 

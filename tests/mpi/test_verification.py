@@ -36,7 +36,7 @@ def calls(crew: Any, flipping: str, flip: dict[str, str]) -> Callable[..., Any]:
     """Call as ``calls(case, form, ranks=3, **env)``: all calls of a crew on whose wire a bit flips are verified."""
     job = {"LD_PRELOAD": flipping, "UCX_TLS": TLS}
     return lambda case, form, ranks=3, **env: crew(
-        f"verification_cases:{case}", ranks, args=[form], job=job,
+        f"verification_cases:{case}", ranks, of=3, args=[form], job=job,
         env={**flip, "UCCH_CHECK": "data:1", "UCCH_TIMEOUT": "100", **env},
     )  # fmt: skip
 

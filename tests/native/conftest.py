@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crews import of_case_and_job
+from crews import of_case_and_job, vendors
 
 from ucc_hetero.device import DeviceRuntime, registry, runtime_of
 
@@ -43,8 +43,8 @@ def runtime(request: pytest.FixtureRequest, load: Callable[..., DeviceRuntime]) 
     return found
 
 
-def ranks_of(layout: str) -> int:
-    return sum(int(part.partition(":")[2]) for part in layout.split(","))
+#: Ranks of the crew that takes cases of all layouts; one with other variables has those of its layout alone.
+POOL = "nvidia:3,amd:3,host:3"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def fakes(mpirun: Callable[..., Any], fake_environment: Callable[[str], dict[str
     """
 
     def run(script: str, layout: str, timeout: float = 120, mpi: Mapping[str, Any] | None = None, **env: str) -> Any:
-        return mpirun(script, ranks_of(layout), env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
+        return mpirun(script, len(vendors(layout)), env=fake_environment(layout) | env, timeout=timeout, **(mpi or {}))
 
     return run
 
@@ -65,7 +65,8 @@ def fake_crew(crew: Callable[..., Any], fake_environment: Callable[[str], dict[s
     """As `fakes`, for scripts that end well, on ranks that stay for the next one."""
 
     def run(script: str, layout: str, timeout: float = 120, **env: str) -> Any:
-        case, job = of_case_and_job(env)
-        return crew(script, ranks_of(layout), env=case, job=fake_environment(layout) | job, timeout=timeout)
+        pool = layout if of_case_and_job(env)[1] else POOL
+        case, job = of_case_and_job(fake_environment(layout) | env)
+        return crew(script, layout=layout, env=case, job=job, pool=pool, timeout=timeout)
 
     return run

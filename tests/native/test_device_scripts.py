@@ -164,12 +164,8 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
 ]  # fmt: skip
 #: What one rank says.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
-#: Those of ranks that have no pinned memory and no kernels yet, a device of their own, or another environment.
-FRESH = (
-    *(AT_ONCE, DOCTOR),
-    *(messages.STREAMS, messages.PINS, messages.EARLY, lanes.HELD, rma.OPENED, rma.CLOSING, rma.STREAMS),
-    *(BIG_PAGES, pages.NO_COMPILER, pages.STREAMS),
-)
+#: Those of ranks that have pinned no memory yet, that lose what they share, or with another environment.
+FRESH = AT_ONCE, DOCTOR, messages.PINS, rma.APART, pages.NO_COMPILER
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_collectives(fake_crew: Callable[..., Any], layout: str, env: dict[str, 
     assert (result.said("right"), result.said("right queued")) == (result.ranks, queued)
 
 
-def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any]) -> None:
+def test_a_setting_that_is_about_messages_says_so(fakes: Callable[..., Any], fake_crew: Callable[..., Any]) -> None:
     script = """
 import arrays
 from ucc_hetero import Communicator
@@ -213,7 +209,7 @@ with Communicator() as comm, Communicator(comm) as other:
 """
     told = fakes(script, "nvidia:1,amd:1", UCCH_STAGING="direct").stderr
     assert told.count("UCCH_STAGING=direct is about messages alone") == 1
-    assert "messages alone" not in fakes(script, "nvidia:2", UCCH_STAGING="direct").stderr
+    assert "messages alone" not in fake_crew(script, "nvidia:2", UCCH_STAGING="direct").stderr
 
 
 def test_tuning_measures_on_devices(fake_crew: Callable[..., Any], tmp_path: Path) -> None:
@@ -256,10 +252,15 @@ def test_a_sender_in_a_lane_that_dies(dying: Callable[..., Any]) -> None:
     assert "PeerError" in job.stdout and "went on" in job.stdout, job.output
 
 
-@pytest.mark.parametrize("layout, by_wires", [
-    ("nvidia:1,amd:2", False), ("nvidia:3", False), ("host:3", False), ("nvidia:1,amd:2", True), ("host:3", True),
-])  # fmt: skip
-def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], layout: str, by_wires: bool) -> None:
-    script = rma.far(rma.DEATH) if by_wires else rma.DEATH
-    done = fakes(script, layout, mpi={"check": False, "mpi_args": ("--continuous",)})
-    assert done.said("right") == 2, done.output
+#: Jobs of three ranks in one.
+IN_THREES = """
+from mpi4py import MPI
+MPI.COMM_WORLD = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 3)
+"""
+
+
+@pytest.mark.parametrize("script", [rma.DEATH, rma.far(rma.DEATH)], ids=["on one host", "by wires"])
+def test_a_dead_peer_fails_its_transfers_alone(fakes: Callable[..., Any], script: str) -> None:
+    layout, mpi = "nvidia:1,amd:2,nvidia:3,host:3", {"check": False, "mpi_args": ("--continuous",)}
+    done = fakes(IN_THREES + script, layout, mpi=mpi)
+    assert done.said("right") == 6, done.output
