@@ -376,7 +376,7 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
 
     def noted(of: type, name: str) -> Any:
         call = getattr(of, name)
-        return mock.patch.object(of, name, lambda *args: notes.append(name) or call(*args))
+        return mock.patch.object(of, name, lambda *args, **more: notes.append(name) or call(*args, **more))
 
     start, comes = numbers._last[0], 2 * numbers.MOST - 2
     with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):

@@ -178,6 +178,19 @@ except u.CollectiveTimeout as error:
     assert re.search(f"{ALONE[call][1]}[:;] {who}", job.stdout) and job.returncode != 0, job.output
 
 
+def test_a_rank_that_is_stopped_within_mpis_call(mpirun) -> None:
+    """Where the others cannot leave that, the job ends at the deadline, and says why."""
+    script = """
+from ucc_hetero.bootstrap.timely import Timely
+
+if rank == 1:
+    Timely.at_once = lambda *_, **more: os.kill(os.getpid(), signal.SIGSTOP)
+comm.Dup()
+"""
+    job = mpirun(HEAD + script, 3, env={"UCCH_TIMEOUT": "2"}, check=False)
+    assert re.search("rank [02]: Dup: not all ranks got through in time", job.stderr) and job.returncode, job.output
+
+
 def test_a_script_that_frees_nothing_ends_well(mpirun) -> None:
     """Requests in any state, messages too, held and given up; communicators; exits that are caught, or of another
     thread, end nothing."""

@@ -19,9 +19,9 @@ from ucc_hetero.bootstrap import agreement, faults, numbers, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.links import neighbours, spokes
-from ucc_hetero.bootstrap.process import SPIN_ROUNDS, Job, Process, spin_rounds
+from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
-from ucc_hetero.bootstrap.teams import MOST_NUMBERS, MOST_SPARE, Teams
+from ucc_hetero.bootstrap.teams import MOST_NUMBERS, Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts

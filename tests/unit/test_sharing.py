@@ -21,7 +21,7 @@ from ucc_hetero.calls import runner
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.errors import CollectiveTimeout
 from ucc_hetero.native import aside, waiting
-from ucc_hetero.native.aside import Aside
+from ucc_hetero.native.aside import Aside, Watchdog
 from ucc_hetero.native.waiting import progress_until
 from ucc_hetero.p2p import probe
 from ucc_hetero.p2p.messages import Messages
@@ -216,6 +216,17 @@ def test_calls_aside() -> None:
     assert not late.ended(0.01)
     go.set()
     assert late.ended(600) and late.result()
+
+
+def test_a_call_that_goes_on_for_too_long() -> None:
+    """Its watchdog tells; not of calls that have ended."""
+    told: list[str] = []
+    bites = threading.Event()
+    dog = Watchdog(lambda text: (told.append(text), bites.set()))
+    assert dog.over(lambda: 5, 0.0, "short") == 5
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        dog.over(gone, 0.0, "failed")
+    assert dog.over(lambda: bites.wait(600), 0.0, "long") and set(told) == {"long"}
 
 
 def test_a_thread_that_has_ended_its_call_is_given_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

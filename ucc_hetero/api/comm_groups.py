@@ -7,12 +7,14 @@ from functools import cached_property, partial
 from operator import index
 from typing import Any, TypeVar
 
-from ..bootstrap.meeting import Agreed, met_again
+import numpy as np
+
+from ..bootstrap.meeting import WORDS, Agreed, met_again
 from ..bootstrap.timely import Timely, timely
 from ..calls.arguments import CallSpec
-from ..calls.objects import Objects
 from ..calls.runner import Runner
 from ..docstrings import described, forms
+from ..native.libraries import ffi
 
 _Self = TypeVar("_Self", bound="GroupMethods")
 
@@ -43,11 +45,6 @@ class GroupMethods(ABC):
     def _adopt(cls: type[_Self], mpi: Any, agreed: Agreed | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
-    @cached_property
-    @abstractmethod
-    def _objects(self) -> Objects:
-        """Exchanges of objects among the ranks."""
-
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
         from mpi4py import MPI
@@ -56,12 +53,9 @@ class GroupMethods(ABC):
         if not isinstance(mpi, Timely):
             self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-
-        def gather(said: Any) -> list[Any]:
-            return self._objects.exchange(what, "allgather", [said])
-
-        with met_again(self._runner.members.known, mpi, gather) as agreed:
-            made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
+        with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
+            board_alone = self._runner.members.meets_on_board
+            made = mpi.at_once(make, met=board_alone) if what in _SURE else mpi.apart(make)
             if made == MPI.COMM_NULL:
                 return made
             if agreed is not None and what != "Dup":
@@ -75,6 +69,20 @@ class GroupMethods(ABC):
         theirs.Free()
         ours.Free()
         return list(ranks)
+
+    @cached_property
+    def _said(self) -> tuple[Any, ...]:
+        """Memory for what this rank says as it comes to make a communicator, and for what all do; its addresses."""
+        mine, found = np.zeros(WORDS, np.int64), np.zeros(WORDS * self._runner.size, np.int64)
+        return mine, found, *(ffi.from_buffer("int64_t[]", each, require_writable=True) for each in (mine, found))
+
+    def _everyones(self, what: str, said: list[int]) -> list[list[int]]:
+        """What all ranks say that have come to make a communicator."""
+        mine, found, send_at, recv_at = self._said
+        send_at[0 : len(said)] = said
+        self._runner.run_labelled(what, CallSpec("allgather", mine, found), send_at, recv_at)
+        numbers = found.tolist()
+        return [numbers[at : at + WORDS] for at in range(0, len(numbers), WORDS)]
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

@@ -121,7 +121,7 @@ class Board:
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, known.size)):
             raise MemoryError("no memory for the arrival board")
         if self.shared:
-            lib.ucch_board_expect(self.native, [known.facts[r].pid for r in self.ranks])
+            lib.ucch_board_expect(self.native, known.pids)
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""

@@ -19,6 +19,9 @@ from ..transport.carriers import warn_idle
 from ..transport.paths import Device, staged
 from .process import Job
 
+#: Parts that are remembered.
+_MOST_PARTS = 64
+
 
 class Known:
     """What the ranks of communicators know of each other, rank by rank.
@@ -57,12 +60,17 @@ class Known:
             self.main.append((tuple(range(self.size)), "bridge"))
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
+        self.pids = [facts[rank].pid for rank in self.near]
+        #: True once each rank makes these teams by itself: nothing can fail then in a new communicator.
+        self.settled = False
         self._parts: dict[tuple[int, ...], Known] = {}
 
     def part(self, ranks: Sequence[int]) -> Known:
         """What some of the ranks know, in this order."""
         key = tuple(ranks)
         if key not in self._parts:
+            if len(self._parts) >= _MOST_PARTS:
+                self._parts.pop(next(iter(self._parts)))
             facts, places = [self.facts[rank] for rank in key], [self.places[rank] for rank in key]
             whole = key == tuple(range(self.size))
             self._parts[key] = self if whole else Known(self.job, facts, places, self.table, self.runtime)

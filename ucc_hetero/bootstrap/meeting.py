@@ -19,6 +19,7 @@ from ..transport import wires
 from . import agreement, numbers, process, settings
 from .board import offer
 from .known import Known
+from .process import MOST_SPARE
 from .turns import turn
 
 #: Measured choices that communicators of this process were made with, by the file's name.
@@ -32,6 +33,20 @@ class Claim(NamedTuple):
     taken: tuple[int, int]
     spare: tuple[int, ...]
     file: int
+
+    def numbers(self) -> list[int]:
+        """The claim as numbers, fewer than `WORDS`."""
+        return [*self.taken, self.file, len(self.spare), *self.spare]
+
+    @classmethod
+    def of(cls, said: Sequence[int]) -> Claim:
+        """The claim that these numbers are."""
+        last, used, file, count = said[:4]
+        return cls((last, used), tuple(said[4 : 4 + count]), file)
+
+
+#: Numbers that a rank says which is ready, and has a claim, are two more.
+WORDS = 6 + MOST_SPARE
 
 
 class Words(NamedTuple):
@@ -194,25 +209,24 @@ def met(mpi: Any) -> Iterator[Said]:
 
 
 @contextmanager
-def met_again(known: Known, mpi: Any, exchange: Callable[[Any], list[Any]]) -> Iterator[Agreed | None]:
+def met_again(known: Known, mpi: Any, exchange: Callable[[list[int]], list[list[int]]]) -> Iterator[Agreed | None]:
     """Hold this rank's turn while all ranks of ``mpi``, which are ``known``, hold theirs to make a communicator of
-    some of them; ``exchange`` tells all what each says.
+    some of them; ``exchange`` tells all up to `WORDS` numbers of each.
 
     Yields what they have agreed upon; None where a rank wants no more of their job.
     """
-    claims: list[Claim | None] = []
+    everyone: list[list[int]] = []
 
     def come(ready: bool) -> bool:
-        mine = tuple(_claim(known.size)) if ready and known.job.sound() else None
-        everyone = exchange((ready, mine))
-        claims[:] = [claim and Claim(*claim) for _, claim in everyone]
-        return all(each for each, _ in everyone)
+        usable = ready and known.job.sound()
+        everyone[:] = exchange([ready, usable, *(_claim(known.size).numbers() if usable else ())])
+        return all(said[0] for said in everyone)
 
     with turn(come):
-        found = [claim for claim in claims if claim is not None]
-        if len(found) < known.size:
+        if not all(said[1] for said in everyone):
             yield None
             return
+        found = [Claim.of(said[2:]) for said in everyone]
         claimed = numbers.agree([claim.taken for claim in found], mpi.allgather)
         if claimed >= numbers.MOST:
             # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.

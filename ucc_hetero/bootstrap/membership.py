@@ -25,8 +25,8 @@ from .board import PAGES, Board
 from .known import Known
 from .links import Links
 from .meeting import Agreed, Claim, Said, met
-from .process import Spare
-from .teams import MOST_SPARE, Teams
+from .process import MOST_SPARE, Spare
+from .teams import Teams
 from .timely import Timely, limit, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
@@ -134,7 +134,7 @@ class Membership:
         work, and who has the board's page. None where that is no question."""
         self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
         known, ready = self.known, self.teams.page is not None or self.size == 1
-        if ready and known.topology.flat and all(self.teams.by_itself(*each) for each in known.main):
+        if ready and known.topology.flat and self.teams.by_themselves():
             return None  # nothing can fail any more
         self.teams.look, self.teams.together = faults.watch(self.mpi), True
         failure = self._first_teams()
@@ -186,6 +186,12 @@ class Membership:
                 call = Call(collective, self.size, () if collective == "barrier" else (count,), root)
                 choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
+
+    @property
+    def meets_on_board(self) -> bool:
+        """True if short calls go by the arrival board: one that has ended here needs nothing more of this rank."""
+        tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS
+        return few and self.board.shared and self.topology.flat and not (tuning.user or tuning.measured)
 
     def fabric(self) -> tuple[str, ...]:
         """Fabric of vendors whose ranks are on several hosts, and why; nothing where there are none."""

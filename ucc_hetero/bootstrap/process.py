@@ -40,6 +40,9 @@ SPIN_ROUNDS = 400
 TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
+#: Communicators of whose ranks teams or pages are kept for new ones.
+MOST_SPARE = 32
+
 #: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
 _OPENED = 48
 
@@ -379,7 +382,7 @@ def offer() -> tuple[str, ...]:
 
 def spare() -> tuple[int, ...]:
     """Numbers by which there is something for a communicator of certain ranks."""
-    return tuple(number for job in _jobs for number in tuple(job.spare))
+    return tuple([number for job in _jobs for number in tuple(job.spare)][-MOST_SPARE:])
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:

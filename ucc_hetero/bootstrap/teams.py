@@ -57,9 +57,6 @@ _WRONG = (
 #: Numbers of teams that can be given to libucc.
 MOST_NUMBERS = 1 << 15
 
-#: Communicators whose teams, or pages, a job keeps for new ones.
-MOST_SPARE = 32
-
 
 class Teams:
     """The teams of one communicator, of ranks that are ``known``.
@@ -191,6 +188,13 @@ class Teams:
         if self._number(ranks, link) is None or (link, tuple(self._places(ranks, link))) not in self.job.tried:
             return False
         return link == "bridge" or agreement.native_makes_teams_alone()
+
+    def by_themselves(self) -> bool:
+        """True if that is so of all teams with numbers of ours."""
+        known = self._known
+        if not known.settled:
+            known.settled = all(self.by_itself(*each) for each in known.main)
+        return known.settled and self._claimed < MOST_NUMBERS
 
     def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
         """Make a team with its other ranks, and try it."""

@@ -98,12 +98,15 @@ class Timely:
         self._wait(self._mpi.Ibarrier, None)
         return self.at_once(lambda: self._mpi.Split(color, key))
 
-    def at_once(self, call: Callable[[], _T]) -> _T:
-        """The result of a collective that cannot be left, nor be refused by one rank alone. All ranks have come to it:
-        one that is stopped or interrupted in these microseconds ends the job after the seconds, where a death would.
+    def at_once(self, call: Callable[[], _T], *, met: bool = True) -> _T:
+        """The result of a collective that cannot be left, and that MPI refuses on all ranks or none.
+
+        No rank that has come to it is needed by one that has not. One that is stopped or interrupted in these
+        microseconds ends the job after the seconds, where a death would.
 
         Args:
             call: makes MPI's blocking call.
+            met: all ranks have come, and wait for nothing that this one has sent.
 
         Returns:
             What the call returns.
@@ -113,6 +116,8 @@ class Timely:
         """
         if not faults.lacking(self._mpi):
             return self.apart(call)
+        if not met:
+            self._wait(self._mpi.Ibarrier, None)
         return _watchdog.over(call, self.seconds, self._what)
 
     def apart(self, call: Callable[[], _T]) -> _T:
