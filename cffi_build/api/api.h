@@ -25,7 +25,7 @@ typedef struct ucch_message ucch_message;
 typedef struct ucch_board ucch_board;
 typedef struct ucch_channels ucch_channels;
 typedef struct ucch_lanes ucch_lanes;
-typedef struct ucch_letter ucch_letter;
+typedef struct ucch_lane_message ucch_lane_message;
 
 typedef struct ucch_error {
     int status;     /* UCC status (or UCS status of a message); UCCH_FAIL_* of our own below -100 */

@@ -29,10 +29,10 @@
 #define UCCH_E4M3FN 256
 #define UCCH_E4M3FNUZ 264
 /* How a message between streams is begun: it is received, ends when it has been taken, is ordered in its stream. */
-#define UCCH_LETTER_COMES 1
-#define UCCH_LETTER_SYNC 2
-#define UCCH_LETTER_ORDERED 4
-#define UCCH_LETTER_BY_HOST 8
+#define UCCH_LANE_MESSAGE_COMES 1
+#define UCCH_LANE_MESSAGE_SYNC 2
+#define UCCH_LANE_MESSAGE_ORDERED 4
+#define UCCH_LANE_MESSAGE_BY_HOST 8
 /* Bytes that a call moves at most for one kernel to do all of it, with several blocks. */
 #define UCCH_FUSED_BYTES 786432
 

@@ -43,14 +43,14 @@ void ucch_lanes_stop(ucch_lanes *lanes);
 int ucch_lanes_idle(ucch_lanes *lanes);
 void ucch_lanes_close(ucch_lanes *lanes);
 void ucch_lanes_free(ucch_lanes *lanes);
-ucch_letter *ucch_letter_new(void);
-void ucch_letter_free(ucch_letter *letter);
-ucch_op *ucch_letter_op(ucch_letter *letter);
-int ucch_letter_post(ucch_lanes *lanes, ucch_letter *letter, int peer, int slot, int how, uintptr_t data, size_t bytes,
-                     uint64_t tag, uintptr_t stream, double timeout);
-int ucch_letter_follow(ucch_letter *letter, uintptr_t stream, double timeout);
-int ucch_letter_held(const ucch_letter *letter);
-void ucch_letter_info(const ucch_letter *letter, uint64_t *tag, size_t *bytes);
+ucch_lane_message *ucch_lane_message_new(void);
+void ucch_lane_message_free(ucch_lane_message *message);
+ucch_op *ucch_lane_message_op(ucch_lane_message *message);
+int ucch_lane_message_post(ucch_lanes *lanes, ucch_lane_message *message, int peer, int slot, int how, uintptr_t data,
+                           size_t bytes, uint64_t tag, uintptr_t stream, double timeout);
+int ucch_lane_message_follow(ucch_lane_message *message, uintptr_t stream, double timeout);
+int ucch_lane_message_held(const ucch_lane_message *message);
+void ucch_lane_message_info(const ucch_lane_message *message, uint64_t *tag, size_t *bytes);
 
 /* ---- program.c, on device memory ---- */
 int ucch_gates_held(void);

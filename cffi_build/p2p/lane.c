@@ -49,7 +49,7 @@
 #define LEFT_GRACE_S 5
 
 /* A message, for use once. */
-struct ucch_letter {
+struct ucch_lane_message {
     ucch_op op; /* first */
     ucch_lane *of;
     ucch_board *board;
@@ -65,7 +65,7 @@ struct ucch_letter {
     int headed, status;
     uint32_t base, done, pieces;
     double left;
-    struct ucch_letter *behind;
+    struct ucch_lane_message *behind;
 };
 
 static ucch_lane_line *line_of(const ucch_lane *l, uint32_t number) { return &l->lines[1 + number % DEPTH]; }
@@ -84,7 +84,7 @@ static int loses(const ucch_lane *l) { return l->comes && l->shorts->flow && !l-
 
 /* Launch a kernel for the header, if `head`, and pieces from one number up to another; the last one says how it ended.
  */
-static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, uint32_t to, int last) {
+static int launch(ucch_lane *l, const ucch_lane_message *m, int head, uint32_t from, uint32_t to, int last) {
     ucch_lane_copy c = {.shorts = l->shorts->seen + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride,
                         .longs = l->longs->seen,
                         .short_published = l->shorts->published.seen,
@@ -115,7 +115,7 @@ static int launch(ucch_lane *l, const ucch_letter *m, int head, uint32_t from, u
 
 /* In the lane's stream a message is behind what the caller's had done when it was posted, and behind the message
  * before, which the caller's may have moved. */
-static int enter(ucch_lane *l, const ucch_letter *m) {
+static int enter(ucch_lane *l, const ucch_lane_message *m) {
     const device_ops *ops = ucch_bound_ops();
     int refused = 0, is_behind = l->moved_by != l->stream;
     l->moved_by = m->stream;
@@ -126,13 +126,13 @@ static int enter(ucch_lane *l, const ucch_letter *m) {
 }
 
 /* Record an event behind what the stream has of a message. */
-static int mark(ucch_lane *l, const ucch_letter *m) {
+static int mark(ucch_lane *l, const ucch_lane_message *m) {
     l->begun = m->number;
     return ucch_device_fail(ucch_bound_ops()->event_record(l->done[m->number % DEPTH], m->stream), "record");
 }
 
 /* Whole: its kernels may wait for what the other side has still to do. */
-static int queue_all(ucch_lane *l, ucch_letter *m) {
+static int queue_all(ucch_lane *l, ucch_lane_message *m) {
     int status = enter(l, m);
     if (!status) status = launch(l, m, 1, 0, UINT32_MAX, 1);
     if (!status) status = mark(l, m);
@@ -141,7 +141,7 @@ static int queue_all(ucch_lane *l, ucch_letter *m) {
 }
 
 /* The header of a message that has come, as a host reads it. */
-static void read_header(const ucch_lane *l, ucch_letter *m) {
+static void read_header(const ucch_lane *l, ucch_lane_message *m) {
     const char *slot = l->shorts->ring + (m->number - 1) % UCCH_RING_SLOTS * l->shorts->stride;
     const ucch_slot_header *h = (const ucch_slot_header *)slot - 1;
     m->found_bytes = h->more[0];
@@ -154,7 +154,7 @@ static void read_header(const ucch_lane *l, ucch_letter *m) {
 }
 
 /* How many pieces more a kernel can move without waiting. */
-static uint32_t pieces_ready(const ucch_lane *l, const ucch_letter *m) {
+static uint32_t pieces_ready(const ucch_lane *l, const ucch_lane_message *m) {
     uint32_t next = m->base + m->done, left = m->pieces - m->done, there;
     if (l->comes)
         there = __atomic_load_n(l->longs->published.at, __ATOMIC_ACQUIRE) - next;
@@ -164,7 +164,7 @@ static uint32_t pieces_ready(const ucch_lane *l, const ucch_letter *m) {
 }
 
 /* Note how a message ends, in the line where a kernel would have. */
-static void note_end(ucch_lane *l, const ucch_letter *m) {
+static void note_end(ucch_lane *l, const ucch_lane_message *m) {
     ucch_lane_line *line = line_of(l, m->number);
     line->status = (unsigned)m->status;
     line->tag = m->found_tag;
@@ -172,7 +172,7 @@ static void note_end(ucch_lane *l, const ucch_letter *m) {
 }
 
 /* Wires read how much there is in a slot; one that comes late, how much there is of a later piece (net/flow.c). */
-static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number, uint32_t n, uint64_t bytes) {
+static void head_slots(const ucch_lane *l, const ucch_lane_message *m, uint32_t number, uint32_t n, uint64_t bytes) {
     for (uint32_t k = number; k != number + n; k++) {
         char *slot = l->longs->ring + k % UCCH_RING_SLOTS * l->longs->stride;
         ucch_slot_header *h = (ucch_slot_header *)slot - 1;
@@ -184,7 +184,7 @@ static void head_slots(const ucch_lane *l, const ucch_letter *m, uint32_t number
 
 /* Have a copy engine move pieces that need not wait, up to one number, and tell the other side. Fewer than a copy is to
  * have wait for the rest of it: each copy, and what tells of it, has its cost. */
-static int copy_pieces(ucch_lane *l, ucch_letter *m, uint32_t to) {
+static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
     uint64_t piece = UCCH_LANE_PIECE(m->found_bytes, l->longs->slot);
     ucch_counter line = {&line_of(l, m->number)->done, &l->lines_seen[1 + m->number % DEPTH].done};
     int status = 0;
@@ -205,7 +205,7 @@ static int copy_pieces(ucch_lane *l, ucch_letter *m, uint32_t to) {
 }
 
 /* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */
-static int queue_pieces(ucch_lane *l, ucch_letter *m) {
+static int queue_pieces(ucch_lane *l, ucch_lane_message *m) {
     uint32_t from = m->done, to = from + pieces_ready(l, m);
     int status = 0;
     if (to > from && m->found_bytes >= LONG)
@@ -221,7 +221,7 @@ static int queue_pieces(ucch_lane *l, ucch_letter *m) {
 /* Give the stream as much of a message as need not wait: 1 when all of it is with the stream, 0 when not yet, or a
  * failure.
  */
-static int queue_ready(ucch_lane *l, ucch_letter *m) {
+static int queue_ready(ucch_lane *l, ucch_lane_message *m) {
     int status = 0;
     if (!m->headed) {
         if (l->comes ? !ucch_reached(l->shorts->published.at, m->number)
@@ -239,7 +239,7 @@ static int queue_ready(ucch_lane *l, ucch_letter *m) {
 
 /* The host's part of a message to its memory: as above. It takes nothing before the stream has taken all of the message
  * before: one word says how far both are. */
-static int take_pieces(ucch_lane *l, ucch_letter *m) {
+static int take_pieces(ucch_lane *l, ucch_lane_message *m) {
     if (!ucch_reached(l->longs->consumed.at, m->base + m->done)) return 0;
     uint64_t piece = UCCH_LANE_PIECE(m->bytes, l->longs->slot);
     for (uint32_t more = pieces_ready(l, m); more; more--, m->done++) {
@@ -257,7 +257,7 @@ static int take_pieces(ucch_lane *l, ucch_letter *m) {
 }
 
 /* As queue_ready, of a message that libucp has matched, from when its turn has come. */
-static int queue_matched(ucch_lane *l, ucch_letter *m) {
+static int queue_matched(ucch_lane *l, ucch_lane_message *m) {
     if (l->posted != m->number) {
         if (l->posted + 1 != m->number || __atomic_load_n(&l->taken[m->number % DEPTH], __ATOMIC_ACQUIRE)) return 0;
         l->posted = m->number;
@@ -273,7 +273,7 @@ static int queue_matched(ucch_lane *l, ucch_letter *m) {
 static int queue_waiting(ucch_lane *l) {
     int moved = 0;
     while (l->waiting && !l->failed) {
-        ucch_letter *m = l->waiting;
+        ucch_lane_message *m = l->waiting;
         int status = l->is_matched ? queue_matched(l, m) : queue_ready(l, m);
         if (status < 0) ucch_lane_fail(l, status);
         if (status <= 0) break;
@@ -286,12 +286,12 @@ static int queue_waiting(ucch_lane *l) {
 
 /* ---- the end of a message ---- */
 
-static void give_copy(ucch_letter *m) {
+static void give_copy(ucch_lane_message *m) {
     if (m->copy) ucch_pool_give(m->copy);
     m->copy = NULL;
 }
 
-static int end_locked(ucch_letter *m, int status) {
+static int end_locked(ucch_lane_message *m, int status) {
     if (!status) give_copy(m); /* else a kernel may still read it */
     m->of->users--;
     __atomic_store_n(&m->of->taken[m->number % DEPTH], 0, __ATOMIC_RELEASE);
@@ -300,7 +300,7 @@ static int end_locked(ucch_letter *m, int status) {
 }
 
 static int advance_locked(ucch_op *op) {
-    ucch_letter *m = (ucch_letter *)op;
+    ucch_lane_message *m = (ucch_lane_message *)op;
     ucch_lane *l = m->of;
     int moved = 0;
     if (!m->queued && !pthread_mutex_trylock(&l->turn)) {
@@ -322,7 +322,7 @@ static int advance_locked(ucch_op *op) {
 }
 
 static int check_locked(ucch_op *op, double now) {
-    ucch_letter *m = (ucch_letter *)op;
+    ucch_lane_message *m = (ucch_lane_message *)op;
     const ucch_lane *l = m->of;
     if (l->failed) return l->failed;
     if (ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
@@ -340,7 +340,7 @@ static int check_locked(ucch_op *op, double now) {
 /* A message cannot be taken back: those that come behind it would be taken for it. The lane carries nothing any more.
  */
 static void abandon_locked(ucch_op *op, int status) {
-    ucch_letter *m = (ucch_letter *)op;
+    ucch_lane_message *m = (ucch_lane_message *)op;
     ucch_lane_fail(m->of, status);
     end_locked(m, status);
 }
@@ -350,18 +350,18 @@ static const ucch_op_kind by_progress = {UCCH_BY_CONTEXTS, advance_locked, check
 
 /* ---- messages ---- */
 
-ucch_letter *ucch_letter_new(void) { return calloc(1, sizeof(ucch_letter)); }
+ucch_lane_message *ucch_lane_message_new(void) { return calloc(1, sizeof(ucch_lane_message)); }
 
-void ucch_letter_free(ucch_letter *m) {
+void ucch_lane_message_free(ucch_lane_message *m) {
     give_copy(m);
     if (m->of) ucch_lane_let_go(m->of);
     free(m);
 }
 
-ucch_op *ucch_letter_op(ucch_letter *m) { return &m->op; }
+ucch_op *ucch_lane_message_op(ucch_lane_message *m) { return &m->op; }
 
 /* True if a stream may still use its memory, although it has ended for us. */
-int ucch_letter_held(const ucch_letter *m) {
+int ucch_lane_message_held(const ucch_lane_message *m) {
     const ucch_lane *l = m->of;
     if (m->op.state == UCCH_ACTIVE) return 1;
     if (!l || l->closed || !(m->queued || m->headed)) return 0;
@@ -374,12 +374,12 @@ int ucch_letter_held(const ucch_letter *m) {
     return !passed;
 }
 
-void ucch_letter_info(const ucch_letter *m, uint64_t *tag, size_t *bytes) {
+void ucch_lane_message_info(const ucch_lane_message *m, uint64_t *tag, size_t *bytes) {
     *tag = m->found_tag;
     *bytes = m->found_bytes;
 }
 
-static void describe(ucch_letter *m, int peer, int comes) {
+static void describe(ucch_lane_message *m, int peer, int comes) {
     m->about = (ucch_record){.kind = comes ? UCCH_RECORD_RECEIVE : UCCH_RECORD_SEND,
                              .bytes = m->bytes,
                              .peer = peer,
@@ -389,7 +389,7 @@ static void describe(ucch_letter *m, int peer, int comes) {
 }
 
 /* With the lane's turn: 0, or why the message cannot be taken now. */
-static int admit(ucch_lane *l, ucch_letter *m) {
+static int admit(ucch_lane *l, ucch_lane_message *m) {
     if (l->failed) return UCCH_FAIL_BROKEN;
     uint32_t refused = l->comes ? 0 : __atomic_load_n(l->shorts->consumed.at + 1, __ATOMIC_ACQUIRE);
     if (refused != l->refused) {
@@ -406,7 +406,7 @@ static int is_empty(const ucch_lane *l) {
 }
 
 /* True if a send ends without its receiver, and without any other stream than its own: the rings have room. */
-static int ends_alone(const ucch_lane *l, const ucch_letter *m, const void *stream) {
+static int ends_alone(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     uint32_t pieces = l->pieces + pieces_of(l, m->bytes);
     if (l->waiting || !(is_empty(l) || (l->from == stream && !l->mixed))) return 0;
     return ucch_reached(l->shorts->consumed.at, m->number - UCCH_RING_SLOTS) &&
@@ -415,12 +415,12 @@ static int ends_alone(const ucch_lane *l, const ucch_letter *m, const void *stre
 
 /* True if such a send can be the stream's own work: that was the message before, too, or nothing is under way. What
  * copy engines move is the lane's, as are messages where streams share queues. */
-static int goes_directly(const ucch_lane *l, const ucch_letter *m, const void *stream) {
+static int goes_directly(const ucch_lane *l, const ucch_lane_message *m, const void *stream) {
     return m->bytes < LONG && ucch_may_hold() && (is_empty(l) || l->moved_by == stream);
 }
 
 /* Let `stream` copy what is to be sent. */
-static int set_aside(ucch_letter *m, void *stream) {
+static int set_aside(ucch_lane_message *m, void *stream) {
     m->copy = ucch_pool_take(0, m->bytes, NULL, 1);
     if (!m->copy) return UCCH_FAIL_DEVICE;
     int status = ucch_device_fail(ucch_bound_ops()->copy(m->copy, m->data, m->bytes, stream), "copy");
@@ -429,7 +429,7 @@ static int set_aside(ucch_letter *m, void *stream) {
 }
 
 /* True if a copy engine can have all of a long message now: its slots are free, or hold it already. */
-static int needs_no_wait(const ucch_lane *l, ucch_letter *m) {
+static int needs_no_wait(const ucch_lane *l, ucch_lane_message *m) {
     const ucch_channel *ring = l->shorts;
     if (m->bytes < LONG || !ucch_reached(l->comes ? ring->published.at : ring->consumed.at,
                                          l->comes ? m->number : m->number - UCCH_RING_SLOTS))
@@ -442,7 +442,7 @@ static int needs_no_wait(const ucch_lane *l, ucch_letter *m) {
 }
 
 /* With the lane's turn: give the stream its work if that can be, else it has it later. */
-static int queue(ucch_lane *l, ucch_letter *m) {
+static int queue(ucch_lane *l, ucch_lane_message *m) {
     if (ucch_may_hold()) {
         int status = needs_no_wait(l, m) ? queue_ready(l, m) : queue_all(l, m);
         if (status < 0) ucch_lane_fail(l, status);
@@ -455,7 +455,7 @@ static int queue(ucch_lane *l, ucch_letter *m) {
 }
 
 /* With the lane's turn: give the message its number, and queue it. */
-static int post(ucch_lane *l, ucch_letter *m, void *stream) {
+static int post(ucch_lane *l, ucch_lane_message *m, void *stream) {
     int status = admit(l, m);
     if (status) return status;
     m->number = l->posted + 1;
@@ -483,23 +483,23 @@ static int post(ucch_lane *l, ucch_letter *m, void *stream) {
 }
 
 /* Send to a rank, or receive from it, what is or will be at `data` when `stream` gets there: 0, UCCH_LATER where too
- * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LETTER_*. */
-int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int how, uintptr_t data, size_t bytes,
-                     uint64_t tag, uintptr_t stream, double timeout) {
+ * many are under way, or a failure. `slot` is the peer's on the board; `how` is of UCCH_LANE_MESSAGE_*. */
+int ucch_lane_message_post(ucch_lanes *all, ucch_lane_message *m, int peer, int slot, int how, uintptr_t data,
+                           size_t bytes, uint64_t tag, uintptr_t stream, double timeout) {
     UCCH_ON_DEVICE;
-    int status = 0, comes = !!(how & UCCH_LETTER_COMES);
+    int status = 0, comes = !!(how & UCCH_LANE_MESSAGE_COMES);
     ucch_lane *l = ucch_lane_with(all, peer, comes, 0, &status);
     if (!l) return status;
     if (m->of != l) __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL); /* else it is tried again */
-    *m = (ucch_letter){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
-                       .of = l,
-                       .board = all->board,
-                       .slot = slot,
-                       .data = (char *)data,
-                       .bytes = bytes,
-                       .tag = tag,
-                       .sync = how & UCCH_LETTER_SYNC,
-                       .ordered = how & UCCH_LETTER_ORDERED};
+    *m = (ucch_lane_message){.op.kind = ucch_may_hold() ? &in_streams : &by_progress,
+                             .of = l,
+                             .board = all->board,
+                             .slot = slot,
+                             .data = (char *)data,
+                             .bytes = bytes,
+                             .tag = tag,
+                             .sync = how & UCCH_LANE_MESSAGE_SYNC,
+                             .ordered = how & UCCH_LANE_MESSAGE_ORDERED};
     describe(m, peer, comes);
     pthread_mutex_lock(&l->turn);
     status = post(l, m, (void *)stream);
@@ -516,8 +516,8 @@ int ucch_letter_post(ucch_lanes *all, ucch_letter *m, int peer, int slot, int ho
 
 /* ---- messages that libucp has matched ---- */
 
-static void queue_in_order(ucch_lane *l, ucch_letter *m) {
-    ucch_letter **at = &l->waiting;
+static void queue_in_order(ucch_lane *l, ucch_lane_message *m) {
+    ucch_lane_message **at = &l->waiting;
     while (*at && (int32_t)((*at)->number - m->number) < 0)
         at = &(*at)->behind;
     m->behind = *at;
@@ -527,26 +527,26 @@ static void queue_in_order(ucch_lane *l, ucch_letter *m) {
 
 /* Move a message as number `*number` of its lane, which a receiver is given here and its sender has to know: 0,
  * UCCH_LATER while the lane is made, or a failure. */
-int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,
-                            uint32_t *number) {
-    int comes = !!(how & UCCH_LETTER_COMES), status;
+int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
+                                  uint32_t *number) {
+    int comes = !!(how & UCCH_LANE_MESSAGE_COMES), status;
     ucch_lane *l = ucch_lane_matched_locked(all, peer, comes, &status);
     if (!l) return status;
     if (comes) *number = ++l->promised;
     __atomic_add_fetch(&l->refs, 1, __ATOMIC_ACQ_REL);
     if (m->of) ucch_lane_let_go(m->of);
-    *m = (ucch_letter){.op.kind = &by_progress,
-                       .of = l,
-                       .board = all->board,
-                       .slot = all->peers[peer].slot,
-                       .stream = l->stream,
-                       .number = *number,
-                       .data = data,
-                       .bytes = bytes,
-                       .found_bytes = bytes,
-                       .pieces = pieces_of(l, bytes),
-                       .headed = 1,
-                       .by_host = how & UCCH_LETTER_BY_HOST};
+    *m = (ucch_lane_message){.op.kind = &by_progress,
+                             .of = l,
+                             .board = all->board,
+                             .slot = all->peers[peer].slot,
+                             .stream = l->stream,
+                             .number = *number,
+                             .data = data,
+                             .bytes = bytes,
+                             .found_bytes = bytes,
+                             .pieces = pieces_of(l, bytes),
+                             .headed = 1,
+                             .by_host = how & UCCH_LANE_MESSAGE_BY_HOST};
     queue_in_order(l, m);
     l->users++;
     ucch_op_begin_locked(&m->op, 0);
@@ -554,10 +554,10 @@ int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, 
 }
 
 /* Give up a receive that is under way: what still comes is passed over, so that those behind it come, too. */
-void ucch_letter_pass_locked(ucch_letter *m) { m->data = NULL; }
+void ucch_lane_message_pass_locked(ucch_lane_message *m) { m->data = NULL; }
 
 /* Give up one whose number the sender cannot be told. */
-void ucch_letter_abandon_locked(ucch_letter *m, int status) {
+void ucch_lane_message_abandon_locked(ucch_lane_message *m, int status) {
     if (m->op.state == UCCH_ACTIVE) abandon_locked(&m->op, status);
 }
 
@@ -565,7 +565,7 @@ void ucch_letter_abandon_locked(ucch_letter *m, int status) {
 
 /* Let a stream wait until the message has been moved: 1, 0 where that has not been given to a stream yet, or a failure.
  * The message has `timeout` seconds from now, if that is not 0. */
-int ucch_letter_follow(ucch_letter *m, uintptr_t stream, double timeout) {
+int ucch_lane_message_follow(ucch_lane_message *m, uintptr_t stream, double timeout) {
     if (__atomic_load_n(&m->op.state, __ATOMIC_ACQUIRE) == UCCH_DONE) return 1;
     if (timeout > 0) ucch_op_deadline(&m->op, timeout);
     if (!__atomic_load_n(&m->queued, __ATOMIC_ACQUIRE)) return 0;

@@ -15,18 +15,18 @@ typedef struct ucch_lane {
     int comes, peer, is_matched;
     void *stream, *kernel;
     void *entered[UCCH_LANE_DEPTH], *done[UCCH_LANE_DEPTH];
-    ucch_lane_line *lines, *lines_seen;  /* the first says whether to stop; the others are of messages */
-    unsigned *arrived;                   /* where a kernel's blocks meet: by slot, at the header and at the end */
-    char taken[UCCH_LANE_DEPTH];         /* lines of messages whose ends were not seen yet */
-    uint32_t posted, begun, pieces;      /* messages so far, and of them to the stream; a sender's pieces */
-    uint32_t refused;                    /* the last message that its sender knows was refused */
-    uint32_t promised;                   /* numbers that a matched lane's receiver has given */
-    void *from;                          /* stream of the messages since the lane was last empty */
-    int mixed;                           /* these were of several streams */
-    void *moved_by;                      /* stream that has the last message */
-    struct ucch_letter *waiting, **last; /* that have not been given to the stream */
+    ucch_lane_line *lines, *lines_seen;        /* the first says whether to stop; the others are of messages */
+    unsigned *arrived;                         /* where a kernel's blocks meet: by slot, at the header and at the end */
+    char taken[UCCH_LANE_DEPTH];               /* lines of messages whose ends were not seen yet */
+    uint32_t posted, begun, pieces;            /* messages so far, and of them to the stream; a sender's pieces */
+    uint32_t refused;                          /* the last message that its sender knows was refused */
+    uint32_t promised;                         /* numbers that a matched lane's receiver has given */
+    void *from;                                /* stream of the messages since the lane was last empty */
+    int mixed;                                 /* these were of several streams */
+    void *moved_by;                            /* stream that has the last message */
+    struct ucch_lane_message *waiting, **last; /* that have not been given to the stream */
     int failed, users, closed;
-    unsigned refs; /* letters that have been posted, and the lane itself */
+    unsigned refs; /* messages that have been posted, and the lane itself */
 } ucch_lane;
 
 struct ucch_lanes {
@@ -52,9 +52,9 @@ void ucch_lane_fail(ucch_lane *l, int status);
 void ucch_lane_let_go(ucch_lane *l);
 
 /* lane.c */
-int ucch_letter_move_locked(ucch_lanes *all, ucch_letter *m, int peer, int how, char *data, uint64_t bytes,
-                            uint32_t *number);
-void ucch_letter_pass_locked(ucch_letter *m);
-void ucch_letter_abandon_locked(ucch_letter *m, int status);
+int ucch_lane_message_move_locked(ucch_lanes *all, ucch_lane_message *m, int peer, int how, char *data, uint64_t bytes,
+                                  uint32_t *number);
+void ucch_lane_message_pass_locked(ucch_lane_message *m);
+void ucch_lane_message_abandon_locked(ucch_lane_message *m, int status);
 
 #endif

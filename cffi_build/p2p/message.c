@@ -127,7 +127,7 @@ static void describe(ucch_message *m, int receives) {
 
 /* True if libucp or a lane has some of it. */
 static int is_under_way(const ucch_message *m) {
-    return m->request != NULL || (m->letter && ucch_letter_held(m->letter));
+    return m->request != NULL || (m->lane_message && ucch_lane_message_held(m->lane_message));
 }
 
 /* Begin a message: now, or when its turn has come. 0, or a failure. */
@@ -289,7 +289,7 @@ ucch_message *ucch_message_new(void) {
 
 void ucch_message_free(ucch_message *m) {
     ucch_gate_free(&m->gate);
-    if (m->letter) ucch_letter_free(m->letter);
+    if (m->lane_message) ucch_lane_message_free(m->lane_message);
     free(m);
 }
 

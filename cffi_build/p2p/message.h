@@ -45,7 +45,7 @@ struct ucch_message {
     /* Data that may go by lanes: where it is, or belongs, and what moves it; whether its receiver has still to answer,
      * and whether it is on its way. */
     ucch_lanes *lanes;
-    ucch_letter *letter;
+    ucch_lane_message *lane_message;
     void *data;
     size_t room;
     ucch_offer offer;

@@ -89,8 +89,8 @@ static int is_offer(const ucp_tag_recv_info_t *info) {
 
 /* Where a message's data is, or goes, if that is by lanes. 0, or a failure. */
 int ucch_message_lanes(ucch_message *m, ucch_lanes *lanes, void *data, size_t bytes, int by_host) {
-    if (!m->letter) m->letter = ucch_letter_new();
-    if (!m->letter) return UCCH_FAIL_MEMORY;
+    if (!m->lane_message) m->lane_message = ucch_lane_message_new();
+    if (!m->lane_message) return UCCH_FAIL_MEMORY;
     m->lanes = lanes;
     m->data = data;
     m->room = bytes;
@@ -114,7 +114,8 @@ static void answered(void *request, ucs_status_t status, const ucp_tag_recv_info
     int failure = status ? status : failure_of(m->answer.status);
     uint32_t number = m->answer.number;
     if (!status && !m->answer.status)
-        failure = ucch_letter_move_locked(m->lanes, m->letter, m->start.dest, 0, m->data, m->start.bytes, &number);
+        failure = ucch_lane_message_move_locked(m->lanes, m->lane_message, m->start.dest, 0, m->data, m->start.bytes,
+                                                &number);
     m->moving = !status && !m->answer.status && !failure;
     if (!m->moving) ucch_message_end_locked(m, failure);
 }
@@ -139,18 +140,18 @@ int ucch_offer_send_locked(ucch_message *m) {
 
 /* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
 static int accept_locked(ucch_message *m) {
-    int source = source_of(m->offer.code), how = UCCH_LETTER_COMES | (m->by_host ? UCCH_LETTER_BY_HOST : 0);
+    int source = source_of(m->offer.code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
     ucch_answer answer = {0, 0};
     if (m->offer.bytes > m->room)
         answer.status = UCCH_FAIL_TRUNCATED;
     else
-        answer.status =
-            ucch_letter_move_locked(m->lanes, m->letter, source, how, m->data, m->offer.bytes, &answer.number);
+        answer.status = ucch_lane_message_move_locked(m->lanes, m->lane_message, source, how, m->data, m->offer.bytes,
+                                                      &answer.number);
     m->matched = answer.status == UCCH_LATER;
     if (m->matched) return 0;
     m->moving = !answer.status;
     int status = answer_locked(m->lanes, &m->offer, answer);
-    if (status && m->moving) ucch_letter_abandon_locked(m->letter, status);
+    if (status && m->moving) ucch_lane_message_abandon_locked(m->lane_message, status);
     return answer.status ? answer.status : status ? status : 1;
 }
 
@@ -174,7 +175,7 @@ int ucch_offer_arrived_locked(ucch_message *m) {
 int ucch_offer_advance_locked(ucch_message *m) {
     int status = m->matched ? accept_locked(m) : 0;
     if (status < 0) ucch_message_end_locked(m, status);
-    const ucch_op *op = ucch_letter_op(m->letter);
+    const ucch_op *op = ucch_lane_message_op(m->lane_message);
     if (status || !m->moving || op->state == UCCH_ACTIVE) return status != 0;
     m->moving = 0;
     ucch_message_end_locked(m, op->state == UCCH_FAILED ? op->error.status : 0);
@@ -183,7 +184,7 @@ int ucch_offer_advance_locked(ucch_message *m) {
 
 /* Give up a receive: its data is passed over, if that comes already; its sender is told, if it has no answer yet. */
 void ucch_offer_abandon_locked(ucch_message *m) {
-    if (m->moving) ucch_letter_pass_locked(m->letter);
+    if (m->moving) ucch_lane_message_pass_locked(m->lane_message);
     if (m->matched) refuse_locked(m->lanes, &m->offer);
     m->moving = m->matched = 0;
 }

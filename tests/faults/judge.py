@@ -328,7 +328,7 @@ def _read(trial: Trial, rank: int, lines: list[str], verdict: Verdict, room: flo
     elif not said & {"right", "raises"} and trial.exchange != "mpi":
         verdict.fail("silent", f"rank {rank} ended without a word after {verdict.ends[rank]}")
     for row in words:
-        if row[1] in ("answer", "raises") and not _good(row, rank in trial.victims):
+        if row[1] in ("answer", "raises") and not _good(row, trial, rank):
             verdict.fail("odd", f"rank {rank}: {' '.join(row)}")
 
 
@@ -345,7 +345,11 @@ ANSWERS = (
 )  # fmt: skip
 
 
-def _good(row: list[str], victim: bool) -> bool:
-    """True if an exception is one that names a rank; victims that lack memory or descriptors have more of them."""
-    kind = row[3].rstrip(":")
-    return victim or (kind in ANSWERS and "rank" in " ".join(row[4:]))
+def _good(row: list[str], trial: Trial, rank: int) -> bool:
+    """True if an exception is one that names a rank; victims that lack memory or descriptors have more of them.
+
+    A rank with too few descriptors to begin is one mistake on all.
+    """
+    kind, text = row[3].rstrip(":"), " ".join(row[4:])
+    known = kind in ANSWERS or (kind == "ValueError" and trial.fault == "descriptors" and "ulimit -n" in text)
+    return rank in trial.victims or (known and "rank" in text)

@@ -56,7 +56,11 @@ class GroupMethods(ABC):
         if not isinstance(mpi, Timely):
             self._runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
+
+        def gather(said: Any) -> list[Any]:
+            return self._objects.exchange(what, "allgather", [said])
+
+        with met_again(self._runner.members.known, mpi, gather) as agreed:
             made = mpi.at_once(make) if what in _SURE else mpi.apart(make)
             if made == MPI.COMM_NULL:
                 return made
@@ -71,10 +75,6 @@ class GroupMethods(ABC):
         theirs.Free()
         ours.Free()
         return list(ranks)
-
-    def _everyones(self, what: str, said: Any) -> list[Any]:
-        """Gather what each rank says that has come to make a communicator."""
-        return self._objects.exchange(what, "allgather", [said])
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-from ..errors import NotSupported
 from ..native.libraries import lib, owned
 from .request import SLICE, Request, fill_empty, under_way, wait_op
 
@@ -45,14 +44,9 @@ class PersistentRequest(Request):
         cancel: Callable[[], None] | None = None,
         fill_status: Callable[[int, Any], None] | None = None,
         owner: object = None,
-        in_stream: Callable[[Any], Request] | None = None,
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, fill_status=fill_status, owner=owner)
-        self._own = op
-        #: Starts the same call in a stream; and the request of that, while it is under way.
-        self._in_stream = in_stream
-        self._streamed: Request | None = None
         #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
         #: nothing before or after: it is started first, and ``start`` raises why where that fails.
         self._begin, self._free, self._direct = start, free, direct
@@ -70,32 +64,22 @@ class PersistentRequest(Request):
             self._refuse = None
 
     def _retire(self, begin: Callable[[], int]) -> None:
-        self._begin, self._free, self._direct, self._in_stream = begin, nothing, None, None
+        self._begin, self._free, self._direct = begin, nothing, None
 
     def __bool__(self) -> bool:
         """True until it is freed: it can be started or waited for."""
         return self._begin is not _freed
 
-    def Start(self, stream: Any = None) -> None:
+    def Start(self) -> None:
         """Start the call.
-
-        Args:
-            stream: GPU stream that a collective is to be part of; None: the data is ready now.
 
         Raises:
             ValueError: The last start was not waited for, or the request or its communicator was freed.
-            NotSupported: A message in a stream.
         """
         if not self._done:
             self._start_refused(
                 ValueError("this persistent request is still active; Wait for it before the next Start")
             )
-        if stream is not None:
-            if self._in_stream is None:
-                raise NotSupported("stream=: only a collective can be a part of a stream's work; start it without")
-            self._streamed = self._in_stream(stream)
-            self._op, self._done = self._streamed._op, False
-            return
         if self._direct is None or _again(self._direct) < 0:
             try:
                 self._begin()
@@ -120,13 +104,10 @@ class PersistentRequest(Request):
         if self._done:
             fill_empty(status)
             return True
-        if self._streamed is not None and self._streamed._done:
-            self._complete(1, status)  # the host has waited for it at its start
-            return True
         if self._timeout:
             self._arm()
         state = _wait(self._op, SLICE)
-        if state == 1 and self._direct is not None and self._streamed is None:
+        if state == 1 and self._direct is not None:
             self._done = True
             if self._call is not None:
                 under_way.discard(self._call)
@@ -149,24 +130,10 @@ class PersistentRequest(Request):
             requests: Persistent requests.
 
         Raises:
-            ValueError, NotSupported: As :meth:`Start`.
+            ValueError: As :meth:`Start`.
         """
         for request in requests:
             request.Start()
-
-    def _ended(self) -> int:
-        """As in a request; a call in a stream may have been waited for at its start."""
-        return 1 if self._streamed is not None and self._streamed._done else super()._ended()
-
-    def _complete(self, state: int, status: Any) -> None:
-        self._done = True
-        streamed, self._streamed, self._op = self._streamed, None, self._own
-        if streamed is None:
-            super()._complete(state, status)
-        elif streamed._done:
-            fill_empty(status)
-        else:
-            streamed._complete(state, status)
 
     def Free(self) -> None:
         """Release the request; it cannot be started again.

@@ -517,8 +517,7 @@ class Runner(State):
         if self._verification is not None:
             ways, direct = self._verification.around(call, start, finish), None
         return PersistentRequest(
-            program.op, prepared, *ways, free=free, direct=direct, owner=self, in_stream=partial(self.start, call),
-            refuse=self.refuse,
+            program.op, prepared, *ways, free=free, direct=direct, owner=self, refuse=self.refuse,
         )  # fmt: skip
 
     def _run_prepared(self, prepared: Prepared) -> None:

@@ -68,8 +68,8 @@ _DEPTH = 64
 #: received. The second holds where libucp could move them to another host: of 64 MiB between two H200s it moves
 #: 1.6 GB/s each way by TCP, and wires 11.
 _BY_LANE_FROM, _BY_LANE_FROM_FAR = 64 << 10, 512 << 10
-_ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LETTER_COMES
-_post = lib.ucch_letter_post
+_ANY_TAG, _COMES = lib.UCCH_ANY_TAG, lib.UCCH_LANE_MESSAGE_COMES
+_post = lib.ucch_lane_message_post
 
 #: The buffer of messages to and from MPI.PROC_NULL.
 _NOTHING = Buffer(0, 0, DTYPES["uint8"], "host", 0, None, False)
@@ -272,7 +272,7 @@ class Messages:
         if at is not None and lib.ucch_stream_captures(at):
             return self._captured(what, source, dest, tag, at)
         if at is not None and self.goes_by_lane(dest):
-            return self._lane_message(what, lib.UCCH_LETTER_SYNC if sync else 0, source, dest, tag, at)
+            return self._lane_message(what, lib.UCCH_LANE_MESSAGE_SYNC if sync else 0, source, dest, tag, at)
         bounce = self.arrays.bounce_for(source, dest, in_stream=stream is not None, copied=copy)
         offered = not copy and self._offered(source, dest, by_host=bounce is not None)
         transfer = Transfer(what, source, dest, tag, None if offered else bounce, at)
@@ -361,7 +361,7 @@ class Messages:
         if at is not None and lib.ucch_stream_captures(at):
             return self._captured("receive", target, source, tag, at)
         if at is not None and self.goes_by_lane(source):
-            return self._lane_message("receive", lib.UCCH_LETTER_COMES, target, source, tag, at)
+            return self._lane_message("receive", lib.UCCH_LANE_MESSAGE_COMES, target, source, tag, at)
         bounce = self.arrays.bounce_for(target, source, in_stream=stream is not None)
         # Long messages come by a lane into the buffer itself, unless the sender's memory is the host's, which is rare.
         pinned = self.lanes == ffi.NULL or target.nbytes < _BY_LANE_FROM or source == self.rank
@@ -531,7 +531,7 @@ class Messages:
         if isinstance(transfer, CapturedMessage):
             return transfer
         if isinstance(transfer, LaneMessage) and transfer.what != "receive":
-            transfer.how |= lib.UCCH_LETTER_ORDERED  # its stream goes on, too, maybe with the same memory
+            transfer.how |= lib.UCCH_LANE_MESSAGE_ORDERED  # its stream goes on, too, maybe with the same memory
         self.begin(transfer, 0)
         return self.request(transfer)
 

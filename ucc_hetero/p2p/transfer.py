@@ -132,22 +132,22 @@ class LaneMessage:
     bounce, moved = None, False
 
     def __init__(self, how: int, address: int, nbytes: int, peer: int, tag: int, stream: int, keep: object) -> None:
-        """``how`` is made of the engine's ``UCCH_LETTER_*``; ``keep`` keeps the memory alive."""
-        self.handle = owned(lib.ucch_letter_new(), lib.ucch_letter_free)
-        self.op = lib.ucch_letter_op(self.handle)
+        """``how`` is made of the engine's ``UCCH_LANE_MESSAGE_*``; ``keep`` keeps the memory alive."""
+        self.handle = owned(lib.ucch_lane_message_new(), lib.ucch_lane_message_free)
+        self.op = lib.ucch_lane_message_op(self.handle)
         self.how, self.peer, self.tag, self.stream = how, peer, tag, stream
         self.address, self.nbytes, self.keep = address, nbytes, keep
 
     @property
     def what(self) -> str:
         """As that of a :class:`Transfer`."""
-        if self.how & lib.UCCH_LETTER_COMES:
+        if self.how & lib.UCCH_LANE_MESSAGE_COMES:
             return "receive"
-        return "synchronous send" if self.how & lib.UCCH_LETTER_SYNC else "send"
+        return "synchronous send" if self.how & lib.UCCH_LANE_MESSAGE_SYNC else "send"
 
     def held(self) -> bool:
         """As :meth:`Transfer.held`."""
-        return bool(lib.ucch_letter_held(self.handle))
+        return bool(lib.ucch_lane_message_held(self.handle))
 
     def cancel(self) -> None:
         """Do nothing: it cannot be cancelled."""
@@ -158,7 +158,7 @@ class LaneMessage:
     def envelope(self) -> tuple[int, int, int]:
         """As :meth:`Transfer.envelope`."""
         tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
-        lib.ucch_letter_info(self.handle, tag, nbytes)
+        lib.ucch_lane_message_info(self.handle, tag, nbytes)
         return self.peer, int(tag[0]), int(nbytes[0])
 
 

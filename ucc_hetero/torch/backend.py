@@ -28,12 +28,20 @@ from .group import ProcessGroupUCCH
 from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
-#: Communicator of the group that is made next, where there is one.
-_next: list[Communicator] = []
-#: MPI's communicator of the default group's ranks, where that was made anew.
-_base: list[Any] = []
-#: Deaths among the default group's ranks, where they have met in a store.
-_deaths: list[Deaths] = []
+
+
+class _DefaultGroup:
+    """What later groups need to know of the default group, of which all of them are parts."""
+
+    #: The communicator of the default group to come, which :func:`adopt_next` was given.
+    comm_to_come: Communicator | None = None
+    #: MPI's communicator of its ranks, if it was made anew.
+    mpi: Any = None
+    #: Deaths among its ranks, if they have met in a store.
+    deaths: Deaths | None = None
+
+
+_default_group = _DefaultGroup()
 
 
 def register() -> None:
@@ -73,12 +81,14 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         # torch attaches its flight recorder to groups that say which devices they serve, and fails where there is no
         # C++ backend.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
-    if _next:
-        _deaths[:] = [Deaths(opts.store, opts.group_rank)] if _deaths else []
-    try:
-        comm = _next.pop() if _next else _agreed(opts)
-    except UCCHError as failure:
-        raise torch_error(failure) from failure
+    comm, _default_group.comm_to_come = _default_group.comm_to_come, None
+    if comm is not None and _default_group.deaths is not None:
+        _default_group.deaths = Deaths(opts.store, opts.group_rank)
+    if comm is None:
+        try:
+            comm = _agreed(opts)
+        except UCCHError as failure:
+            raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
         _warn_of_binding(comm.topology.hosts.count(0))  # its own host
     ranks = _global_ranks(opts)
@@ -122,8 +132,7 @@ def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
 
 def adopt_next(comm: Communicator) -> None:
     """Let the next group be over a communicator that is there, and all groups that come after be parts of it."""
-    _next.append(comm)
-    _base[:] = [comm.mpi]
+    _default_group.comm_to_come, _default_group.mpi = comm, comm.mpi
 
 
 def process_group(store: Any, rank: int, size: int, timeout: timedelta = dist.default_pg_timeout) -> ProcessGroupUCCH:
@@ -166,9 +175,10 @@ def _over_store(opts: Any) -> Communicator:
     size, store = opts.group_size, opts.store
     if dist.is_initialized():
         size, store = dist.get_world_size(), c10d._get_default_store()
-    if not (_deaths and dist.is_initialized()):  # of the default group, of which all others are parts
-        _deaths[:] = [Deaths(store, ranks[opts.group_rank])]
-    return _meet(opts.store, opts.group_rank, ranks, size, _deaths[0], seconds_of(opts.timeout))
+    deaths = _default_group.deaths
+    if deaths is None or not dist.is_initialized():
+        deaths = _default_group.deaths = Deaths(store, ranks[opts.group_rank])
+    return _meet(opts.store, opts.group_rank, ranks, size, deaths, seconds_of(opts.timeout))
 
 
 def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
@@ -182,7 +192,7 @@ def _over_mpi(opts: Any) -> Communicator:
     load()
     from mpi4py import MPI
 
-    world = _base[0] if _base else MPI.COMM_WORLD
+    world = MPI.COMM_WORLD if _default_group.mpi is None else _default_group.mpi
     ranks = _global_ranks(opts)
     if max(ranks) >= world.Get_size():
         raise dist.DistBackendError(

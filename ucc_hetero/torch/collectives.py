@@ -99,25 +99,25 @@ class Collectives(Dispatch):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """Reduce over all ranks, in place."""
+        key = None
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, tensor.numel(), tensor.device
             if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
-        return self._allreduce_one(tensors, opts)
+        return self._allreduce_one(tensors, opts, key)
 
     @_refusing
-    def _allreduce_one(self, tensors: Any, opts: Any) -> Work:
+    def _allreduce_one(self, tensors: Any, opts: Any, key: Hashable) -> Work:
         tensor = _one(tensors, "allreduce")
         how = _reduction(opts)
         if tensor.is_sparse:
             return self._sum_sparse(tensor, how)
-        count = tensor.numel()
-        if not count:
+        if not tensor.numel():
             return self._done([tensor])
-        operand, key = how.operand(tensor), None
-        if operand is tensor:  # of a sum of products with a factor it is not
-            key = "allreduce", getattr(opts, "reduceOp", opts), tensor.dtype, count, tensor.device
+        operand = how.operand(tensor)
+        if operand is not tensor:  # of a sum of products with a factor, for one
+            key = None
         finish = copy_back(operand, tensor)
         return self._post(CallSpec("allreduce", None, operand, how.op), opts, [tensor], finish, key=key)
 
@@ -148,21 +148,19 @@ class Collectives(Dispatch):
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None) -> Work:
         """Send the root's tensor to all ranks."""
-        root = self._root(opts, root)
+        root, key = self._root(opts, root), None
         if type(tensors) is list and len(tensors) == 1:
             tensor = tensors[0]
             key = "broadcast", root, tensor.dtype, tensor.numel(), tensor.device
             if (work := self._repeat(key, None, tensor, opts)) is not None:
                 return work
-        return self._broadcast_one(tensors, opts, root)
+        return self._broadcast_one(tensors, opts, root, key)
 
     @_refusing
-    def _broadcast_one(self, tensors: Any, opts: Any, root: int) -> Work:
+    def _broadcast_one(self, tensors: Any, opts: Any, root: int, key: Hashable) -> Work:
         tensor = _one(tensors, "broadcast")
-        count = tensor.numel()
-        if not count:
+        if not tensor.numel():
             return self._done([tensor])
-        key = "broadcast", root, tensor.dtype, count, tensor.device
         target, finish = (to_send(tensor), None) if self.rank() == root else to_receive(tensor)
         call = CallSpec("bcast", None, target, None, root)
         return self._post(call, opts, [tensor], finish, key=key if target is tensor else None)

@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The way of tokens in one dispatch, for its combine and for dispatches to come.
+    """The route of tokens in one dispatch, for its combine and for dispatches to come.
 
     What :meth:`Experts.dispatch` returns.
     """
@@ -67,14 +67,14 @@ class Handle:
     sent: list[int]
     received: list[int]
 
-    def there(self, x: Any) -> Any:
-        """Rows ``[R, ...]`` of all ranks for this one, of tokens ``[n, ...]``."""
+    def dispatch(self, x: Any) -> Any:
+        """Send tokens ``[n, ...]``; returns the rows ``[R, ...]`` that come to this rank."""
         out = x.new_empty((sum(self.received), *x.shape[1:]))
         dist.all_to_all_single(out, x.index_select(0, self.rows), self.received, self.sent, group=self.group)
         return out
 
-    def back(self, x: Any) -> Any:
-        """Tokens ``[n, ...]``: sums, in float32 and in the order of ranks, of rows ``[R, ...]``."""
+    def combine(self, x: Any) -> Any:
+        """Send rows ``[R, ...]`` back; returns their sums ``[n, ...]``, in float32 and in the order of the ranks."""
         out = x.new_empty((sum(self.sent), *x.shape[1:]))
         dist.all_to_all_single(out, x.contiguous(), self.sent, self.received, group=self.group)
         total = x.new_zeros((self.tokens, *x.shape[1:]), dtype=torch.float32)
@@ -84,20 +84,20 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Everyone:
-    """The way of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row that is no token's."""
+class _AllRanks:
+    """The route of all tokens to all ranks: ``M`` of each, ``T = M * W`` together, and a last row of zeros."""
 
     group: Any
 
-    def there(self, x: Any) -> Any:
-        """Rows ``[M, ...]`` of all ranks, and one of zeros: ``[T + 1, ...]``."""
+    def dispatch(self, x: Any) -> Any:
+        """Send rows ``[M, ...]``; returns those of all ranks, and one of zeros: ``[T + 1, ...]``."""
         out = x.new_empty((dist.get_world_size(self.group) * len(x) + 1, *x.shape[1:]))
         out[-1].zero_()
         _all_gather(out[:-1], x.contiguous(), group=self.group)
         return out
 
-    def back(self, x: Any) -> Any:
-        """Sums ``[M, ...]`` over ranks of rows ``[T + 1, ...]``."""
+    def combine(self, x: Any) -> Any:
+        """Send rows ``[T + 1, ...]`` back; returns their sums ``[M, ...]`` over the ranks."""
         out = x.new_empty((len(x) // dist.get_world_size(self.group), *x.shape[1:]))
         _reduce_scatter(out, x.contiguous()[:-1], group=self.group)
         return out
@@ -105,7 +105,7 @@ class _Everyone:
 
 @dataclass(frozen=True, slots=True)
 class FixedHandle:
-    """The way of tokens in a dispatch of fixed size, ``T = M * W`` of all ranks, padded ones included.
+    """The route of tokens in a dispatch of fixed size, ``T = M * W`` of all ranks, padded ones included.
 
     What :meth:`Experts.low_latency_dispatch` returns.
     """
@@ -118,19 +118,22 @@ class FixedHandle:
     rows: Any
 
 
+_DISPATCH, _COMBINE = True, False
+
+
 class _Move(torch.autograd.Function):
-    """Tensors by a way, ``forth`` or back, and their gradients the other way; those that are None stay so."""
+    """Moves tensors by a route, in one direction, and their gradients in the other one; None stays None."""
 
     @staticmethod
-    def forward(ctx: Any, way: Handle | _Everyone, forth: bool, *tensors: Any) -> Any:
-        ctx.way, ctx.forth = way, forth
-        move = way.there if forth else way.back
+    def forward(ctx: Any, route: Handle | _AllRanks, direction: bool, *tensors: Any) -> Any:
+        ctx.route, ctx.direction = route, direction
+        move = route.dispatch if direction is _DISPATCH else route.combine
         return tuple(None if each is None else move(each) for each in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         wanted = (grad if need else None for grad, need in zip(grads, ctx.needs_input_grad[2:], strict=True))
-        return None, None, *_Move.apply(ctx.way, not ctx.forth, *wanted)
+        return None, None, *_Move.apply(ctx.route, not ctx.direction, *wanted)
 
 
 class _Facts(NamedTuple):
@@ -245,26 +248,30 @@ class Experts:
             ValueError, DistBackendError: As the class says.
         """
         if handle is not None:
-            with self._told():
+            with self._refusing():
                 if topk_idx is not None or topk_weights is not None:
                     raise ValueError(f"dispatch on rank {self.rank}: a handle comes without topk_idx and topk_weights")
                 self._check("dispatch", "x", x, (handle.tokens, None), _ELEMENTS, handle.rows.device)
             self._agree("dispatch", _facts(x))
-            return self._run(lambda: (*_Move.apply(handle, True, x), None, None, None, handle), [x, handle], **stream)
+
+            def same_route() -> tuple[Any, ...]:
+                return *_Move.apply(handle, _DISPATCH, x), None, None, None, handle
+
+            return self._run(same_route, [x, handle], **stream)
         given = x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert
 
         def work() -> tuple[Any, ...]:
-            way, counts = self._way(expert_alignment, *given)
+            route, counts = self._route(expert_alignment, *given)
             # Choices, as they are in bits, and weights go in one message: the host plans each for counts of its own.
             choices, k = topk_idx.int().view(torch.float32), topk_idx.size(1)
             packed = choices if topk_weights is None else torch.cat([choices, topk_weights], 1)
-            received, packed = _Move.apply(way, True, x, packed)
+            received, packed = _Move.apply(route, _DISPATCH, x, packed)
             choices, weights = packed.detach()[:, :k].contiguous().view(torch.int32), packed[:, k:]
             index = choices.to(topk_idx.dtype) - self.rank * len(counts)
             mine = (index >= 0) & (index < len(counts))
             weights = None if topk_weights is None else torch.where(mine, weights, 0)
             rounded = [-(-count // expert_alignment) * expert_alignment for count in counts]
-            return received, torch.where(mine, index, -1), weights, rounded, way
+            return received, torch.where(mine, index, -1), weights, rounded, route
 
         return self._run(work, given, **stream)
 
@@ -286,16 +293,19 @@ class Experts:
             ValueError, DistBackendError: As the class says.
         """
         received, device = sum(handle.received), handle.rows.device
-        with self._told():
+        with self._refusing():
             self._check("combine", "x", x, (received, None), _ELEMENTS, device)
             if topk_weights is not None:
                 self._check("combine", "topk_weights", topk_weights, (received, None), (torch.float32,), device)
         self._agree("combine", _facts(x, topk_weights, 0 if topk_weights is None else topk_weights.size(1)))
-        return self._run(lambda: _Move.apply(handle, False, x, topk_weights), [x, handle, topk_weights], **stream)
+        inputs = [x, handle, topk_weights]
+        return self._run(lambda: _Move.apply(handle, _COMBINE, x, topk_weights), inputs, **stream)
 
-    def _way(self, alignment: int, x: Any, idx: Any, weights: Any, inside: Any, per_expert: Any) -> tuple[Handle, Any]:
+    def _route(
+        self, alignment: int, x: Any, idx: Any, weights: Any, inside: Any, per_expert: Any
+    ) -> tuple[Handle, Any]:
         """The handle of a dispatch, and how often this rank's experts were chosen."""
-        with self._told():
+        with self._refusing():
             if alignment < 1:
                 raise ValueError(f"dispatch on rank {self.rank}: expert_alignment is {alignment}; 1 or more is due")
             if idx is None or inside is None or per_expert is None:
@@ -347,7 +357,7 @@ class Experts:
             ValueError, DistBackendError: As the class says; on the host also for indices out of range.
         """
         method, most = "low_latency_dispatch", num_max_dispatch_tokens_per_rank
-        with self._told():
+        with self._refusing():
             self._check_choices(method, topk_idx, num_experts)
             self._check(method, "x", x, (len(topk_idx), None), _ELEMENTS, topk_idx.device)
             if use_fp8:
@@ -362,7 +372,7 @@ class Experts:
         def work() -> tuple[Any, ...]:
             spare, count, total = (0, 0, 0, most - len(x)), num_experts // self.size, most * self.size
             padded = pad(topk_idx.int(), spare, value=-1), pad(x, spare)
-            choices, every = _Move.apply(_Everyone(self.group), True, *padded)
+            choices, every = _Move.apply(_AllRanks(self.group), _DISPATCH, *padded)
             received, counts, rows = _by_expert(choices[:-1].long() - self.rank * count, every, count)
             return received, counts, FixedHandle(len(x), wrong.any(1), (count, total), rows)
 
@@ -392,21 +402,21 @@ class Experts:
             ValueError, DistBackendError: As the class says.
         """
         method, (count, total), k, device = "low_latency_combine", handle.shape, handle.rows.size(1), handle.rows.device
-        with self._told():
+        with self._refusing():
             self._check(method, "x", x, (count, total, None), _ELEMENTS, device)
             self._check(method, "topk_idx", topk_idx, (handle.tokens, k), _INDICES, device)
             self._check(method, "topk_weights", topk_weights, (handle.tokens, k), (torch.float32,), device)
         self._agree(method, _facts(x, topk_weights, k))
 
         def work() -> tuple[Any, ...]:
-            everyone, spare = _Everyone(self.group), (0, 0, 0, total // self.size - handle.tokens)
-            weights = _Move.apply(everyone, True, pad(topk_weights, spare))[0][:-1]
+            everyone, spare = _AllRanks(self.group), (0, 0, 0, total // self.size - handle.tokens)
+            weights = _Move.apply(everyone, _DISPATCH, pad(topk_weights, spare))[0][:-1]
             part = x.new_zeros((total, x.size(2)), dtype=torch.float32)
             for row, factor in zip(handle.rows.unbind(1), weights.split(1, dim=1), strict=True):
                 # Rows that are no tokens may hold anything, also what is not a number.
                 made = x.flatten(0, 1).index_select(0, row.clamp(min=0)).masked_fill(row.lt(0).unsqueeze(1), 0)
                 part = torch.addcmul(part, made.float(), factor)
-            out = _Move.apply(everyone, False, pad(part.to(x.dtype), (0, 0, 0, 1)))[0][: handle.tokens]
+            out = _Move.apply(everyone, _COMBINE, pad(part.to(x.dtype), (0, 0, 0, 1)))[0][: handle.tokens]
             return (out if _visible(handle.wrong) else out.masked_fill(handle.wrong.unsqueeze(1), torch.nan),)
 
         out, event = self._run(work, [x, topk_weights, handle], async_finish=async_finish or return_recv_hook)
@@ -418,7 +428,7 @@ class Experts:
         self, work: Callable[[], Any], inputs: Sequence[Any], previous_event: Event | None = None,
         async_finish: bool = False, allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Results of ``work`` and their event; ``async_finish``: in a stream of its own, where there are streams."""
+        """Call ``work``, and return its results and their event. ``async_finish``: in another stream, on a device."""
         device = next((tensor.device for tensor in _tensors(inputs)), torch.device("cpu"))
         if device.type == "cpu" or not async_finish:
             if previous_event is not None:
@@ -441,13 +451,13 @@ class Experts:
     # --- agreement ----------------------------------------------------------------------------------------------------
 
     def _agree(self, method: str, facts: _Facts) -> None:
-        """Compare with the other ranks, in the first call of its kind."""
+        """Compare facts with the other ranks, in the first call that has them."""
         if (method, facts) not in self._agreed:
             self._compare(method, facts)
             self._agreed.add((method, facts))
 
     def _compare(self, method: str, facts: _Facts, more: Sequence[int] = ()) -> list[list[int]]:
-        """Every rank's further numbers. Raises where ranks do not have in common what they must."""
+        """Compare facts with the other ranks: ``ValueError`` if they differ. Returns ``more`` of all ranks."""
         mine = torch.tensor([*facts, *more], dtype=torch.int64, device="cpu")
         table = mine.new_empty(self.size * len(mine))
         _all_gather(table, mine, group=self.group)
@@ -462,8 +472,8 @@ class Experts:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Let the other ranks know of a mistake that this one finds before it makes a collective call."""
+    def _refusing(self) -> Iterator[None]:
+        """A context in which a mistake is one of a collective call that this rank refuses."""
         try:
             yield
         except Exception as mistake:
@@ -474,7 +484,7 @@ class Experts:
     def _check(
         self, method: str, name: str, tensor: Any, shape: _Shape, types: Sequence[Any], device: Any = None
     ) -> None:
-        """Refuse what is no tensor of a shape, None being any size, of one of the types, on a device if given."""
+        """``ValueError`` unless this is a tensor of the shape (None: any size), of one of the types, on the device."""
         what, fits = type(tensor).__name__, False
         if isinstance(tensor, torch.Tensor):
             what, fits = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}", tensor.dim() == len(shape)
@@ -520,7 +530,7 @@ def _by_expert(choices: Any, tokens: Any, count: int) -> tuple[Any, Any, Any]:
 
 
 def _outside(idx: Any, experts: int) -> Any:
-    """Which choices are none at all."""
+    """A mask of the choices that are out of range."""
     return (idx < -1) | (idx >= experts)
 
 

@@ -14,7 +14,7 @@ from .group import ProcessGroupUCCH
 from .work import torch_error
 
 #: How often this process's default group was made anew.
-_times = [0]
+_rebuilt = 0
 
 
 def rebuild() -> None:
@@ -24,6 +24,7 @@ def rebuild() -> None:
     fail). Ranks are numbered anew, in the same order. Groups, meshes and ``DistributedDataParallel`` are to be made
     again. It needs ``mpirun --with-ft ulfm``, or a store that does not die with a rank (docs/faults.md).
     """
+    global _rebuilt
     group = c10d.GroupMember.WORLD
     if group is None:
         raise TypeError('rebuild() is for a default group of the backend "ucch"; this process has none')
@@ -36,7 +37,7 @@ def rebuild() -> None:
     timeout = timedelta(seconds=group.seconds) if group.seconds else None
     try:
         comm = group.communicator.Shrink()
-        number = _times[0] = 1 + max(comm.mpi.allgather(_times[0]))
+        _rebuilt = 1 + max(comm.mpi.allgather(_rebuilt))
     except UCCHError as failure:
         raise torch_error(failure) from failure
     c10d._abort_process_group()
@@ -45,5 +46,5 @@ def rebuild() -> None:
     backend.adopt_next(comm)
     more: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     dist.init_process_group(
-        name, store=dist.PrefixStore(f"ucch-rebuilt/{number}", store), rank=comm.rank, world_size=comm.size, **more
+        name, store=dist.PrefixStore(f"ucch-rebuilt/{_rebuilt}", store), rank=comm.rank, world_size=comm.size, **more
     )

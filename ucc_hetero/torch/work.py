@@ -26,7 +26,7 @@ from .layout import Finish
 from .not_compiled import not_compiled
 from .streams import Ready, used_in_current
 
-_peek, _follow = lib.ucch_peek, lib.ucch_letter_follow
+_peek, _follow = lib.ucch_peek, lib.ucch_lane_message_follow
 
 #: Seconds until a call fails that is not to go on; 0 would be no limit.
 _AT_ONCE = 1e-6
