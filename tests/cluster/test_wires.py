@@ -140,9 +140,9 @@ with Communicator() as comm:
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
-def test_rings_come_with_calls(on_crew: Callable[..., Any]) -> None:
-    """Those within hosts and those between."""
-    out = on_crew(JOBS["rings come with calls"].script, *MIXED).stdout
+def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
+    """Those within hosts and those between; of ranks that have pinned nothing yet."""
+    out = alone(JOBS["rings come with calls"].script, *MIXED).stdout
     assert out.count("right rings: ") == 4 and "wire" in out and "shared" in out, out
 
 

@@ -76,6 +76,7 @@ JOBS = {
 #: them.
 OF_ITS_OWN = {
     *("a rank that dies", "calls under way at the end", "no pinned memory is left", "no compiler", "refused in graphs"),
+    "rings come with calls",
 }
 
 
