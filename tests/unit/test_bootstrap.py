@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -516,3 +516,16 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.Monkey
     monkeypatch.setattr(timely, "largest_tag", lambda: 9)
     with pytest.raises(PeerError, match=r"rank 1: a test: another rank died, or has given this communicator up"):
         timely.Timely(ranks, 60.0, "a test").allgather(1)
+
+
+def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing() -> None:
+    """A refused call counts as a mistake of the caller's, after which all ranks are taken to live."""
+
+    def send(*_: Any) -> None:
+        raise ConnectionError("the store is out of reach")
+
+    teams = Teams.__new__(Teams)
+    teams.rank, teams.timeout, teams.look, teams.tag = 1, 1.0, None, 0
+    teams.job = cast(Any, SimpleNamespace(rank=1, spoilt=False, comm=SimpleNamespace(Send=send)))
+    with pytest.raises(PeerError, match="rank 1: .* out of reach"):
+        teams._all_ready([0, 1], True)

@@ -180,8 +180,8 @@ class _Meeting:
         wires.spread(spread.shared)
 
 
-def _claim(size: int) -> Claim:
-    return Claim(numbers.taken(), process.spare(), offer(size))
+def _claim(size: int, job: process.Job | None = None) -> Claim:
+    return Claim(numbers.taken(), process.spare(job), offer(size))
 
 
 def _table() -> Table:
@@ -219,7 +219,7 @@ def met_again(known: Known, mpi: Any, exchange: Callable[[list[int]], list[list[
 
     def come(ready: bool) -> bool:
         usable = ready and known.job.sound()
-        everyone[:] = exchange([ready, usable, *(_claim(known.size).numbers() if usable else ())])
+        everyone[:] = exchange([ready, usable, *(_claim(known.size, known.job).numbers() if usable else ())])
         return all(said[0] for said in everyone)
 
     with turn(come):

@@ -380,9 +380,9 @@ def offer() -> tuple[str, ...]:
     return f"{process().name}/{_made[0]}", *(job.name for job in _jobs if job.sound())
 
 
-def spare() -> tuple[int, ...]:
-    """Numbers by which there is something for a communicator of certain ranks."""
-    return tuple([number for job in _jobs for number in tuple(job.spare)][-MOST_SPARE:])
+def spare(of: Job | None = None) -> tuple[int, ...]:
+    """Numbers by which there is something for a communicator of certain ranks: of a job, or of all."""
+    return tuple([number for job in ([of] if of else _jobs) for number in tuple(job.spare)][-MOST_SPARE:])
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:

@@ -27,6 +27,7 @@ from ..planner.plan import Step
 from ..types import DTYPES, OPS
 from . import agreement, numbers
 from .board import PAGES
+from .faults import EXCHANGE_ERRORS
 from .known import Known
 from .process import TEAM_IDS, Spare
 from .turns import alone, turn
@@ -243,6 +244,21 @@ class Teams:
         """True if every rank of a team is ready; the first one asks, over the job's MPI communicator, and all wait for
         up to ``seconds``."""
         seconds = self.timeout if seconds is None else seconds
+        try:
+            answer = self._answer(places, ready, seconds)
+        except UCCHError:
+            raise
+        except EXCHANGE_ERRORS as error:  # no mistake of this call's: its rank cannot be heard
+            raise PeerError(f"rank {self.rank}: a team of job ranks {places} cannot be made: {error}") from error
+        if answer == _SPOILT:
+            raise CollectiveError(
+                f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
+                "communicator was given up when a rank refused it or was late: free this one, and make a new one"
+            )
+        return answer == _READY
+
+    def _answer(self, places: list[int], ready: bool, seconds: float) -> int:
+        """The least word of all ranks of a team."""
         first, word = places[0], array("b", [_SPOILT if self.job.spoilt else _READY if ready else _LATER])
         if self.job.rank != first:
             self._say(word, first)
@@ -252,12 +268,7 @@ class Teams:
             answer = word[0] = min([word[0], *theirs])
             for place in places[1:]:
                 self._say(word, place)
-        if answer == _SPOILT:
-            raise CollectiveError(
-                f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
-                "communicator was given up when a rank refused it or was late: free this one, and make a new one"
-            )
-        return answer == _READY
+        return answer
 
     def _say(self, word: array[int], place: int) -> None:
         self.job.comm.Send(word, place, self.tag)
