@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -231,8 +232,10 @@ static _Atomic pid_t walker;
 static const int faults[] = {SIGSEGV, SIGBUS};
 static struct sigaction usually[2];
 
+static pid_t own_thread(void) { return (pid_t)syscall(SYS_gettid); } /* glibc 2.28 has no gettid */
+
 static void on_fault(int number) {
-    if (walker == gettid()) siglongjmp(out, 1);
+    if (walker == own_thread()) siglongjmp(out, 1);
     sigaction(number, &usually[number == SIGBUS], NULL); /* another thread's: it faults again, and this time as usual */
 }
 
@@ -240,7 +243,7 @@ static void walk(handler *python, int number) {
     struct sigaction ours = {.sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK};
     for (int i = 0; i < 2; i++)
         sigaction(faults[i], &ours, &usually[i]);
-    walker = gettid();
+    walker = own_thread();
     if (!sigsetjmp(out, 1)) python(number);
     walker = 0;
     for (int i = 0; i < 2; i++)

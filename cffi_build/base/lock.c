@@ -38,7 +38,7 @@
 /* Recursive: Python holds it in places (bindings/handle.py), and may collect objects there whose ends need it. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static _Atomic int wanted;
-int ucch_spin_rounds = 1000;
+_Atomic int ucch_spin_rounds = 1000;
 _Atomic int ucch_crowded;
 /* A thread's naps in the place of its next yields, and when it last had a long yield. */
 static _Thread_local int naps;
@@ -57,12 +57,21 @@ uint64_t ucch_now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Make a condition for ucch_cond_wait. */
+void ucch_cond_init(pthread_cond_t *wake) {
+    pthread_condattr_t by;
+    pthread_condattr_init(&by);
+    pthread_condattr_setclock(&by, CLOCK_MONOTONIC);
+    pthread_cond_init(wake, &by);
+    pthread_condattr_destroy(&by);
+}
+
 /* Wait for a condition, `seconds` at most (0: for ever): 0, or an error number, such as ETIMEDOUT. */
 int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *with, double seconds) {
     if (seconds == 0) return pthread_cond_wait(wake, with);
     uint64_t until = ucch_now_ns() + (uint64_t)(1e9 * seconds);
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    return pthread_cond_clockwait(wake, with, CLOCK_MONOTONIC, &t);
+    return pthread_cond_timedwait(wake, with, &t); /* glibc 2.28 has no pthread_cond_clockwait */
 }
 
 /* ---- order ---- */

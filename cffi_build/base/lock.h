@@ -7,7 +7,7 @@
 
 #include "base/ucch.h"
 
-extern int ucch_spin_rounds;
+extern _Atomic int ucch_spin_rounds;
 /* More than 0 while other threads want this core: then spinning only delays the thread that is waited for. */
 extern _Atomic int ucch_crowded;
 
@@ -24,6 +24,7 @@ void ucch_order_give(int at);
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
 
+void ucch_cond_init(pthread_cond_t *wake);
 int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *lock, double seconds);
 int ucch_trylock(void);
 void ucch_let_others(void);

@@ -114,8 +114,10 @@ void ucch_ops_check_deadlines_locked(double now) {
 /* ---- listening ---- */
 
 static pthread_mutex_t bell = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t rung = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t rung;
 static uint64_t rings;
+
+__attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&rung); }
 
 /* Let listeners look again. */
 void ucch_doorbell_ring(void) {

@@ -27,7 +27,7 @@
  * counted (lock.c): callers that make progress would not let it have the lock, and wake it in vain whenever they let
  * go. */
 static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t wake;
 static _Atomic int sleeps;
 static int woken; /* with that mutex */
 static int (*enter)(void);
@@ -241,8 +241,10 @@ static void after_fork(void) {
     thread_on = thread_asleep = sleeps = 0;
     ucch_lock_after_fork();
     sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    ucch_cond_init(&wake);
 }
+
+__attribute__((constructor)) static void make_condition(void) { ucch_cond_init(&wake); }
 
 /* There is more in streams: waking a thread takes as long as some launches. */
 void ucch_progress_streams(void) {

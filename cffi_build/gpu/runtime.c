@@ -162,6 +162,7 @@ static void relax(void) { ucch_capture_mode(UCCH_RELAXED); }
 int ucch_device_bind(int runtime, int device, int may) {
     int status = ready(runtime) ? failed(runtime, table[runtime]->ops.use(device), "use") : UCCH_FAIL_DEVICE;
     if (status < 0) return status;
+    UCCH_LOCKED; /* the progress thread may be at work with it already */
     bound_runtime = runtime;
     bound_device = device;
     may_hold = may;

@@ -194,7 +194,7 @@ static int start(ucch_wire *w, ucp_context_h context) {
     if (status) return status;
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
-    pthread_cond_init(&w->wake, NULL);
+    ucch_cond_init(&w->wake);
     if (!pthread_create(&w->thread, NULL, serve, w)) return 0;
     ucp_worker_destroy(w->worker);
     return UCCH_FAIL_MEMORY;

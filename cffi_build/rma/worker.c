@@ -188,7 +188,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     at->by_kernel = by_kernel;
     at->last = &at->notices;
     at->attention.kind = &attention;
-    pthread_cond_init(&at->calm, NULL);
+    ucch_cond_init(&at->calm);
     *status = listen(at, come);
     if (!*status) *status = start_thread(at);
     if (*status) {

@@ -14,6 +14,14 @@ ENGINE = ROOT / "cffi_build"
 FOLDERS = ("abi", "base", "net", "gpu", "shm", "p2p", "rma", "coll", "python")
 HEADERS_FOR_ALL = ("api", "kernels")
 
+#: Functions that glibc has had since 2.29 only: hosts with an Enterprise Linux 8 have 2.28, as libucx's wheels need.
+NEWER = {
+    "gettid", "tgkill", "pthread_cond_clockwait", "pthread_mutex_clocklock", "pidfd_open", "close_range", "closefrom",
+    "epoll_pwait2", "getdents64", "strlcpy", "strlcat", "process_madvise",
+}  # fmt: skip
+#: Comments and texts.
+PROSE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
+
 
 def files(suffix: str) -> dict[str, Path]:
     """Files of the engine by their names below ``cffi_build``, without the suffix."""
@@ -28,8 +36,7 @@ def above(user: str, owner: str) -> bool:
 @pytest.fixture(scope="module")
 def uses() -> dict[tuple[str, str], set[str]]:
     """(user, owner) -> the functions of the owner's that the user names, but for comments and texts."""
-    plain = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
-    texts = {name: plain.sub(" ", path.read_text()) for name, path in files(".c").items()}
+    texts = {name: PROSE.sub(" ", path.read_text()) for name, path in files(".c").items()}
     defined = re.compile(r"^(?!static\b)[a-z_][\w *]*?\b(\w+)\([^;{}]*\)\s*\{", re.M)
     owners = {function: name for name, text in texts.items() for function in defined.findall(text)}
     found: dict[tuple[str, str], set[str]] = {}
@@ -60,3 +67,9 @@ def test_no_header_of_a_higher_folder_is_included() -> None:
         for included, folder in re.findall(r'^#include "((\w+)/[^"]+)"', path.read_text(), re.M):
             if {name.partition("/")[0], folder}.isdisjoint(HEADERS_FOR_ALL):
                 assert not above(name, included), f"{path} includes {included}"
+
+
+def test_the_engine_needs_no_newer_libc() -> None:
+    for path in files(".c").values():
+        words = set(re.findall(r"\w+(?=\()", PROSE.sub(" ", path.read_text())))
+        assert not words & NEWER, path
