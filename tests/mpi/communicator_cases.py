@@ -5,7 +5,6 @@ import os
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -136,10 +135,13 @@ def case_without_a_call(comm: Communicator) -> None:
     """A rank makes nothing of a communicator that it makes no call in, nor waits at its end; the others do as ever."""
     if not comm.topology.flat:
         return
-    comm.Dup().Free()  # which may have to get its memory
+    makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
+    for make in makes:
+        make().Free()  # the first one may have to get its memory
     with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
-        for made in comm.Dup(), comm.Split(0, -comm.rank):
-            assert made.size == comm.size and made.Get_group().Get_size() == comm.size and made.name
+        for make in makes:
+            made = make()
+            assert made.size == comm.size == made.Get_group().Get_size()
             if comm.rank == 0:
                 made.Free()
             comm.Barrier()
@@ -159,20 +161,6 @@ def case_without_a_call(comm: Communicator) -> None:
     made.Free()
     with comm.Dup() as made:
         check(made, everyone(comm))
-
-
-def case_first_calls_of_threads(comm: Communicator) -> None:
-    """Threads make the first calls of one communicator at the same time."""
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        return
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    into = np.zeros((4, 2000))
-    with comm.Dup() as made, ThreadPoolExecutor(8) as threads:
-        begun = [threads.submit(made.Send, np.full(2000, float(tag)), right, tag) for tag in range(4)]
-        begun += [threads.submit(made.Recv, into[tag], left, tag) for tag in range(4)]
-        for each in begun:
-            each.result()
-        assert (into == np.arange(4.0)[:, None]).all()
 
 
 def case_first_calls_in_any_order(comm: Communicator) -> None:
