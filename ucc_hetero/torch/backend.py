@@ -84,16 +84,22 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     comm, _default_group.comm_to_come = _default_group.comm_to_come, None
     if comm is not None and _default_group.deaths is not None:
         _default_group.deaths = Deaths(opts.store, opts.group_rank)
-    if comm is None:
-        try:
+    try:
+        if comm is None:
             comm = _agreed(opts)
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
+        hosts = comm.Dup() if creation.is_by_device(opts.group_id) and _have_devices(comm) else None
+    except UCCHError as failure:
+        raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
         _warn_of_binding(comm.topology.hosts.count(0))  # its own host
     ranks = _global_ranks(opts)
     fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
-    return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+    return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric, hosts))
+
+
+def _have_devices(comm: Communicator) -> bool:
+    """True if all ranks have a device: tensors of the host and of devices are then in unlike calls."""
+    return all(comm.topology.vendor(rank) != "host" for rank in range(comm.size))
 
 
 def _global_ranks(opts: Any) -> list[int]:
