@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
-from ..api.comm import Communicator, adopted
+from ..api.comm import Communicator, adopted, runner_of
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..device import local_rank
@@ -87,7 +87,8 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     try:
         if comm is None:
             comm = _agreed(opts)
-        hosts = comm.Dup() if creation.is_by_device(opts.group_id) and _have_devices(comm) else None
+        apart = creation.is_by_device(opts.group_id) and runner_of(comm).members.device.everywhere
+        hosts = comm.Dup() if apart else None  # where a rank has no device, a call may be on tensors of either kind
     except UCCHError as failure:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
@@ -95,11 +96,6 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     ranks = _global_ranks(opts)
     fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
     return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric, hosts))
-
-
-def _have_devices(comm: Communicator) -> bool:
-    """True if all ranks have a device: tensors of the host and of devices are then in unlike calls."""
-    return all(comm.topology.vendor(rank) != "host" for rank in range(comm.size))
 
 
 def _global_ranks(opts: Any) -> list[int]:

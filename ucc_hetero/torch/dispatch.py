@@ -89,7 +89,9 @@ class Dispatch:
     #: Messages by the vendor's library; None where no other rank of the group shares this rank's fabric.
     _fabric: FabricMessages | None = None
 
-    def _open(self, comm: Communicator, name: str, timeout: timedelta | None, hosts: Communicator | None = None) -> None:
+    def _open(
+        self, comm: Communicator, name: str, timeout: timedelta | None, hosts: Communicator | None = None
+    ) -> None:
         """Initialize; not a constructor, as torch's base class needs that for itself."""
         self._place = comm.rank, comm.size
         #: By level of callbacks; and that of collectives on the host's tensors, where these have one of their own.
