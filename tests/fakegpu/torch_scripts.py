@@ -284,11 +284,15 @@ def collect():
 
 with ThreadPoolExecutor(1) as pool:
     collected = pool.submit(collect)
-    for step in range(100):
-        tensor = gpu.empty(1000)
-        tensor.fill(step + r)
-        dist.all_reduce(tensor)
-        assert (tensor.seen() == p * step + p * (p - 1) / 2).all(), (r, step)
+    for step in range(50):
+        tensors = [gpu.empty(1000) for _ in range(4)]
+        for tensor in tensors:
+            tensor.fill(step + r)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
+        dist.all_reduce(tensors[0])
+        for work in works:
+            work.wait()
+        assert all((tensor.seen() == p * step + p * (p - 1) / 2).all() for tensor in tensors), (r, step)
     collected.result()
 
 def refused(made, mine, theirs):
