@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .command import LOCAL_NAMES
+from .command import is_here
 from .rank import MARK, ending_with_parent, relay, write_all
 
 #: Seconds between asking the launcher to end and killing it.
@@ -182,8 +181,7 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
     if why == "start" or (code and missing):
         late = f" within {watch.start_timeout:g} s (--start-timeout)" if why == "start" else ""
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
-        here = socket.gethostname().partition(".")[0]
-        others = [name for name in missing if name not in LOCAL_NAMES and name.partition(".")[0] != here]
+        others = [name for name in missing if not is_here(name)]
         if others:
             suspect = _blamed(others, watch.said.decode(errors="replace"))
             _say(

@@ -118,8 +118,8 @@ def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> No
     _, mine = _here(rank, size, values.get("device_id"))
     seconds = limit_of(values.get("timeout")) or NO_LIMIT
     ranks: dict[str, list[int]] = {}
-    for number, each in enumerate(_rank_facts(range(size), mine, rank, values["store"], seconds)):
-        ranks.setdefault(each.fabric.partition(" ")[0], []).append(number)
+    for at, each in enumerate(_rank_facts(range(size), mine, rank, values["store"], seconds)):
+        ranks.setdefault(each.fabric.partition(" ")[0], []).append(at)
     if "cpu" in wanted:  # ranks without a device may be there for that
         ranks.pop("host", None)
     if len(ranks) > 1 and rank == 0:
