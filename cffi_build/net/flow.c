@@ -127,6 +127,8 @@ static int index_of(const ucch_flow *f, uint64_t piece, int range) {
     return (int)(piece % (uint64_t)f->ring.depth) * f->ranges + range;
 }
 
+static int failed(const ucch_flow *f) { return __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE); }
+
 static void fail(ucch_flow *f, int status) {
     int none = 0;
     __atomic_compare_exchange_n(&f->failed, &none, status, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
@@ -134,7 +136,7 @@ static void fail(ucch_flow *f, int status) {
 
 /* Why the flow carries nothing any more, as far as call `number` is concerned: 0 while it does. */
 int ucch_flow_failed(const ucch_flow *f, uint64_t number) {
-    int status = __atomic_load_n(&f->failed, __ATOMIC_ACQUIRE);
+    int status = failed(f);
     return status == UCCH_FAIL_MISMATCH && number < __atomic_load_n(&f->differs, __ATOMIC_ACQUIRE) ? 0 : status;
 }
 
@@ -355,7 +357,7 @@ static int fits(ucch_flow *f, const ucch_slot_header *s) {
 static void settle_arrivals(ucch_flow *f) {
     uint64_t before = f->settled;
     for (int ranges;
-         (f->ring.by_device || f->settled < f->expected) && !f->failed && (ranges = complete(f, f->settled));) {
+         (f->ring.by_device || f->settled < f->expected) && !failed(f) && (ranges = complete(f, f->settled));) {
         const ucch_slot_header *s = slot_of(f, f->settled);
         note_tainted(f, s->tainted, s->differs);
         if (!fits(f, s)) break;
@@ -444,8 +446,8 @@ static int turn(ucch_poller *poller) {
     ucch_flow *f = s->flow;
     int which = s->which, found = 0;
     if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
-    if (!f->failed) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
-    if (which == f->first && f->failed != UCCH_FAIL_PEER) found |= f->sends ? send_abort(f) : on_abort(f);
+    if (!failed(f)) found = f->sends ? turn_of_sender(f, which) : turn_of_receiver(f, which);
+    if (which == f->first && failed(f) != UCCH_FAIL_PEER) found |= f->sends ? send_abort(f) : on_abort(f);
     /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }

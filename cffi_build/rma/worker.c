@@ -18,6 +18,8 @@
 #define IS_RNDV ((uint64_t)1 << 17)
 /* Attention goes on for as long after what came last. */
 #define ARM_AFTER_S 1e-3
+/* Rounds of progress at most before a worker is destroyed. */
+#define DYING 1000
 /* Of a counter, before they begin again: their numbers are those of an int. */
 #define USES ((uint64_t)1 << 21)
 
@@ -212,6 +214,11 @@ void ucch_rma_stop(ucch_rma *at) {
     close(at->calls[0]);
     close(at->calls[1]);
     listen(at, pass_over);
+    /* What libucp still has to send to a process that has died fails at once when it is tried, and must not be left
+     * when the worker is destroyed: UCX 1.22 ends the process ("ucs_arbiter_group_is_empty"). */
+    UCCH_LOCKED;
+    for (int i = 0; i < DYING && ucp_worker_progress(at->worker); i++)
+        ;
 }
 
 /* After its worker has been destroyed: libucp used its slots until then. */

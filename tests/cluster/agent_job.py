@@ -1,6 +1,12 @@
 """Agent that others put to (serve), or that puts to two others until it has lost the first (use FOLDER); and a worker
-whose address others get (be FOLDER), or one that connects once the host of that is gone (meet FOLDER)."""
+whose address others get (be FOLDER), or one that connects once the host of that is gone (meet FOLDER); and one that
+loses agents of its own host within long puts (outlive FOLDER), which are processes of another (hold FOLDER)."""
 
+import contextlib
+import os
+import random
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +18,8 @@ from ucc_hetero.errors import CollectiveError, PeerError
 
 SECRET = b"a secret of tests"
 BYTES = 1 << 20
+#: Of a put that is long enough to die in, and how many die.
+LONG, DEATHS = 1 << 26, 12
 
 
 def serve() -> None:
@@ -90,5 +98,41 @@ def meet(folder: Path) -> None:
         print("right:", type(error).__name__, error, flush=True)
 
 
+def hold(folder: Path) -> None:
+    """Have several agents with a long room, each a process that says its number and address."""
+    for _ in range(DEATHS):
+        if not os.fork():
+            agent = rma.Agent(f"unix://{folder}/{os.getpid()}", SECRET)
+            agent.publish("room", agent.worker.register(np.zeros(LONG, np.uint8)))
+            os.write(1, f"{os.getpid()} {agent.address}\n".encode())
+            agent.receive(3600)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def outlive(folder: Path) -> None:
+    """Kill one after the other at a random moment of a put, and end as the put has."""
+    command = [sys.executable, __file__, "hold", str(folder)]
+    source = np.ones(LONG, np.uint8)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        for _ in range(DEATHS):
+            number, address = holder.stdout.readline().split()
+            with rma.Agent(f"unix://{folder}/outliving", SECRET) as agent:
+                mine, peer = agent.worker.register(source), agent.connect(address)
+                room, begun = peer.open("room"), time.perf_counter()
+                peer.endpoint.put(mine, room).Wait()
+                took = time.perf_counter() - begun
+                put = peer.endpoint.put(mine, room)
+                time.sleep(random.uniform(0, took))
+                os.kill(int(number), signal.SIGKILL)
+                with contextlib.suppress(PeerError):
+                    put.Wait()
+    print("right", flush=True)
+
+
 if __name__ == "__main__":
-    {"serve": serve, "use": use, "be": be, "meet": meet}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"serve": serve, "use": use, "be": be, "meet": meet, "hold": hold, "outlive": outlive}[sys.argv[1]](
+        *map(Path, sys.argv[2:])
+    )

@@ -1,6 +1,7 @@
 """Put, get and notify between hosts: of ranks, and of agents one of which is lost."""
 
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -68,3 +69,12 @@ def test_a_host_that_is_gone_does_not_stop_who_connects(
     (tmp_path / "fault").touch()
     out = roles[0].communicate(timeout=60 * room)[0]
     assert "right: " in out, out
+
+
+@pytest.mark.usefixtures("libraries")
+def test_agents_of_one_host_are_lost_in_puts(tmp_path: Path, room: int) -> None:
+    """One that closes its worker just then goes on: what libucp had still to send ended it, in one death of twenty."""
+    done = subprocess.run(
+        [*JOB, "outlive", str(tmp_path)], capture_output=True, text=True, timeout=100 * room, check=False
+    )
+    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import torch
 import ucc_hetero.torch
 
 dist = torch.distributed
-dist.init_process_group("ucch")
+dist.init_process_group(os.environ.get("BACKEND", "ucch"))
 group, r, p = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
 right, left = (r + 1) % p, (r - 1) % p
 #: Streams hand each other messages; otherwise they go by way of the host.
@@ -264,6 +264,51 @@ sent, got = gpu.empty(9), gpu.empty(9)
 exchange(sent, got, 3.0)
 right_value(got, 3.0)
 dist.destroy_process_group()
+print("right", flush=True)
+"""
+
+#: Objects that another thread collects meanwhile, as asynchronous checkpoints do, in a group that was asked for by type
+#: of device; and mistakes in calls of either kind, which end those of no other.
+BESIDE = COMMON
+BESIDE += """
+from concurrent.futures import ThreadPoolExecutor
+
+def collect():
+    for step in range(40):
+        got = [None] * p if r == 0 else None
+        dist.gather_object((r, step), got)
+        assert got is None or got == [(rank, step) for rank in range(p)], got
+        plan = [("plan", step) if r == 0 else None]
+        dist.broadcast_object_list(plan)
+        assert plan == [("plan", step)], plan
+
+with ThreadPoolExecutor(1) as pool:
+    collected = pool.submit(collect)
+    for step in range(50):
+        tensors = [gpu.empty(1000) for _ in range(4)]
+        for tensor in tensors:
+            tensor.fill(step + r)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
+        dist.all_reduce(tensors[0])
+        for work in works:
+            work.wait()
+        assert all((tensor.seen() == p * step + p * (p - 1) / 2).all() for tensor in tensors), (r, step)
+    collected.result()
+
+def refused(made, mine, theirs):
+    "One rank makes a mistake, and the others the call."
+    try:
+        made()
+    except Exception as error:
+        assert type(error) is mine if r == 1 else isinstance(error, theirs), (r, error)
+    else:
+        raise AssertionError(r)
+
+many = torch.empty(p + (r == 1))
+refused(lambda: dist.all_gather_into_tensor(many, torch.ones(1)), ValueError, dist.DistBackendError)
+tensor.fill(r)
+dist.all_reduce(tensor)
+assert (tensor.seen() == p * (p - 1) / 2).all(), r
 print("right", flush=True)
 """
 

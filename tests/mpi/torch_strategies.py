@@ -150,6 +150,28 @@ def checkpoint() -> None:
 
 
 @case
+def checkpoint_meanwhile() -> None:
+    """What a thread writes beside the training; on a device in the group whose collectives the training makes."""
+    import torch.distributed.checkpoint as dcp
+
+    kinds = "ucch" if DEVICE == "cpu" else f"cpu:ucch,{DEVICE}:ucch"
+    group = dist.new_group(backend=kinds)
+    weights = {f"{k}": torch.full((1000,), float(k), device=DEVICE) for k in range(5)}
+    folder: list[Any] = [tempfile.mkdtemp() if R == 0 else None]
+    dist.broadcast_object_list(folder, src=0)
+    writing = dcp.async_save(weights, checkpoint_id=folder[0], process_group=group)
+    beside = dist.group.WORLD if DEVICE == "cpu" else group
+    for step in range(200):
+        total = torch.full((5000,), float(step + R), device=DEVICE)
+        dist.all_reduce(total, group=beside)
+        assert (total == N * step + N * (N - 1) / 2).all(), step
+    writing.result()
+    read = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
+    dcp.load(read, checkpoint_id=folder[0], process_group=group)
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
+
+
+@case
 def dtensor() -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

@@ -24,6 +24,7 @@ CASES: list[tuple[str, str | Path, str, dict[str, str]]] = [
     ("messages that repeat and change, one vendor", torch_scripts.REPEATED, "nvidia:2", {}),
     ("messages in graphs", torch_scripts.CAPTURED, "nvidia:1,amd:2", OWN_QUEUES),
     ("calls of callbacks, and the end", torch_scripts.NESTED, PAIR, OWN_QUEUES),
+    ("objects beside calls on devices", torch_scripts.BESIDE, PAIR, {"BACKEND": "cpu:ucch,cuda:ucch", **OWN_QUEUES}),
     ("mistakes between messages that repeat", torch_scripts.MISTAKES, PAIR, OWN_QUEUES),
     # A tensor may be filled once its send was waited for.
     ("refilled, lanes", torch_scripts.REFILLED, PAIR, OWN_QUEUES),

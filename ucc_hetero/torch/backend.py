@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from .. import env, log
-from ..api.comm import Communicator, adopted
+from ..api.comm import Communicator, adopted, runner_of
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
 from ..device import local_rank
@@ -84,16 +84,18 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
     comm, _default_group.comm_to_come = _default_group.comm_to_come, None
     if comm is not None and _default_group.deaths is not None:
         _default_group.deaths = Deaths(opts.store, opts.group_rank)
-    if comm is None:
-        try:
+    try:
+        if comm is None:
             comm = _agreed(opts)
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
+        apart = creation.is_by_device(opts.group_id) and runner_of(comm).members.device.everywhere
+        hosts = comm.Dup() if apart else None  # where a rank has no device, a call may be on tensors of either kind
+    except UCCHError as failure:
+        raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():
         _warn_of_binding(comm.topology.hosts.count(0))  # its own host
     ranks = _global_ranks(opts)
     fabric = fabric_messages_of(ranks, opts.group_rank, opts.store, opts.timeout)
-    return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric))
+    return _register(ProcessGroupUCCH(comm, opts.group_id, opts.timeout, opts.store, fabric, hosts))
 
 
 def _global_ranks(opts: Any) -> list[int]:

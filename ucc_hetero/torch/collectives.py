@@ -81,7 +81,7 @@ def _refusing(method: _M) -> _M:
             return method(self, *args, **more)
         except (TypeError, ValueError) as mistake:
             if self._posted == before:
-                self.refuse(mistake)
+                self.refuse(mistake, args)
             raise
 
     return cast(_M, made)

@@ -53,6 +53,8 @@ class RankFacts(NamedTuple):
 _known: dict[int, RankFacts] = {}
 #: Names of groups that were asked for without a backend of the host: barriers and objects then go by the device.
 _device_only: set[str] = set()
+#: Names of groups that were asked for with a backend for each type of device.
+_by_device: set[str] = set()
 
 
 def install() -> None:
@@ -71,8 +73,11 @@ def install() -> None:
         if not values["global_ranks_in_group"]:
             _known.clear()
             _device_only.clear()
+            _by_device.clear()
         asked = values["backend"]
         wanted = c10d.BackendConfig(asked).get_device_backend_map()
+        note = _by_device.add if asked in ("undefined", None) or ":" in asked else _by_device.discard
+        note(values["group_name"])
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         if NAME not in renamed.values() or not _is_member(values):
             _say_what_serves(wanted, wanted)
@@ -90,6 +95,14 @@ def install() -> None:
     helper.ucch = True  # type: ignore[attr-defined]
     c10d._new_process_group_helper = helper
     _keep_to_devices()
+
+
+def is_by_device(name: str) -> bool:
+    """True if a group was asked for with a backend for each type of device, as also where none is named.
+
+    Backends of torch's own then make calls on the host's tensors in one order, and those on devices' in another.
+    """
+    return name in _by_device
 
 
 def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> None:

@@ -40,6 +40,7 @@ from .streams import (
     device_of,
     mean_of,
     stream_query,
+    tensors_in,
 )
 from .work import CombinedWork, GraphWork, LaneWork, PendingWork, ReceiveStatus, Work, limit_of, torch_error
 
@@ -48,6 +49,9 @@ _MOMENT = 20e-6
 #: Every so many calls, all calls under way are polled; otherwise the oldest.
 _MANY = 64
 
+
+#: Number of the communicator for collectives on tensors of the host; callbacks' are numbered from 1.
+_HOSTS = -1
 
 #: (outgoing, from any source) -> the dispatcher's name of a message.
 _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_", (False, True): "recv_any_source_"}
@@ -85,10 +89,16 @@ class Dispatch:
     #: Messages by the vendor's library; None where no other rank of the group shares this rank's fabric.
     _fabric: FabricMessages | None = None
 
-    def _open(self, comm: Communicator, name: str, timeout: timedelta | None) -> None:
+    def _open(
+        self, comm: Communicator, name: str, timeout: timedelta | None, hosts: Communicator | None = None
+    ) -> None:
         """Initialize; not a constructor, as torch's base class needs that for itself."""
         self._place = comm.rank, comm.size
+        #: By level of callbacks; and that of collectives on the host's tensors, where these have one of their own.
         self._comms = {0: GroupComm(comm, self.check_aborted)}
+        if hosts is not None:
+            self._comms[_HOSTS] = GroupComm(hosts, self.check_aborted)
+        self._hosts = self._comms[0] if hosts is None else self._comms[_HOSTS]
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}
         #: Ranks with which messages have gone by lanes; the device of their tensors, and functions that return its
@@ -145,16 +155,15 @@ class Dispatch:
             return self._profiled(form or call.name, outputs if inputs is None else inputs, again)
         if self._aborted or self._closed or self.in_flight:
             self._check_usable()
-        comm, seconds = self._comm() if futures.level() else self._comms[0], self._timeout(opts)
+        seconds = self._timeout(opts)
         try:
-            work = self._start(comm, seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
+            work = self._start(seconds, call, outputs, finish, getattr(opts, "asyncOp", True), key)
         except UCCHError as failure:
             raise torch_error(failure) from failure
         return self._register(work)
 
     def _start(
         self,
-        comm: GroupComm,
         seconds: float,
         call: CallSpec,
         outputs: Sequence[Any],
@@ -166,6 +175,7 @@ class Dispatch:
         device = device_of(call.recv, call.send)
         if device is not None:
             self._known(device)
+        comm = self._comm(on_host=device is None and not call.send is call.recv is None)
         self._posted += 1  # from here on the communicator tells the others of mistakes
         mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
@@ -183,7 +193,7 @@ class Dispatch:
             if finish is not None:
                 finish()
             work = Work(self, outputs)
-        if key is not None and comm is self._comms[0]:
+        if key is not None and not futures.level():
             comm.runner.make_repeatable(key, call, mean=mean)
         return work
 
@@ -194,7 +204,7 @@ class Dispatch:
         that would wait at once. torch keeps memory that its streams work on. Few functions are called here: each takes
         a hundredth of the time of a short call.
         """
-        comm = self._comms[0]
+        comm = self._hosts if recv.is_cpu else self._comms[0]
         repeatable = comm.runner.repeatable.get(key)
         if repeatable is None or not _plain_at(send, recv):
             return None
@@ -290,9 +300,14 @@ class Dispatch:
                 f"host, and of {' and '.join(map(repr, TORCH))}"
             )
 
-    def _comm(self) -> GroupComm:
-        """The communicator of the calling thread: calls that callbacks post have one of their own (:mod:`.futures`)."""
+    def _comm(self, *, on_host: bool) -> GroupComm:
+        """The communicator of a collective, which may be on tensors of the host.
+
+        Calls that callbacks post have one of their own (:mod:`.futures`).
+        """
         at = futures.level()
+        if not at:
+            return self._hosts if on_host else self._comms[0]
         comm = self._comms.get(at)
         if comm is None:
             # Collective; every rank runs the same callbacks in the same order, and so comes here.
@@ -305,11 +320,16 @@ class Dispatch:
         own: float = opts.timeout.total_seconds()
         return own if own > 0 else self.seconds
 
-    def refuse(self, mistake: Exception) -> None:
-        """Tell the other ranks that this one cannot make its next collective: if one makes it, the group ends."""
+    def refuse(self, mistake: Exception, memory: Sequence[Any] | None = None) -> None:
+        """Tell the other ranks that this one cannot make its next collective: if one of them makes it, the group ends.
+
+        Its tensors are in ``memory``; None: they may be the host's or a device's.
+        """
         self._check_usable()
         self._posted += 1
-        (self._comm() if futures.level() else self._comms[0]).refuse(mistake)
+        kinds = (True, False) if memory is None else (any(each.is_cpu for each in tensors_in(memory)),)
+        for comm in {self._comm(on_host=kind) for kind in kinds}:
+            comm.refuse(mistake)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

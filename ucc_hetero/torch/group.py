@@ -33,14 +33,21 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     ``new_group`` make.
 
     Collectives are posted in program order and run in that order. ``timeout`` is that of every call, unless the call
-    brings its own; a call that fails leaves the group unusable, as NCCL's do.
+    brings its own; a call that fails leaves the group unusable, as NCCL's do. Where there is a communicator ``hosts``,
+    collectives on tensors of the host have an order of their own, on it.
     """
 
     def __init__(
-        self, comm: Communicator, name: str, timeout: timedelta, store: Any, fabric: FabricMessages | None = None
+        self,
+        comm: Communicator,
+        name: str,
+        timeout: timedelta,
+        store: Any,
+        fabric: FabricMessages | None = None,
+        hosts: Communicator | None = None,
     ) -> None:
         super().__init__(comm.rank, comm.size)
-        self._open(comm, name, timeout)
+        self._open(comm, name, timeout, hosts)
         self._fabric = fabric
         self._store, self._monitored = store, 0
 

@@ -26,13 +26,13 @@ def device_of(*memory: Any) -> Any:
     return None
 
 
-def _tensors(memory: Sequence[Any]) -> Iterator[Any]:
+def tensors_in(memory: Sequence[Any]) -> Iterator[Any]:
     """The tensors among nested sequences that may also hold counts, and None."""
     for each in memory:
         if isinstance(each, torch.Tensor):
             yield each
         elif isinstance(each, list | tuple):
-            yield from _tensors(each)
+            yield from tensors_in(each)
 
 
 #: torch's streams by device and handle: making one takes longer than launching a kernel.
@@ -70,7 +70,7 @@ def used_in_current(memory: Sequence[Any]) -> Ready | None:
         When it is over; None for memory of the host.
     """
     stream = None
-    for tensor in _tensors(memory):
+    for tensor in tensors_in(memory):
         if not tensor.is_cpu:
             stream = current(tensor.device)
             tensor.record_stream(stream)
@@ -226,7 +226,7 @@ class SideStream:
         if waits and finish is not None:
             with self._module.stream(stream):
                 finish()
-            for tensor in _tensors(memory) if asynchronous else ():
+            for tensor in tensors_in(memory) if asynchronous else ():
                 if not tensor.is_cpu:  # used beyond the end of the call
                     tensor.record_stream(stream)
         events = self._events if finish is None else None
