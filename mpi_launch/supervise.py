@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .command import is_here
 from .rank import MARK, ending_with_parent, relay, write_all
 
 #: Seconds between asking the launcher to end and killing it.
@@ -140,12 +141,16 @@ class _Watch:
                 os.kill(pid, signal.SIGTERM)
 
 
-def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_timeout: float = 0) -> int:
+def supervise(
+    words: Sequence[str], hosts: Sequence[tuple[str, int]], start_timeout: float = 0, ssh: str = "ssh"
+) -> int:
     """Run the launcher's command and return the job's exit status: the first failing rank's, else the launcher's.
 
     Args:
+        words: the command.
         hosts: names and slots, in rank order, to name those that did not come up.
         start_timeout: seconds within which all ranks must have started; 0: no limit.
+        ssh: how the launcher reaches a host.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -160,10 +165,10 @@ def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_time
             pass  # what came while the job was ending is about the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _conclude(words[0], watch, status, hosts)
+    return _conclude(words[0], watch, status, hosts, ssh)
 
 
-def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]]) -> int:
+def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]], ssh: str) -> int:
     """Say last what matters most, and return the exit status."""
     reports, why = watch.reports, watch.why
     missing = reports.missing(hosts)
@@ -176,11 +181,11 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
     if why == "start" or (code and missing):
         late = f" within {watch.start_timeout:g} s (--start-timeout)" if why == "start" else ""
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
-        others = [name for name in missing if name not in ("localhost", "127.0.0.1")]
+        others = [name for name in missing if not is_here(name)]
         if others:
             suspect = _blamed(others, watch.said.decode(errors="replace"))
             _say(
-                f"try: ssh {suspect} hostname; it must work without a password, the program and this Python must be "
+                f"try: {ssh} {suspect} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return LATE if why else code

@@ -301,7 +301,7 @@ def case_objects(comm: Communicator) -> None:
     assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
     assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
     assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)
-    assert comm.scatter([str(r) for r in range(p)] if me == 0 else None, root=0) == str(me)
+    assert comm.scatter([str(r) for r in range(p)] if me == 0 else me, root=0) == str(me)  # the root's alone counts
     assert comm.alltoall([(me, r) for r in range(p)]) == [(r, me) for r in range(p)]
     assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
     assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)

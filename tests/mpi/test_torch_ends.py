@@ -65,6 +65,21 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
     assert job.returncode != 0 and job.output.count(said) == 1, job.output
 
 
+@pytest.mark.parametrize("asked, emulated, said", [
+    ("nccl", "nvidia:1,amd:1", "and this job has nvidia on rank 0 and amd on rank 1: UCCH_TORCH_REPLACE=nccl gives"),
+    ("nccl", "", "(rank 1; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it"),
+    ("uchh", "", "Unknown backend type uchh (rank 1; the backend of ucc_hetero is 'ucch'"),
+])  # fmt: skip
+def test_a_script_that_asks_for_another_backend(mpirun, asked: str, emulated: str, said: str) -> None:
+    """Without UCCH_TORCH_REPLACE; torch has no NCCL where these tests run."""
+    script = f"""
+import torch.distributed as dist
+dist.init_process_group({asked!r})
+"""
+    job = mpirun(script, 2, env={"UCCH_EMULATE": emulated}, check=False)
+    assert job.returncode != 0 and said in job.stderr, job.output
+
+
 def test_replaced_on_some_ranks_only(mpirun) -> None:
     """Those name the others and the variable, and do not wait for them for ever."""
     script = """

@@ -6,6 +6,7 @@ Reasons come from what the engine noted and what the arrival board knows of othe
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable
 from functools import partial
@@ -176,7 +177,7 @@ def with_record_path(failure: _E) -> _E:
         failure, RefusedError | RevokedError | TruncationError
     )
     if path is not None and grave:
-        failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {path.parent})",)
+        failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {shlex.quote(str(path.parent))})",)
     return failure
 
 
