@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
-from ..errors import CollectiveTimeout, PeerError
+from ..errors import CollectiveTimeout
 from ..native.aside import Aside
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
@@ -57,20 +57,6 @@ def revoked(mpi: Any) -> bool:
         with suppress(*EXCHANGE_ERRORS):
             mpi.Iprobe()  # MPI hears of it in calls that make progress
     return bool(mpi.Is_revoked())
-
-
-def watch(mpi: Any) -> Callable[[], None] | None:
-    """Make a check that raises :class:`PeerError` once a rank of ``mpi`` has died or has revoked it."""
-    if lacking(mpi):
-        return None
-
-    def look() -> None:
-        if revoked(mpi):
-            raise PeerError(f"rank {mpi.Get_rank()}: another rank has given up making this communicator")
-        if dead := dead_ranks(mpi):
-            raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} died while this communicator was made")
-
-    return look
 
 
 def give_up(mpi: Any) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .. import env
 from ..bindings import quarantine
 from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
@@ -28,7 +27,7 @@ from .links import Links
 from .meeting import Said, Seat, met
 from .process import Spare
 from .teams import Teams
-from .timely import Timely, limit, timely
+from .timely import Timely, timely
 
 #: Elements of four bytes in the calls whose teams every communicator has from its beginning.
 USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
@@ -69,7 +68,7 @@ class Membership:
         #: Any thread may discard messages while another one closes; and a closed one's number may be another's.
         self._discarding, self._is_closed = threading.RLock(), False
         try:
-            self._create(take(), limit(self.mpi, timeout))
+            self._create(take(), min(self.mpi.seconds, timeout))
         except BaseException:
             self.part()
             quarantine.keep(self)  # the libraries go on with what they have of it
@@ -90,7 +89,7 @@ class Membership:
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
         files, spare = [claim.file for claim in said.claims], [claim.spare for claim in said.claims]
-        return Seat(known, claimed, files, spare, limit(self.mpi, env.get("TIMEOUT")))
+        return Seat(known, claimed, files, spare, self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
         """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
@@ -135,7 +134,7 @@ class Membership:
     def _make_teams(self) -> list[bool]:
         """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all of them
         work, and who has the board's page."""
-        self.teams.look, self.teams.together = faults.watch(self.mpi), True
+        self.teams.look, self.teams.together = None if faults.lacking(self.mpi) else self.mpi.look, True
         failure = self._first_teams()
         everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
         if failure is not None:

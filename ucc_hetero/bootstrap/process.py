@@ -29,7 +29,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .timely import limit, named, timely
+from .timely import named, timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -192,7 +192,7 @@ class Job:
         self.native: ucc.Context | None = None
         self.bridge: ucc.Context | None = None
         #: Used at the end, when all ranks leave together.
-        seconds = limit(comm, env.get("TIMEOUT"))
+        seconds = min(comm.seconds, env.get("TIMEOUT"))
         self.comm = timely(comm.Dup(), seconds, "the making of contexts")
         try:
             self._create(comm, island, seconds)
@@ -303,7 +303,7 @@ class Job:
 
     def close(self) -> None:
         """Destroy the contexts; collective among the ranks."""
-        self.drop_spare(limit(self.comm, env.get("TIMEOUT")))
+        self.drop_spare(min(self.comm.seconds, env.get("TIMEOUT")))
         for context in (self.bridge, self.native):
             if context is not None:
                 context.close()

@@ -5,7 +5,6 @@ MPI's own wait for ever for a rank that was stopped, and its errors say neither 
 
 from __future__ import annotations
 
-import math
 import pickle
 import sys
 import time
@@ -138,7 +137,7 @@ class Timely:
         request = self.named(begin)
         done = partial(self.named, request.Test)
         with quarantine.unless_over(memory):
-            come = progress_until(done, self.seconds, self._look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
+            come = progress_until(done, self.seconds, self.look, longest=1e-4, spin=_SPIN_S, apart=_ANSWER_S)
         if not come:
             quarantine.keep((request, memory), request.Test, unmet)
             missing = self._missing()
@@ -147,7 +146,7 @@ class Timely:
                 f"rank {self._mpi.Get_rank()}: {self._what}: {who} within {self.seconds:g} s (UCCH_TIMEOUT)"
             )
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Answer questions; leave an exchange that a rank takes no part in, as ranks do that wait for a message of it.
 
         MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
@@ -216,11 +215,6 @@ class Timely:
 def timely(mpi: Any, seconds: float, what: str) -> Any:
     """An exchange that ends: MPI's as `Timely`, any other as it is."""
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
-
-
-def limit(mpi: Any, seconds: float) -> float:
-    """Seconds that ranks wait for each other while contexts and teams are made: at most those of their exchange."""
-    return min(seconds, getattr(mpi, "seconds", math.inf))
 
 
 def named(mpi: Any, call: Callable[[], _T]) -> _T:
