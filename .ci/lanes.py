@@ -27,17 +27,29 @@ SLOWEST = 25
 ROOT = Path(__file__).resolve().parent.parent
 #: A third of the unit tests' time: a lane of its own ends when the others do.
 PLANS = "tests/unit/test_plans.py"
-TORCH = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/mpi/test_torch_*.py"))
+#: Folder of tests that start ranks -> its files whose ranks import torch, which costs a lane half a minute.
+TORCH = {
+    folder: sorted(
+        str(path.relative_to(ROOT)) for kind in ("torch", "vllm") for path in ROOT.glob(f"{folder}/test_{kind}*.py")
+    )
+    for folder in ("tests/mpi", "tests/native", "tests/cluster")
+}
+
+
+def without(*paths: str) -> list[str]:
+    """Arguments of pytest: all but these."""
+    return [f"--ignore={path}" for path in paths]
+
 
 #: lane -> pytest's arguments
 SUITE = {
-    "unit": ["tests/unit", f"--ignore={PLANS}"],
+    "unit": ["tests/unit", *without(PLANS)],
     "plans": [PLANS],
-    "devices": ["tests/native"],
-    "hosts": ["tests/cluster"],
+    "devices": ["tests/native", *without(*TORCH["tests/native"])],
+    "hosts": ["tests/cluster", *without(*TORCH["tests/cluster"])],
     "front": ["tests/front"],
-    "torch": TORCH,
-    "ranks": [f"--ignore={path}" for path in ("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH)],
+    "torch": [path for paths in TORCH.values() for path in paths],
+    "ranks": without("tests/unit", "tests/native", "tests/cluster", "tests/front", *TORCH["tests/mpi"]),
 }
 #: lane -> command of one that pytest does not run
 CHECKS = {name: ["make", "--no-print-directory", name] for name in ("types", "lint")}

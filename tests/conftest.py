@@ -198,13 +198,9 @@ def write_script(folder: Path, script: str | Path) -> Path:
 COLD = ("LD_PRELOAD", "SANITIZER", "UCCH_TORCH_REPLACE")
 #: Test files -> what their ranks import that takes seconds.
 NEEDED = {
-    "torch|vllm": ["torch"],
-    "mpi/test_torch": ["torch._dynamo", "torch.distributed.fsdp"],
-    "mpi/test_(torch|examples)": ["sklearn.datasets"],
+    "torch|vllm": ["torch", "torch._dynamo", "torch.distributed.fsdp"],
+    "torch|vllm|mpi/test_examples": ["sklearn.datasets"],
 }
-#: One process forks all of these, as a second import costs a core three seconds: that ranks' sets are in other orders
-#: the tests of mpi/test_torch see.
-SINGLE = ("pytest", "torch")
 
 
 @contextlib.contextmanager
@@ -215,7 +211,7 @@ def warmed(*modules: str) -> Iterator[list[str]]:
     env["PYTHONPATH"] = str(LINES)
     with contextlib.ExitStack() as ended:
         doors = ended.enter_context(tempfile.TemporaryDirectory(prefix="warm"))
-        for number in range(1 if modules == SINGLE else 2):
+        for number in range(2):
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(f"{doors}/{number}")
                 door.listen(64)
@@ -225,8 +221,6 @@ def warmed(*modules: str) -> Iterator[list[str]]:
                 )
             ended.callback(job.wait)
             ended.callback(job.kill)
-        if modules == SINGLE:
-            os.symlink("0", f"{doors}/1")
         yield [sys.executable, "-I", "-S", str(RANK.with_name("warm_rank.py")), doors]
 
 
@@ -338,7 +332,9 @@ class Crews:
         return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:
-        """End all of them, as programs end."""
+        """End all of them, as programs end; at once, as ranks wait for each other at their ends."""
+        for crew, _ in self._crews.values():
+            crew.tell_end()
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()
@@ -462,13 +458,13 @@ def compiled() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def fake_library() -> Callable[..., Path]:
     """Build a vendor's fake library (fakegpu/building.py); without compilers the test is skipped."""
     import building
 
     def build(vendor: str, *cases: Any) -> Path:
         try:
-            return building.build(vendor, tmp_path_factory.mktemp("fakegpu") / f"libfake{vendor}.so", *cases)
+            return building.build(vendor, *cases)
         except building.NoCompiler as error:
             pytest.skip(str(error))
 

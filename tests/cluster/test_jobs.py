@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
-from message_scripts import MATCHING
 
 from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
@@ -89,15 +88,14 @@ def test_hosts_inside_vendors(host_crew: Callable[..., Any]) -> None:
         assert f"found {[('eth0', height)] * 6}" in done.stdout, done.output
 
 
-#: Each host has one vendor's devices, or each has both.
-APART, MIXED = "nvidia:2,amd:2", "nvidia:1,amd:2,nvidia:1"
+#: Each host has one vendor's devices.
+APART = "nvidia:2,amd:2"
 
 
 @pytest.mark.parametrize("script, layout, env", [
     (COLLECTIVES, APART, {"UCCH_WIRES": "0"}),
     (COLLECTIVES, "nvidia:2,host:1,amd:1", {}), (STREAMS, APART, OWN_QUEUES),
-    (MATCHING, MIXED, {"UCCH_STAGING": "staged"}),
-], ids=["calls without wires", "calls, one without", "streams", "staged messages"])  # fmt: skip
+], ids=["calls without wires", "calls, one without", "streams"])  # fmt: skip
 def test_devices_of_two_hosts(on_crew: Callable[..., Any], script: str, layout: str, env: dict[str, str]) -> None:
     on_crew(script, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
 

@@ -99,7 +99,8 @@ def test_streams_hand_each_other_messages(on_crew: Callable[..., Any], script: s
 
 @pytest.mark.parametrize("script", [lane_scripts.RANDOM, message_scripts.MATCHING])
 def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: str) -> None:
-    on_crew(script, *MIXED, **OWN_QUEUES)
+    by_pinned_memory = {"UCCH_STAGING": "staged", "UCCH_TUNE": ""} if script == message_scripts.MATCHING else {}
+    on_crew(script, *MIXED, **OWN_QUEUES, **random.choice([{}, by_pinned_memory]))
 
 
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}], ids=["own queues", "few slots"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from ucc_hetero.native.libraries import lib
 from ucc_hetero.types import DTYPES, OPS
 
 HERE = Path(__file__).parent
+#: Where libraries are kept for other runs of tests, by what they are made of.
+KEPT = HERE.parents[1] / "build" / "fakes"
 
 
 class NoCompiler(Exception):
@@ -67,35 +71,40 @@ static constexpr fakegpu_kernel row = {{"{name}", R"~~({text})~~", run, fakegpu_
 """
 
 
-def build_all(folder: Path) -> dict[str, Path]:
+def build_all() -> dict[str, Path]:
     """vendor -> its fake library."""
-    return {vendor: build(vendor, folder / f"libfake{vendor}.so") for vendor in VENDORS}
+    return {vendor: build(vendor) for vendor in VENDORS}
 
 
-def build(vendor: str, out: Path, cases: Mapping[str, Case] = COMPILED) -> Path:
-    """Build one vendor's fake library, whose compiler knows these kernels."""
+def build(vendor: str, cases: Mapping[str, Case] = COMPILED) -> Path:
+    """One vendor's fake library, whose compiler knows these kernels; what has been built before is used again."""
     cc, cxx = (shutil.which(a) or shutil.which(b) for a, b in (("cc", "gcc"), ("c++", "g++")))
     if not cc or not cxx:
         raise NoCompiler("needs compilers for C and C++")
     texts = {name: text for name, case in cases.items() if (text := sources.source(*case)) is not None}
     rows = ", ".join(f"n_{name}::row" for name in texts)
-    source, made = out.with_suffix(".cc"), out.with_suffix(".o")
-    source.write_text(
+    code = (
         '#include "device.h"\n' + "".join(_entry(*each) for each in texts.items())
         + f'extern "C" const fakegpu_kernel fakegpu_kernels[] = {{{rows}, {{}}}};\n'
     )  # fmt: skip
-    # Every access to memory becomes a call of blocks.h: that is what -fsanitize=thread is for here.
-    words = [
-        "-std=c++14",
-        "-O1",
-        "-fPIC",
-        "-w",
-        "-fsanitize=thread",
-        "-ffp-contract=off",
-        "-fno-exceptions",
-        f"-I{HERE}",
-    ]
-    subprocess.run([cxx, *words, *VENDORS[vendor], "-c", source, "-o", made], check=True, timeout=600)
-    words = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", HERE / "fakegpu.c", made, "-lpthread", "-lm"]
-    subprocess.run([cc, *words, *VENDORS[vendor], "-o", out], check=True, timeout=600)
+    parts = [code, vendor, *(path.read_text() for path in (Path(__file__), *sorted(HERE.glob("*.[ch]"))))]
+    out = KEPT / f"{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.so"
+    if not out.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+            made = Path(folder, "fake.so")
+            _compile(cc, cxx, VENDORS[vendor], code, made)
+            made.replace(out)
     return out
+
+
+def _compile(cc: str, cxx: str, branch: Sequence[str], code: str, out: Path) -> None:
+    source, made = out.with_suffix(".cc"), out.with_suffix(".o")
+    source.write_text(code)
+    # Every access to memory becomes a call of blocks.h: that is what -fsanitize=thread is for here.
+    words = "-std=c++14 -O1 -fPIC -w -fsanitize=thread -ffp-contract=off -fno-exceptions".split()
+    subprocess.run([cxx, *words, f"-I{HERE}", *branch, "-c", source, "-o", made], check=True, timeout=600)
+    # Those calls ask for what is their thread's own: not by a function of the linker's.
+    words = "-std=gnu11 -O2 -shared -fPIC -ftls-model=initial-exec -Wl,-Bsymbolic".split()
+    libraries = "-lpthread", "-lm"
+    subprocess.run([cc, *words, *branch, HERE / "fakegpu.c", made, *libraries, "-o", out], check=True, timeout=600)

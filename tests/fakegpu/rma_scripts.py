@@ -65,7 +65,7 @@ for here, there in ((True, True), (True, False), (False, True)):
     assert info["put"].startswith("staged" if devices and not opens else "direct"), info
     assert ("not direct" in info) == (not opens and mine.memory == rooms[right].memory != "host"), info
 
-    lists = pieces(N, 3000, 1500)
+    lists = pieces(N, 500, 9000)
     every = mpi.allgather(lists)
     peers[right].put(mine, rooms[right], *lists, notify=b"there").Wait()
     note = worker.wait_notification()

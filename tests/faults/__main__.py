@@ -10,7 +10,6 @@ import argparse
 import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -83,8 +82,8 @@ def main() -> int:
         if args.details and verdict.failures:
             print(verdict.output, flush=True)
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
-        fakes = build_all(Path(folder))
+    fakes = build_all()
+    with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(one, range(first, first + args.trials)))
     kinds = Counter(kind for each in verdicts for kind in each.failures)
     print(f"{table(verdicts)}\n{len(verdicts)} trials, of which failed: {dict(kinds) or 'none'}")

@@ -76,31 +76,6 @@ def start(
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_tokens_are_those_of_one_engine(start: Any, scheduler: str) -> None:
-    """Several requests at once, in chunks, into a cache that lies otherwise and is too small for all of them."""
-    # 15 to 18 blocks of the 19 that there are hold them all, and 27 to 36 would with what is generated.
-    asked, port = prompts(random.randint(60, 110), *[16] * 6), free_port()
-    prefill = start("kv_producer", port, vendor="amd", scheduler=scheduler)
-    decode = start("kv_consumer", vendor="nvidia", scheduler=scheduler, layout="HND", blocks=20)
-    right = one_engine(start, asked, 24)
-    before = prefill.free(0)["free"], decode.free(0)["free"]
-    for name, prompt in asked.items():
-        prefill.add(name, prompt, 1, {"do_remote_decode": True, "do_remote_prefill": False})
-    params = {name: prefill.done(name)["params"] for name in asked}
-    for name, prompt in asked.items():  # at once, or some are over before others come
-        decode.add(f"d{name}", prompt, 24, params[name])
-    found = {name: decode.done(f"d{name}") for name in asked}
-    assert {name: said["tokens"] for name, said in found.items()} == right
-    preempted = decode.free(before[1])["preemptions"]
-    assert preempted, "the cache was to be too small"
-    assert sum(said["computed"] == 24 for said in found.values()) >= 3, "of a prompt only the last token is computed"
-    prefill.free(before[0])
-    for engine in (prefill, decode):
-        engine.end()
-        assert engine.process.returncode == 0
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_aborted_requests_leave_nothing(start: Any, scheduler: str) -> None:
     port = free_port()
     prefill = start("kv_producer", port, scheduler=scheduler)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import socket
+import string
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,9 @@ WORDS = [
     "nvidia", "amd", "fragments=", "[2-16]", "0-64k", "1e999", "nan", "٣", "9" * 30,
     "data",
 ]  # fmt: skip
-TEXT = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+#: Some of each kind of characters: a table of all takes hypothesis seconds.
+LETTERS = string.printable + "\0\x7f\xa0é²½٣ⅷ\u202e\ufeff\U0001f600"
+TEXT = st.one_of(st.text(LETTERS, max_size=30), st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
 #: A table as it is written, and what may stand in it instead.
 TABLE: dict[str, Any] = {
     "format": 2,
