@@ -174,10 +174,10 @@ class GroupMethods(ABC):
 
         members, make = self._runner.members, partial(self._mpi.Create_group, group, tag)
         mpi, ranks = timely(self._mpi, self._runner.timeout, "Create_group"), self._ranks_of(group)
-        if self.rank not in ranks:
+        if members.rank not in ranks:
             return MPI.COMM_NULL
         if MPI.UNDEFINED in ranks:
-            raise ValueError(f"Create_group on rank {self.rank}: this communicator lacks processes of the group")
+            raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
         with Turn(Gathering(members.known, members.id, ranks, tag, mpi).come):
             return self._adopt(mpi.apart(make))
 
