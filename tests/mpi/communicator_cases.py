@@ -457,6 +457,43 @@ def case_threads(comm: Communicator) -> None:
         parent.Free()
 
 
+def case_groups_beside_duplicates(comm: Communicator) -> None:
+    """A thread makes communicators of some ranks while another one duplicates: Open MPI alone may hang there."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return
+    dice, whole = random.Random(comm.bcast(random.random())), everyone(comm)
+    drawn = [dice.sample(whole, dice.randint(1, comm.size)) for _ in range(60)]
+    failures: list[BaseException] = []
+
+    def of_some(parent: Communicator) -> None:
+        for ranks in drawn:
+            made = parent.Create_group(parent.Get_group().Incl(ranks))
+            assert (made == MPI.COMM_NULL) == (comm.rank not in ranks)
+            if comm.rank in ranks:
+                check(made, ranks)
+                made.Free()
+
+    def of_all(parent: Communicator) -> None:
+        for _ in drawn:
+            with parent.Dup() as same:
+                check(same, whole)
+
+    def work(make: Any, parent: Communicator) -> None:
+        try:
+            make(parent)
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    with comm.Dup() as one, comm.Dup() as other:
+        threads = [threading.Thread(target=work, args=args) for args in ((of_some, one), (of_all, other))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
 def case_threads_that_free_late(comm: Communicator) -> None:
     """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
     close = Teams.close

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..bootstrap.gathering import Gathering
 from ..bootstrap.meeting import WORDS, Again, Seat
 from ..bootstrap.timely import Timely, timely
 from ..bootstrap.turns import Turn
@@ -63,9 +64,15 @@ class GroupMethods(ABC):
 
     def _ranks_in(self, made: Any) -> list[int]:
         """The ranks of a communicator of MPI's, as they are numbered here."""
-        theirs, ours = made.Get_group(), self._mpi.Get_group()
-        ranks = type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
+        theirs = made.Get_group()
+        ranks = self._ranks_of(theirs)
         theirs.Free()
+        return ranks
+
+    def _ranks_of(self, group: Any) -> list[int]:
+        """The ranks of a group of MPI's, as they are numbered here."""
+        ours = self._mpi.Get_group()
+        ranks = type(ours).Translate_ranks(group, list(range(type(ours).Get_size(group))), ours)
         ours.Free()
         return list(ranks)
 
@@ -161,10 +168,18 @@ class GroupMethods(ABC):
             tag: Tells calls of several threads apart.
 
         Returns:
-            The communicator.
+            The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
         """
-        make = partial(self._mpi.Create_group, group, tag)
-        return self._adopt(timely(self._mpi, self._runner.timeout, "Create_group").apart(make))
+        from mpi4py import MPI
+
+        members, make = self._runner.members, partial(self._mpi.Create_group, group, tag)
+        mpi, ranks = timely(self._mpi, self._runner.timeout, "Create_group"), self._ranks_of(group)
+        if members.rank not in ranks:
+            return MPI.COMM_NULL
+        if MPI.UNDEFINED in ranks:
+            raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
+        with Turn(Gathering(members.known, members.id, ranks, tag, mpi).come):
+            return self._adopt(mpi.apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.
