@@ -37,7 +37,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reports:
-    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in."""
+    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in.
+
+    The failure that counts is the first one, or the first rank that was killed: other hosts hear of its death, fail
+    and report that sooner than its own report may come.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -54,7 +58,7 @@ class Reports:
             return False
         if kind == "started":
             self.started[rank] = host
-        elif kind == "failed" and self.failure is None:
+        elif kind == "failed" and (self.failure is None or (_killed(event) and not _killed(self.failure))):
             self.failure = event
         return True
 
@@ -85,6 +89,11 @@ class Reports:
             else:
                 shown.append(mark + line + newline)
         return b"".join(shown)
+
+
+def _killed(failure: Mapping[str, Any]) -> bool:
+    """True for a rank that a signal has ended, but for one that failed and ended itself by it (base/progress.c)."""
+    return int(failure["status"]) > 128 and "has failed (status" not in str(failure.get("lines", ""))
 
 
 class _Watch:

@@ -328,7 +328,11 @@ class Crews:
             except BaseException:
                 crew.kill()
                 raise
-        self._crews[key] = crew, cases
+            if crew.is_large:
+                crew.tell_end()
+                crew.end(60 * ROOM)
+            else:
+                self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:

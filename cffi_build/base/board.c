@@ -49,9 +49,9 @@ typedef struct slot {
     int64_t file;          /* the process's descriptor of its recorder's memory */
     uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
     uint64_t given_back;   /* the last use that this rank has ended by Free, in which it may be still */
-    ucch_refusal refused; /* the last call that this rank refused */
-    ucch_refusal end;     /* the first refusal that has ended the communicator, as this rank knows it */
-    ucch_refusal waits;   /* a call in which a rank of another host waits, and this one has not come to; no refusal */
+    ucch_refusal refused;  /* the last call that this rank refused */
+    ucch_refusal end;      /* the first refusal that has ended the communicator, as this rank knows it */
+    ucch_refusal waits;    /* a call in which a rank of another host waits, and this one has not come to; no refusal */
     arrival ring[RING];
 } slot;
 
@@ -471,8 +471,9 @@ uint64_t ucch_board_under_way(const ucch_board *b) {
 /* The number of the call to come. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
-/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or frees the communicator
- * instead; or -1. A peer that has not arrived will see ours; one that has moved on past the ring had seen it. */
+/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or frees the
+ * communicator instead; or -1. A peer that has not arrived will see ours; one that has moved on past the ring had seen
+ * it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     int other = b->far ? ucch_far_differs(b->far, seq) : -1;
     if (b->n < 2) return other;

@@ -66,6 +66,7 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
 
 
 @pytest.mark.parametrize("asked, emulated, said", [
+    ("nccl", "", "unknown variable UCCH_TORCH_REPLAC: did you mean UCCH_TORCH_REPLACE?"),
     ("nccl", "nvidia:1,amd:1", "and this job has nvidia on rank 0 and amd on rank 1: UCCH_TORCH_REPLACE=nccl gives"),
     ("nccl", "", "(rank 1; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it"),
     ("uchh", "", "Unknown backend type uchh (rank 1; the backend of ucc_hetero is 'ucch'"),
@@ -76,7 +77,7 @@ def test_a_script_that_asks_for_another_backend(mpirun, asked: str, emulated: st
 import torch.distributed as dist
 dist.init_process_group({asked!r})
 """
-    job = mpirun(script, 2, env={"UCCH_EMULATE": emulated}, check=False)
+    job = mpirun(script, 2, env={"UCCH_EMULATE": emulated, "UCCH_TORCH_REPLAC": "nccl"}, check=False)
     assert job.returncode != 0 and said in job.stderr, job.output
 
 

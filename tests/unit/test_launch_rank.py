@@ -304,6 +304,18 @@ def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
     assert stream.feed(b"half of a line" + report) == b"half of a line" and stream.started == {0: "a"}
 
 
+@pytest.mark.parametrize("later, named", [
+    ({"status": 137}, 2),
+    ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
+    ({"status": 1}, 0),
+], ids=["a rank that was killed", "one that ended itself", "one that failed as well"])  # fmt: skip
+def test_the_failure_that_counts(later: dict[str, object], named: int) -> None:
+    reports = Reports(3)
+    for event in ({"rank": 0, "status": 1}, {"rank": 2, **later}):
+        reports.feed(b"\x1e" + json.dumps({"event": "failed", "host": "a", **event}).encode() + b"\n")
+    assert reports.failure is not None and reports.failure["rank"] == named
+
+
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
     """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
     engine = tmp_path / "engine"

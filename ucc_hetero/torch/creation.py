@@ -83,6 +83,7 @@ def install() -> None:
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         if NAME not in renamed.values() or not _is_member(values):
             _say_what_serves(wanted, wanted)
+            log.warn_unknown()  # UCCH_TORCH_REPLACE may be among the misspelt: no communicator says so then
             _warn_of_vendors(wanted, values)
             return stock_group(stock, *args, **more)
         backends = _vendors_own(renamed, values) or renamed
