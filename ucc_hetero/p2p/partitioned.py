@@ -47,8 +47,7 @@ class Partitions:
         self._messages = messages
         #: The next free tag of partitions, for each receiver.
         self._next: Counter[int] = Counter()
-        #: Headers that no receive has asked for yet, by source, tag and number; how many have come, and how many receives
-        #: were made.
+        #: Headers that no receive has asked for yet, by source, tag and number; how many have come, and receives made.
         self._headers: dict[tuple[int, int, int], _Header] = {}
         self._come: Counter[tuple[int, int]] = Counter()
         self._asked: Counter[tuple[int, int]] = Counter()
