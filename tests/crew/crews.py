@@ -60,7 +60,7 @@ def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
 
 
 #: Bytes of a rank after which its crew ends: nine ranks with devices would come to 12 GiB, beside three other lanes.
-MOST_MEMORY = 1 << 30
+MOST_MEMORY = 3 << 28
 
 
 class CaseFailed(Exception):
