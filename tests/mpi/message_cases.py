@@ -237,6 +237,11 @@ def case_idioms_of_mpi4py(comm: Communicator) -> None:
 def case_partitions(comm: Communicator) -> None:
     """Partitions of a send arrive as they are marked ready, however the receiver divides the data."""
     right, left = neighbours(comm)
+
+    def headers() -> int:
+        return sum(type(each).__name__ == "_Header" for each in gc.get_objects())
+
+    before = headers()
     for mine, theirs, each in ((4, 4, 3), (6, 4, 2), (2, 6, 9), (3, 1, 70_000), (1, 5, 5), (4, 2, 0)):
         data, into = np.empty(mine * each), np.full(mine * each, -1.0)
         outgoing, incoming = comm.Psend_init(data, mine, right, 5), comm.Precv_init(into, theirs, left, 5)
@@ -262,6 +267,7 @@ def case_partitions(comm: Communicator) -> None:
             assert status.Get_count(MPI.DOUBLE) in (0, mine * each)
         for request in (outgoing, incoming, other):
             request.Free()
+    assert headers() <= before + 1  # that of the last one
 
 
 def case_partitions_in_any_order(comm: Communicator) -> None:

@@ -86,6 +86,17 @@ def case_free(comm: Communicator) -> None:
     assert (total == comm.size).all()
 
 
+def case_persistent_that_is_dropped(comm: Communicator) -> None:
+    """It is released as by Free, and its memory with it."""
+    data, into = np.ones(1000), np.zeros(1000)
+    kept, again = weakref.ref(data), comm.Allreduce_init(data, into)
+    again.Start()
+    again.Wait()
+    del data, again
+    gc.collect()
+    assert kept() is None and (into == comm.size).all()
+
+
 def case_dropped_in_cycles(comm: Communicator) -> None:
     """A cycle of objects is collected in no order: what is under way in one must not go before its end."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -30,6 +30,7 @@ class PersistentRequest(Request):
     """A call that was set up once and can be started again and again: what methods with ``_init`` return."""
 
     lasting = True
+    _free: Callable[[], None] = staticmethod(nothing)  # of a request whose constructor has failed
 
     def __init__(
         self,
@@ -56,6 +57,12 @@ class PersistentRequest(Request):
         if self._call is not None:
             under_way.discard(self._call)
         _startable.add(self)
+
+    def __del__(self) -> None:
+        """Release the call, as :meth:`Free` does, where it is not under way."""
+        if self._done:
+            self._free()
+        super().__del__()
 
     def _part_from(self, owner: object) -> None:
         """Become unusable if the call is one of ``owner``'s."""

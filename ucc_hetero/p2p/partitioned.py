@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, NamedTuple
@@ -47,7 +47,9 @@ class Partitions:
         self._messages = messages
         #: The next free tag of partitions, for each receiver.
         self._next: Counter[int] = Counter()
-        self._headers: defaultdict[tuple[int, int], list[_Header]] = defaultdict(list)
+        #: Headers that no receive has asked for yet, by source, tag and number; how many have come, and receives made.
+        self._headers: dict[tuple[int, int, int], _Header] = {}
+        self._come: Counter[tuple[int, int]] = Counter()
         self._asked: Counter[tuple[int, int]] = Counter()
 
     def send(self, buf: Any, partitions: Any, dest: Any, tag: Any) -> PartitionedRequest:
@@ -94,8 +96,8 @@ class Partitions:
 
     def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
         """The header of a sender's ``number``-th partitioned message with a tag; None if it has not come."""
-        messages, known = self._messages, self._headers[source, tag]
-        while len(known) <= number:
+        messages = self._messages
+        while (source, tag, number) not in self._headers:
             found: Message | None
             if wait:
                 try:
@@ -111,8 +113,9 @@ class Partitions:
                 return None
             found.Recv(numbers := np.empty(4, np.int64))
             header = _Header(*map(int, numbers))
-            self._headers[source, header.tag].append(header)
-        return known[number]
+            self._headers[source, header.tag, self._come[source, header.tag]] = header
+            self._come[source, header.tag] += 1
+        return self._headers.pop((source, tag, number))
 
 
 class PartitionedRequest(CompositeRequest, PersistentRequest):
@@ -319,11 +322,10 @@ class _Receive(PartitionedRequest):
         if self._started or self._to_null:
             return True
         if self._header is None:
-            header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
-            if header is None:
+            self._header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
+            if self._header is None:
                 return False
-            self._pieces = self._divided(header)
-            self._header = header
+        self._pieces = self._pieces or self._divided(self._header)
         messages = self._messages
         for i, piece in enumerate(self._pieces):
             self._started[i] = messages.start(messages.incoming(piece, self._peer, self._header.first + i))
