@@ -332,9 +332,7 @@ class Crews:
         return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:
-        """End all of them, as programs end; at once, as ranks wait for each other at their ends."""
-        for crew, _ in self._crews.values():
-            crew.tell_end()
+        """End all of them, as programs end."""
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()

@@ -214,18 +214,15 @@ class Crew:
         self._kill(self._job.pid)
         self._close()
 
-    def tell_end(self) -> None:
-        """Have the ranks come to their ends, as those of a program do."""
-        for rank in self.ranks:
-            with suppress(OSError):
-                rank.tell(end=True)
-
     def end(self, limit: float) -> None:
-        """Wait for the ends of ranks that were told to.
+        """Have the ranks end as those of a program do.
 
         Raises:
             CaseFailed: they do not end, or not well, or a library complains.
         """
+        for rank in self.ranks:
+            with suppress(OSError):
+                rank.tell(end=True)
         try:
             status: object = self._job.wait(limit)
         except subprocess.TimeoutExpired:
