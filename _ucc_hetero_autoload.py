@@ -70,7 +70,7 @@ def _wrap_creation() -> None:
 
     def helper(*args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(each, str) and "ucch" in each for each in (*args, *kwargs.values())):
-            return stock(*args, **kwargs)
+            return stock_group(stock, *args, **kwargs)
         c10d._new_process_group_helper = stock
         import ucc_hetero.torch  # noqa: F401  wraps it
 
@@ -78,3 +78,15 @@ def _wrap_creation() -> None:
 
     helper.stock = stock  # type: ignore[attr-defined]
     c10d._new_process_group_helper = helper
+
+
+def stock_group(stock: Any, *args: Any, **kwargs: Any) -> Any:
+    """A group of torch's own; where torch lacks the backend, the error also says how the script gets this one."""
+    try:
+        return stock(*args, **kwargs)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if not any(words in str(error) for words in ("built in", "Unknown", "no GPUs found")):
+            raise
+        rank = os.environ.get("RANK", "?")
+        text = f"{error} (rank {rank}; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it to "
+        raise type(error)(text + "a script that asks for these)") from error

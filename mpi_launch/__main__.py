@@ -160,7 +160,7 @@ def run(arguments: Sequence[str]) -> int:
         print(shlex.join(words))
         return 0
     hosts = [(host.name, host.slots) for host in found.hosts]
-    return supervise.supervise(words, hosts, options.start_timeout)
+    return supervise.supervise(words, hosts, options.start_timeout, found.ssh or "ssh")
 
 
 @ends_with_its_reader

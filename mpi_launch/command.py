@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,11 @@ RANK_WRAPPER = Path(__file__).with_name("rank.py")
 FORWARDED = ("UCCH_", "UCX_", "UCC_", "NCCL_", "RCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
+
+
+def is_here(name: str) -> bool:
+    """True if a host's name is one of this machine, as far as names tell."""
+    return name in LOCAL_NAMES or name.partition(".")[0] == socket.gethostname().partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,11 @@ def _has(job: Job, environ: Mapping[str, str], parameter: str) -> bool:
 
 def _openmpi(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]:
     """Open MPI's. Its own messages only steer the job, so it is kept off UCX, of which it may bring another build."""
+    if " " in launcher.path and not all(is_here(host.name) for host in job.cluster.hosts):
+        raise ClusterError(
+            f"{launcher.path}: Open MPI starts its helper on other hosts by this path, which cannot have a space: "
+            "install it in another folder, or name another mpirun by MPIRUN"
+        )
     five = launcher.major >= 5
     head = [launcher.path, "--bind-to", "none", "--map-by", "slot"]
     if not _has(job, environ, "pml"):

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .command import is_here
 from .rank import MARK, ending_with_parent, relay, write_all
 
 #: Seconds between asking the launcher to end and killing it.
@@ -36,7 +37,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reports:
-    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in."""
+    """Reports of ranks on themselves, taken out of a stream of text, whatever pieces it comes in.
+
+    The failure that counts is the first one, or the first rank that was killed: other hosts hear of its death, fail
+    and report that sooner than its own report may come.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -53,7 +58,7 @@ class Reports:
             return False
         if kind == "started":
             self.started[rank] = host
-        elif kind == "failed" and self.failure is None:
+        elif kind == "failed" and (self.failure is None or (_killed(event) and not _killed(self.failure))):
             self.failure = event
         return True
 
@@ -84,6 +89,11 @@ class Reports:
             else:
                 shown.append(mark + line + newline)
         return b"".join(shown)
+
+
+def _killed(failure: Mapping[str, Any]) -> bool:
+    """True for a rank that a signal has ended, but for one that failed and ended itself by it (base/progress.c)."""
+    return int(failure["status"]) > 128 and "has failed (status" not in str(failure.get("lines", ""))
 
 
 class _Watch:
@@ -140,12 +150,16 @@ class _Watch:
                 os.kill(pid, signal.SIGTERM)
 
 
-def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_timeout: float = 0) -> int:
+def supervise(
+    words: Sequence[str], hosts: Sequence[tuple[str, int]], start_timeout: float = 0, ssh: str = "ssh"
+) -> int:
     """Run the launcher's command and return the job's exit status: the first failing rank's, else the launcher's.
 
     Args:
+        words: the command.
         hosts: names and slots, in rank order, to name those that did not come up.
         start_timeout: seconds within which all ranks must have started; 0: no limit.
+        ssh: how the launcher reaches a host.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -160,10 +174,10 @@ def supervise(words: Sequence[str], hosts: Sequence[tuple[str, int]], start_time
             pass  # what came while the job was ending is about the job
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return _conclude(words[0], watch, status, hosts)
+    return _conclude(words[0], watch, status, hosts, ssh)
 
 
-def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]]) -> int:
+def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[str, int]], ssh: str) -> int:
     """Say last what matters most, and return the exit status."""
     reports, why = watch.reports, watch.why
     missing = reports.missing(hosts)
@@ -176,11 +190,11 @@ def _conclude(launcher: str, watch: _Watch, status: int, hosts: Sequence[tuple[s
     if why == "start" or (code and missing):
         late = f" within {watch.start_timeout:g} s (--start-timeout)" if why == "start" else ""
         _say(f"not every rank started{late}: none or too few on {_names(missing)}")
-        others = [name for name in missing if name not in ("localhost", "127.0.0.1")]
+        others = [name for name in missing if not is_here(name)]
         if others:
             suspect = _blamed(others, watch.said.decode(errors="replace"))
             _say(
-                f"try: ssh {suspect} hostname; it must work without a password, the program and this Python must be "
+                f"try: {ssh} {suspect} hostname; it must work without a password, the program and this Python must be "
                 "there too, and the interfaces must reach this host (interfaces: in the cluster file)"
             )
         return LATE if why else code

@@ -328,7 +328,10 @@ class Crews:
             except BaseException:
                 crew.kill()
                 raise
-        self._crews[key] = crew, cases
+            if crew.is_large:
+                crew.end(60 * ROOM)
+            else:
+                self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:

@@ -203,7 +203,8 @@ _VARIABLES = (
         "GROUP",
         str,
         "",
-        "Where a host stands, outermost first: hosts with the same beginning are a level of their own.",
+        "Place of this host in the network, outermost first: hosts whose places begin alike exchange data among each "
+        "other before they do with other hosts.",
         "site/rack",
     ),
     Variable(
@@ -230,8 +231,8 @@ _VARIABLES = (
         "HEARTBEAT",
         _silence,
         1.5,
-        "Seconds without a sign of life after which another host counts as dead, and five times as many after which a "
-        "process does on a host that is there; 0: however long.",
+        "Seconds of silence after which another host counts as dead; a process of a host that answers counts as dead "
+        "after five times as many. 0: never.",
         "seconds|0",
     ),
     Variable(

@@ -22,7 +22,6 @@
 
 #define RING 64
 #define LABEL UCCH_LABEL_BYTES
-#define LEFT (-1)
 
 typedef struct arrival {
     uint64_t seq; /* 0 while being written */
@@ -30,8 +29,10 @@ typedef struct arrival {
     char label[LABEL];
 } arrival;
 
+/* A page is used by one communicator of its ranks after the other. A rank that frees its communicator without a call
+ * writes nothing but `given_back` and `pid`, which say of which use they are. */
 typedef struct slot {
-    int64_t pid;
+    int64_t pid;     /* or the last use that this rank has left, less than 0 */
     uint64_t seq;    /* the last call entered or refused */
     uint64_t open;   /* calls entered that have not ended */
     uint64_t behind; /* of the ranks of other hosts that it is connected with: the last one's call, and rank plus one */
@@ -47,10 +48,10 @@ typedef struct slot {
     uint64_t since_failed; /* ns of CLOCK_MONOTONIC when it first knew of one */
     int64_t file;          /* the process's descriptor of its recorder's memory */
     uint64_t waited_since; /* ns of CLOCK_MONOTONIC: the call of `waits` */
-    char more[8];
-    ucch_refusal refused; /* the last call that this rank refused */
-    ucch_refusal end;     /* the first refusal that has ended the communicator, as this rank knows it */
-    ucch_refusal waits;   /* a call in which a rank of another host waits, and this one has not come to; no refusal */
+    uint64_t given_back;   /* the last use that this rank has ended by Free, in which it may be still */
+    ucch_refusal refused;  /* the last call that this rank refused */
+    ucch_refusal end;      /* the first refusal that has ended the communicator, as this rank knows it */
+    ucch_refusal waits;    /* a call in which a rank of another host waits, and this one has not come to; no refusal */
     arrival ring[RING];
 } slot;
 
@@ -58,6 +59,7 @@ struct ucch_board {
     ucch_board *next; /* of this process's */
     slot *slots;
     int n, mine;
+    uint64_t use; /* which one of the page this communicator is, from 1 on; they grow */
     uint64_t seq; /* the last call */
     int *ranks;
     ucch_parcel_table post;
@@ -135,12 +137,13 @@ static void enlist(ucch_board *b) {
 }
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
-ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks) {
+ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
     ucch_board *b = calloc(1, sizeof(*b));
     if (!b) return NULL;
     b->slots = memory;
     b->n = memory ? nslots : 0;
     b->mine = mine;
+    b->use = use;
     b->losses = ucch_losses();
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
     if (!b->ranks || !open_post(b)) {
@@ -168,15 +171,46 @@ void ucch_board_free(ucch_board *b) {
     free(b);
 }
 
-/* The processes of the slots' ranks: one that dies before it has its board is known to be gone all the same. */
-void ucch_board_expect(ucch_board *b, const int *pids) {
-    for (int64_t i = 0, none = 0; i < b->n; i++, none = 0)
-        __atomic_compare_exchange_n(&b->slots[i].pid, &none, pids[i], 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+/* A rank's process, or 0 where it has left, or has not come to this use of the page. */
+static int64_t process_of(const ucch_board *b, int i, int *left) {
+    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_ACQUIRE);
+    *left = pid < 0 && (uint64_t)-pid >= b->use;
+    return pid > 0 ? pid : 0;
 }
 
-/* All ranks have left the communicator, whose page is to be another one's: nothing of this rank stays on it. */
+/* The processes of the slots' ranks: one that dies before it has its board is known to be gone all the same. */
+void ucch_board_expect(ucch_board *b, const int *pids) {
+    for (int i = 0; i < b->n; i++) {
+        int64_t found = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
+        if (found <= 0 && found > -(int64_t)b->use) /* it may leave meanwhile, which stays */
+            __atomic_compare_exchange_n(&b->slots[i].pid, &found, pids[i], 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    }
+}
+
+/* The rank of a slot frees its communicator, the `use`-th on this page. `unused`: it has made no call, is not in any,
+ * and waits for no other rank. */
+void ucch_board_give_back(void *page, int mine, uint64_t use, int unused) {
+    slot *s = (slot *)page + mine;
+    if (unused) __atomic_store_n(&s->pid, -(int64_t)use, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->given_back, use, __ATOMIC_RELEASE);
+}
+
+static int gives_back(const ucch_board *b, int i) {
+    return __atomic_load_n(&b->slots[i].given_back, __ATOMIC_ACQUIRE) >= b->use;
+}
+
+/* True if all ranks free the communicator. */
+int ucch_board_given_back(const ucch_board *b) {
+    for (int i = 0; i < b->n; i++)
+        if (!gives_back(b, i)) return 0;
+    return 1;
+}
+
+/* All ranks have given back the page, which is to be another communicator's: no call of this rank's stays on it. */
 void ucch_board_clear(ucch_board *b) {
-    memset(&b->slots[b->mine], 0, sizeof(slot));
+    slot *s = &b->slots[b->mine];
+    memset(s, 0, offsetof(slot, given_back));
+    memset(&s->refused, 0, sizeof(*s) - offsetof(slot, refused));
     if (b->post.each) memset(b->post.each[b->mine], 0, sizeof(ucch_parcels));
 }
 
@@ -378,8 +412,9 @@ int ucch_board_refusal(const ucch_board *b, ucch_refusal *found) {
 /* ---- which ranks are there ---- */
 
 static int fate_of(const ucch_board *b, int i) {
-    int64_t pid = __atomic_load_n(&b->slots[i].pid, __ATOMIC_RELAXED);
-    if (pid == LEFT) return UCCH_LEFT;
+    int left;
+    int64_t pid = process_of(b, i, &left);
+    if (left) return UCCH_LEFT;
     return pid && ucch_process_ended((int)pid) ? UCCH_DIED : UCCH_THERE;
 }
 
@@ -405,8 +440,9 @@ static void ask_locked(ucch_board *b, uint64_t seq, int status) {
     for (int i = 0; i < b->n && (status == UCCH_FAIL_TIMEOUT || status == UCCH_FAIL_MISMATCH); i++) {
         slot *s = &b->slots[i];
         uint64_t before = __atomic_load_n(&s->asked, __ATOMIC_RELAXED);
-        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED); /* once: -1 would signal all processes */
-        if (i == b->mine || !s->signal || pid <= 0) continue;
+        int left;
+        int64_t pid = process_of(b, i, &left); /* once: one less than 0 would signal several processes */
+        if (i == b->mine || !s->signal || !pid) continue;
         if (before < seq) __atomic_store_n(&s->since, ucch_now_ns(), __ATOMIC_RELAXED);
         if (before < seq && __atomic_compare_exchange_n(&s->asked, &before, seq, 0, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE))
             ucch_process_signal((int)pid, (int)s->signal);
@@ -435,8 +471,9 @@ uint64_t ucch_board_under_way(const ucch_board *b) {
 /* The number of the call to come. */
 uint64_t ucch_board_next(ucch_board *b) { return b->seq + 1; }
 
-/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or -1. A peer that has
- * not arrived will see ours; one that has moved on past the ring had seen it. */
+/* A peer, as ucch_board_gone has it, that entered call `seq` with another signature than ours, or frees the
+ * communicator instead; or -1. A peer that has not arrived will see ours; one that has moved on past the ring had seen
+ * it. */
 int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     int other = b->far ? ucch_far_differs(b->far, seq) : -1;
     if (b->n < 2) return other;
@@ -444,7 +481,9 @@ int ucch_board_mismatch(ucch_board *b, uint64_t seq) {
     if (!read_arrival(&b->slots[b->mine], seq, &ours, NULL))
         return other; /* we have moved on past the ring ourselves */
     for (int i = 0; i < b->n; i++)
-        if (read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) return i;
+        if ((read_arrival(&b->slots[i], seq, &theirs, NULL) && ucch_calls_differ(ours, theirs)) ||
+            (gives_back(b, i) && call_of(&b->slots[i]) < seq))
+            return i;
     return other;
 }
 
@@ -493,11 +532,11 @@ int ucch_board_gone(ucch_board *b, uint64_t seq) {
     int far = b->far ? ucch_far_gone(b->far, seq) : -1, absent = -1;
     for (int i = 0; i < b->n; i++) {
         slot *s = &b->slots[i];
-        int64_t pid = __atomic_load_n(&s->pid, __ATOMIC_RELAXED);
-        if (i == b->mine || pid == 0) continue;
-        if (pid != LEFT && ucch_process_ended((int)pid)) return i;
-        int left = pid == LEFT && __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) < seq;
-        if (absent < 0 && (left || has_given_up(b, s, seq))) absent = i;
+        int left;
+        int64_t pid = process_of(b, i, &left);
+        if (i == b->mine || (!pid && !left)) continue;
+        if (pid && ucch_process_ended((int)pid)) return i;
+        if (absent < 0 && ((left && call_of(s) < seq) || has_given_up(b, s, seq))) absent = i;
     }
     return absent < 0 || (far != -1 && ucch_far_fate(b->far, -2 - far) >= UCCH_DIED) ? far : absent;
 }
@@ -600,11 +639,11 @@ int ucch_board_revoked(ucch_board *b) {
 
 /* This rank makes no more calls. */
 void ucch_board_leave(ucch_board *b) {
-    if (b->n) __atomic_store_n(&b->slots[b->mine].pid, LEFT, __ATOMIC_RELEASE);
+    if (b->n) __atomic_store_n(&b->slots[b->mine].pid, -(int64_t)b->use, __ATOMIC_RELEASE);
 }
 
 int ucch_board_has_left(const ucch_board *b) {
-    return b->n && __atomic_load_n(&b->slots[b->mine].pid, __ATOMIC_ACQUIRE) == LEFT;
+    return b->n && __atomic_load_n(&b->slots[b->mine].pid, __ATOMIC_ACQUIRE) < 0;
 }
 
 /* Of the ranks of other hosts that this one hears of, `rank` is the last: it has come to call `reached`. */
@@ -663,5 +702,9 @@ int ucch_board_label(ucch_board *b, int i, uint64_t seq, char *label) {
     uint64_t signature;
     int found = i >= 0 && i < b->n && read_arrival(&b->slots[i], seq, &signature, label);
     label[found ? LABEL - 1 : 0] = 0;
+    if (!found && i >= 0 && i < b->n && gives_back(b, i) && call_of(&b->slots[i]) < seq) {
+        strcpy(label, "Free");
+        return 0;
+    }
     return found ? 0 : -1;
 }

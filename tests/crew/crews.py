@@ -59,6 +59,10 @@ def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
     return places
 
 
+#: Bytes of a rank after which its crew ends: nine ranks with devices would come to several GiB, beside three other lanes.
+MOST_MEMORY = 1 << 30
+
+
 class CaseFailed(Exception):
     """A case was wrong on some rank; the text has what every rank wrote."""
 
@@ -101,6 +105,14 @@ class Rank:
         line, _, self._said = self._said.partition(b"\n")
         told: dict[str, Any] = json.loads(line)
         return told
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its own and of segments that it has touched; 0 once it has ended."""
+        lines = list[str]()
+        with suppress(OSError):
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
     def tell(self, **order: Any) -> None:
         self.talk.sendall(json.dumps(order).encode() + b"\n")
@@ -213,6 +225,12 @@ class Crew:
         """End the job at once."""
         self._kill(self._job.pid)
         self._close()
+
+    @property
+    def is_large(self) -> bool:
+        """True if a rank has so much memory that others should begin anew: rings stay pinned for later communicators,
+        and what a failed call has left stays, too."""
+        return max(rank.memory for rank in self.ranks) > MOST_MEMORY
 
     def end(self, limit: float) -> None:
         """Have the ranks end as those of a program do.

@@ -20,7 +20,8 @@ from ucc_hetero.bootstrap.board import PAGES
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.bootstrap.timely import Timely
-from ucc_hetero.errors import RefusedError
+from ucc_hetero.calls.runner import Runner
+from ucc_hetero.errors import MismatchError, RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -128,6 +129,38 @@ def case_few_rounds(comm: Communicator) -> None:
         assert len(each._runner.members.teams) == 1
     for each in made:
         each.Free()
+
+
+def case_without_a_call(comm: Communicator) -> None:
+    """A rank makes nothing of a communicator that it makes no call in, nor waits at its end; the others do as ever."""
+    if not comm.topology.flat:
+        return
+    makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
+    for make in makes:
+        make().Free()  # the first one may have to get its memory
+    with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
+        for make in makes:
+            made = make()
+            assert made.size == comm.size == made.Get_group().Get_size()
+            if comm.rank == 0:
+                made.Free()
+            comm.Barrier()
+            made.Free()
+            assert not made
+        for _ in range(2 * PAGES):  # of all ranks, some of them, and none, by turns
+            made = comm.Dup()
+            if comm.rank < 2:
+                made.Sendrecv(np.array([comm.rank]), 1 - comm.rank, 1, into := np.zeros(1, int), 1 - comm.rank, 1)
+                assert into[0] == 1 - comm.rank
+            made.Free()
+            comm.Dup().Free()
+    assert begun.call_count == 2 * PAGES * (comm.rank < 2)
+    made = comm.Dup()
+    if comm.rank == 1:
+        refused(MismatchError, made.Barrier, "called Free instead")
+    made.Free()
+    with comm.Dup() as made:
+        check(made, everyone(comm))
 
 
 def case_first_calls_in_any_order(comm: Communicator) -> None:
@@ -268,7 +301,7 @@ def case_objects(comm: Communicator) -> None:
     assert comm.bcast({"from": me}, root=p - 1) == {"from": p - 1}
     assert comm.allgather([me, "x"]) == [[r, "x"] for r in range(p)]
     assert comm.gather(me, root=0) == (list(range(p)) if me == 0 else None)
-    assert comm.scatter([str(r) for r in range(p)] if me == 0 else None, root=0) == str(me)
+    assert comm.scatter([str(r) for r in range(p)] if me == 0 else me, root=0) == str(me)  # the root's alone counts
     assert comm.alltoall([(me, r) for r in range(p)]) == [(r, me) for r in range(p)]
     assert comm.allreduce(me) == sum(range(p)) and comm.reduce(me, root=0) == (sum(range(p)) if me == 0 else None)
     assert comm.scan(1) == me + 1 and comm.exscan(1) == (me if me else None)
@@ -378,13 +411,13 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
         call = getattr(of, name)
         return mock.patch.object(of, name, lambda *args, **more: notes.append(name) or call(*args, **more))
 
-    start, comes = numbers._last[0], 2 * numbers.MOST - 2
+    start, comes = numbers._last[0], itertools.count(2 * numbers.MOST - 2, numbers.MOST)
     with noted(Process, "discard"), noted(Timely, "allgather"), noted(Timely, "at_once"):
         first = Communicator(comm)
         assert "discard" not in notes
         first.Free()
         for make in (lambda: Communicator(comm), comm.Dup):
-            numbers._last[0] = comes
+            numbers._last[0] = next(comes)
             notes.clear()
             made = make()
             after = notes[notes.index("discard") + 1]
@@ -422,6 +455,43 @@ def case_threads(comm: Communicator) -> None:
     assert not failures
     for parent in parents:
         parent.Free()
+
+
+def case_groups_beside_duplicates(comm: Communicator) -> None:
+    """A thread makes communicators of some ranks while another one duplicates: Open MPI alone may hang there."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return
+    dice, whole = random.Random(comm.bcast(random.random())), everyone(comm)
+    drawn = [dice.sample(whole, dice.randint(1, comm.size)) for _ in range(60)]
+    failures: list[BaseException] = []
+
+    def of_some(parent: Communicator) -> None:
+        for ranks in drawn:
+            made = parent.Create_group(parent.Get_group().Incl(ranks))
+            assert (made == MPI.COMM_NULL) == (comm.rank not in ranks)
+            if comm.rank in ranks:
+                check(made, ranks)
+                made.Free()
+
+    def of_all(parent: Communicator) -> None:
+        for _ in drawn:
+            with parent.Dup() as same:
+                check(same, whole)
+
+    def work(make: Any, parent: Communicator) -> None:
+        try:
+            make(parent)
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    with comm.Dup() as one, comm.Dup() as other:
+        threads = [threading.Thread(target=work, args=args) for args in ((of_some, one), (of_all, other))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
 
 
 def case_threads_that_free_late(comm: Communicator) -> None:

@@ -32,11 +32,11 @@ FAULTS = {
 def test_after_a_failure(
     mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: tuple[str, int], fault: str
 ) -> None:
-    folder = tmp_path / "records"
+    folder = tmp_path / "my records"
     # Where mpirun ends the job when it sees a death, it can be sooner than ranks that have no core to see it.
     more = ["--with-ft", "ulfm"] if fault == "dead" and flavour >= ("openmpi", 5) and flavour[0] == "openmpi" else []
     job = mpirun(JOB, 4, args=[fault, "1"], env={"UCCH_FLIGHT": str(folder)}, mpi_args=more, check=False)
-    assert (job.returncode or more) and f"ucch-doctor hang {folder}" in job.stderr, job.output
+    assert (job.returncode or more) and f"ucch-doctor hang '{folder}'" in job.stderr, job.output
     assert main(["hang", "--json", str(folder)]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     code, text, more = FAULTS[fault]

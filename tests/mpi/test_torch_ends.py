@@ -53,6 +53,22 @@ print("went on", flush=True)
     assert job.returncode == 1 and "KeyError: 'mine alone'" in job.stderr and "went on" not in job.stdout, job.output
 
 
+@pytest.mark.parametrize("asked, emulated, said", [
+    ("nccl", "", "unknown variable UCCH_TORCH_REPLAC: did you mean UCCH_TORCH_REPLACE?"),
+    ("nccl", "nvidia:1,amd:1", "and this job has nvidia on rank 0 and amd on rank 1: UCCH_TORCH_REPLACE=nccl gives"),
+    ("nccl", "", "(rank 1; the backend of ucc_hetero is 'ucch': UCCH_TORCH_REPLACE=nccl,gloo gives it"),
+    ("uchh", "", "Unknown backend type uchh (rank 1; the backend of ucc_hetero is 'ucch'"),
+])  # fmt: skip
+def test_a_script_that_asks_for_another_backend(mpirun, asked: str, emulated: str, said: str) -> None:
+    """Without UCCH_TORCH_REPLACE; torch has no NCCL where these tests run."""
+    script = f"""
+import torch.distributed as dist
+dist.init_process_group({asked!r})
+"""
+    job = mpirun(script, 2, env={"UCCH_EMULATE": emulated, "UCCH_TORCH_REPLAC": "nccl"}, check=False)
+    assert job.returncode != 0 and said in job.stderr, job.output
+
+
 def test_replaced_on_some_ranks_only(mpirun) -> None:
     """Those name the others and the variable, and do not wait for them for ever."""
     script = """

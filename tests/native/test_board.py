@@ -24,7 +24,7 @@ REFUSED, ANY, RING = int(lib.UCCH_REFUSED_CALL), int(lib.UCCH_ANY_CALL), 64
 def new_boards() -> Iterator[list[Any]]:
     """Three ranks' boards on one page, as if each were a process of its own."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(len(RANKS))))
-    made = [lib.ucch_board_new(ffi.from_buffer(page), len(RANKS), slot, ffi.new("int[]", RANKS)) for slot in SLOTS]
+    made = [lib.ucch_board_new(ffi.from_buffer(page), len(RANKS), slot, ffi.new("int[]", RANKS), 1) for slot in SLOTS]
     yield made
     for board in made:
         lib.ucch_board_free(board)
@@ -162,7 +162,7 @@ def test_what_ranks_see_of_each_other(steps: int) -> None:
 def test_a_dead_process_is_gone() -> None:
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
-    ours = lib.ucch_board_new(memory, 2, 0, ffi.new("int[]", [0, 1]))
+    ours = lib.ucch_board_new(memory, 2, 0, ffi.new("int[]", [0, 1]), 1)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # The first field of a slot is its process's id.
         ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
@@ -176,7 +176,7 @@ def test_a_dead_process_is_gone() -> None:
 
 def test_one_that_dies_before_it_has_its_board_is_gone() -> None:
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
-    ours = lib.ucch_board_new(ffi.from_buffer(page), 2, 0, [0, 1])
+    ours = lib.ucch_board_new(ffi.from_buffer(page), 2, 0, [0, 1], 1)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert not lib.ucch_process_ended(child.pid)
         lib.ucch_board_expect(ours, [os.getpid(), child.pid])
@@ -189,7 +189,7 @@ def test_one_that_dies_before_it_has_its_board_is_gone() -> None:
 def test_a_page_is_cleared_for_its_next_communicator() -> None:
     """Calls, refusals and the end of all; what a rank that has left says is not undone by those who expect it."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
-    boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1]) for slot in (0, 1)]
+    boards = [lib.ucch_board_new(ffi.from_buffer(page), 2, slot, [0, 1], 1) for slot in (0, 1)]
     publish(boards[0], 1, "one")
     lib.ucch_board_refuse(boards[1], b"no")
     assert refusal_of(boards[0]) is not None
@@ -200,6 +200,25 @@ def test_a_page_is_cleared_for_its_next_communicator() -> None:
         lib.ucch_board_clear(board)
         lib.ucch_board_free(board)
     assert not any(page[:])
+
+
+def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once() -> None:
+    """The rank has left the communicator of that use, and not the next one; a call of another rank finds that out."""
+    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
+    memory = ffi.from_buffer(page)
+    for use in (1, 2):
+        ours = lib.ucch_board_new(memory, 2, 0, [0, 1], use)
+        lib.ucch_board_expect(ours, [os.getpid()] * 2)
+        assert publish(ours, 1, "barrier") == 1
+        assert lib.ucch_board_fate(ours, 1) == lib.UCCH_THERE and lib.ucch_board_mismatch(ours, 1) == -1
+        lib.ucch_board_give_back(memory, 1, use, True)
+        assert lib.ucch_board_fate(ours, 1) == lib.UCCH_LEFT and lib.ucch_board_mismatch(ours, 1) == 1
+        assert lib.ucch_board_label(ours, 1, 1, text := ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))) == 0
+        assert ffi.string(text) == b"Free" and not lib.ucch_board_given_back(ours)
+        lib.ucch_board_give_back(memory, 0, use, False)
+        assert lib.ucch_board_given_back(ours) and lib.ucch_board_fate(ours, 0) == lib.UCCH_THERE
+        lib.ucch_board_clear(ours)
+        lib.ucch_board_free(ours)
 
 
 #: In a namespace of its own, where the next process's number can be chosen.
@@ -237,7 +256,7 @@ def test_a_number_that_another_process_has_got() -> None:
 
 
 def test_without_a_page_calls_are_still_counted() -> None:
-    board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [os.getpid() % 7]))
+    board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [os.getpid() % 7]), 1)
     assert publish(board, 1, "a") == 1
     assert publish(board, 1, "a") == 2
     assert lib.ucch_board_mismatch(board, 2) == -1

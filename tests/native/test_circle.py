@@ -22,7 +22,7 @@ class Rank:
     def __init__(self, silence: float, slots: int) -> None:
         ours, self.far = socket.socketpair()
         self.page = mmap.mmap(-1, int(lib.ucch_board_bytes(slots)))
-        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)))
+        self.board = lib.ucch_board_new(ffi.from_buffer(self.page), slots, 0, list(range(slots)), 1)
         assert lib.ucch_board_reach(self.board, slots + 1) == 0
         self.link = lib.ucch_link_new(ours.detach(), silence)
         assert self.link >= 0
@@ -119,7 +119,7 @@ def test_a_rank_says_in_which_call_it_waits(rank: Callable[..., Rank]) -> None:
 def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) -> None:
     """Known to all of this host, until this rank comes to that call, or the other one waits no more."""
     here = rank(slots=2)
-    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1])
+    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
 
     def waits(call: int, since: float = 7.0) -> None:
@@ -174,7 +174,7 @@ def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None
 def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank]) -> None:
     """One that had not come to the call would be taken for dead, before the one that refused it has said so."""
     here = rank(slots=2)
-    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1])
+    beside = lib.ucch_board_new(ffi.from_buffer(here.page), 2, 1, [0, 1], 1)
     here.call(8, "made")
     lib.ucch_board_refuse(beside, b"no")
     assert lib.ucch_board_broken(here.board)

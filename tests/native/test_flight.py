@@ -23,7 +23,7 @@ assert lib.ucch_flight_open(*files, int(sys.argv[1]), 3, folder, b"x.flight") ==
 about = {"rank": 3, "job": "j", "host": "h", "pid": os.getpid(), "vendor": "host", "command": "c"}
 os.write(files[1], json.dumps(about).encode() + b"\\n")
 os.write(files[1], b'{"comm": 5, "number": 0, "time": 1, "ranks": [3, 4], "mine": 0}\\n')
-board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]))
+board = lib.ucch_board_new(ffi.NULL, 1, 0, ffi.new("int[]", [0]), 1)
 lib.ucch_board_name(board, 5)
 def program(label, signature, number=0):
     part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": 4 << 3, "src": (0, 0, 1), "dst": (1, 0, 1)}
@@ -277,11 +277,11 @@ from pathlib import Path
 from ucc_hetero.trace import flight
 lib.ucch_flight_stop()
 flight.begin(3, "j", "host")
-numbers = [flight.comm(board, 7, [3, 4], 0) for _ in range(2)]
+numbers = [flight.comm(board, 7, time, [3, 4], 0) for time in range(2)]
 for k in range(5000):
-    flight.forget(flight.comm(board, k % 9, [3, 4], 0))
+    flight.forget(flight.comm(board, k % 9, k // 9, [3, 4], 0))
     if k == 2500:
-        numbers.append(flight.comm(board, 8, [3], 0))
+        numbers.append(flight.comm(board, 8, 1, [3], 0))
 lib.ucch_board_name(board, numbers[1])
 lib.ucch_program_run(program(b"barrier", 7), *both, 0.0, 1.0)
 assert flight.dump(sys.argv[2] + "/x.flight") == Path(sys.argv[2], "x.flight")
@@ -289,7 +289,7 @@ print(numbers)
 """
     printed, dump = run(script, tmp_path, 0), read(tmp_path / "x.flight")
     assert printed == "[1, 2, 2504]\n" and {1, 2, 2504, 5003} <= set(dump.comms) and len(dump.comms) < 600
-    assert dump.comms[2].time == 2 and dump.comms[2504].ranks == (3,)
+    assert dump.comms[2].time == 1 and dump.comms[2504].ranks == (3,)
     assert dump.records["comm"].tolist() == [2] and "in <module>" in dump.stack
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,12 @@ from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, faults, numbers, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
+from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
+from ucc_hetero.bootstrap.meeting import Seat
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
-from ucc_hetero.bootstrap.teams import MOST_NUMBERS, Teams
+from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
@@ -182,12 +185,19 @@ def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
     return found
 
 
-def known(job: Any, members: list[int], rank: int = 0, *main: tuple[tuple[int, ...], str], plain: bool = True) -> Any:
-    """What the ranks of a communicator know; ``members`` are their ranks in the job."""
-    return SimpleNamespace(
+def teams_of(
+    job: Any, members: list[int], claimed: int, spare: Sequence[int] = (), *, rank: int = 0,
+    main: Sequence[tuple[tuple[int, ...], str]] = (), plain: bool = True,
+) -> Teams:  # fmt: skip
+    """Teams of a new communicator; ``members`` are its ranks in the job, all of which could use what is ``spare``."""
+    job.drop_spare, job.take_spare = partial(Job.drop_spare, job), partial(Job.take_spare, job)
+    known: Any = SimpleNamespace(
         job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
         tuning=SimpleNamespace(plain=plain),
     )  # fmt: skip
+    known.in_context = partial(Known.in_context, known)
+    known.makes_alone = partial(Known.makes_alone, known)
+    return Teams(Seat(known, claimed, [-1] * len(members), [spare] * len(members), 5.0), 5.0)
 
 
 @pytest.fixture
@@ -200,7 +210,7 @@ def room() -> list[int]:
 def teams(room: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Teams, list[Any]]:
     notes: list[Any] = []
     job: Any = SimpleNamespace(vendors_library=lambda memory: False, spare={})
-    found = Teams(known(job, [10, 11, 12, 13]), 1, 5.0)
+    found = teams_of(job, [10, 11, 12, 13], 1)
     monkeypatch.setattr(found, "get", lambda ranks, link: notes.append(("get", ranks, link)))
     monkeypatch.setattr(found, "_all_ready", lambda places, ready, *_: notes.append(("met", places, ready)) or ready)
     monkeypatch.setattr("ucc_hetero.bootstrap.teams.free_memory", lambda: room[0])
@@ -261,9 +271,9 @@ def failing(error: Exception) -> Any:
 @pytest.fixture
 def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Teams]:
     """A job of two ranks, whose bridge is still to be made, and teams of the second one."""
-    monkeypatch.setattr("ucc_hetero.bootstrap.teams.turn", lambda _: nullcontext())
+    monkeypatch.setattr("ucc_hetero.bootstrap.teams.Turn", lambda _: nullcontext())
     job: Any = SimpleNamespace(spoilt=False, spare={}, tried=set())
-    return job, Teams(known(job, [10, 11], 1), 1, 5.0)
+    return job, teams_of(job, [10, 11], 1, rank=1)
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -281,7 +291,7 @@ def test_a_team_that_is_late_says_whose_it_is(
 def test_no_team_is_made_where_one_was_given_up() -> None:
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
     job: Any = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
-    found = Teams(known(job, [10]), 1, 5.0)
+    found = teams_of(job, [10], 1)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True
     with pytest.raises(CollectiveError, match=r"rank 0: a team .* was given up .* make a new one"):
@@ -380,7 +390,7 @@ def test_which_teams_a_rank_makes_by_itself(monkeypatch: pytest.MonkeyPatch, tls
     monkeypatch.setattr(Teams, "_canary", lambda self, team, ranks, link: job.tried.add((link, ranks)))
     alone = tls != "^mlx5,sharp,cuda,shm"
     for claimed, number in ((7, 7), (8, 8), (MOST_NUMBERS, None)):
-        made = Teams(known(job, [0, 1, 2, 3], 0, *main), claimed, 5.0)
+        made = teams_of(job, [0, 1, 2, 3], claimed, main=main)
         made.together = True
         for ranks, link in ((0, 2), "bridge"), *main:
             here = claimed == 8 and (ranks, link) in main and (alone or link == "bridge")
@@ -405,35 +415,37 @@ def left(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
     closed: list[Any] = []
 
     def create(self: Teams, ranks: tuple[int, ...], link: str) -> Any:
-        return SimpleNamespace(close=lambda timeout: closed.append((self.tag, ranks, link)))
+        return SimpleNamespace(close=lambda timeout: closed.append((self._seat.claimed, ranks, link)))
 
     monkeypatch.setattr(Teams, "_create", create)
-    job: Any = SimpleNamespace(spare={})
-    job.drop_spare = partial(Job.drop_spare, job)
-    return job, closed
+    return SimpleNamespace(spare={}), closed
+
+
+def page_of(teams: Teams) -> Any:
+    return teams._seat.spare.page
 
 
 def test_a_communicator_leaves_its_teams_to_the_next_one_of_the_same_ranks(left: tuple[Any, list[Any]]) -> None:
     """And its cleared page, by the number that the first of them had."""
     job, closed = left
-    first = Teams(known(job, [2, 0, 1]), 1, 5.0)
+    first = teams_of(job, [2, 0, 1], 1)
     team, page = first.get((0, 1, 2), "native"), object()
     first.close(page)
     (number,) = job.spare
     for members, spare in (([2, 0, 1], ()), ([2, 0, 1], [2]), ([0, 1, 2], [number]), ([2, 0], [number])):
-        other = Teams(known(job, members), 3, 5.0, spare)
-        assert other.page is None and other.get((0, 1), "native") is not team
-    again = Teams(known(job, [2, 0, 1]), 4, 5.0, [2, number])
-    assert again.page is page and again.get((0, 1, 2), "native") is team and not closed
-    assert Teams(known(job, [2, 0, 1]), 5, 5.0, [number]).page is None, "somebody else has them"
+        other = teams_of(job, members, 3, spare)
+        assert page_of(other) is None and other.get((0, 1), "native") is not team
+    again = teams_of(job, [2, 0, 1], 4, [2, number])
+    assert page_of(again) is page and again.get((0, 1, 2), "native") is team and not closed
+    assert page_of(teams_of(job, [2, 0, 1], 5, [number])) is None, "somebody else has them"
     again.close()
-    assert Teams(known(job, [2, 0, 1]), 6, 5.0, [number]).get((0, 1, 2), "native") is team
+    assert teams_of(job, [2, 0, 1], 6, [number]).get((0, 1, 2), "native") is team
 
 
 def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) -> None:
     """A rank that is late at the end of a communicator uses its teams still, or offers them with others."""
     job, closed = left
-    late = Teams(known(job, [2, 0, 1]), 1, 5.0)
+    late = teams_of(job, [2, 0, 1], 1)
     late.get((0, 1, 2), "native")
     late.close(together=False)
     assert not closed and not job.spare and not len(late)
@@ -443,14 +455,13 @@ def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> No
     """And all that hold memory of a device."""
     job, closed = left
     for number in range(MOST_SPARE + 2):
-        made = Teams(known(job, [0, 1]), number, 5.0)
+        made = teams_of(job, [0, 1], number)
         made.get((0, 1), "native")
         made.get((0, 1), "bridge")
         made.close()
-    assert not closed, "that takes a turn"
-    job.drop_spare(5.0, MOST_SPARE)
+    assert [number for number, *_ in closed] == [0, 0], "that takes a turn"
+    made = teams_of(job, [0, 1], 70, plain=False)
     assert [number for number, *_ in closed] == [0, 0, 1, 1] and len(job.spare) == MOST_SPARE
-    made = Teams(known(job, [0, 1], plain=False), 70, 5.0)
     made.get((0, 1), "native")
     made.close(object())
     assert closed[4:] == [(70, (0, 1), "native")]
@@ -525,7 +536,7 @@ def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing() -> None:
         raise ConnectionError("the store is out of reach")
 
     teams = Teams.__new__(Teams)
-    teams.rank, teams.timeout, teams.look, teams.tag = 1, 1.0, None, 0
+    teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, cast(Any, SimpleNamespace(id=0))
     teams.job = cast(Any, SimpleNamespace(rank=1, spoilt=False, comm=SimpleNamespace(Send=send)))
     with pytest.raises(PeerError, match="rank 1: .* out of reach"):
         teams._all_ready([0, 1], True)

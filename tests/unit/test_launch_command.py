@@ -124,6 +124,16 @@ def test_two_vendors_on_one_host() -> None:
     assert text.count("--vendor amd --size 8 --master a:1 --first-local 2") == 2
 
 
+def test_open_mpi_in_a_folder_with_a_space() -> None:
+    """Its helper is started by a shell on other hosts; on this one it needs none."""
+    elsewhere = Launcher("openmpi", 5, "/opt/my env/bin/mpirun")
+    with pytest.raises(
+        ClusterError, match="/opt/my env/bin/mpirun: Open MPI starts its helper on other hosts by this path"
+    ):
+        compile_job(JOB, elsewhere, {})
+    assert compile_job(replace(JOB, cluster=local(2)), elsewhere, {})[0] == elsewhere.path
+
+
 def test_srun_needs_a_component_per_part() -> None:
     with pytest.raises(ClusterError, match="2 parts .* 1 component: .*docs/slurm.md"):
         compile_job(JOB, SRUN, {})

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -303,6 +304,18 @@ def test_tags_of_launchers_go_with_the_reports_behind_them(tag: bytes) -> None:
     assert stream.feed(b"half of a line" + report) == b"half of a line" and stream.started == {0: "a"}
 
 
+@pytest.mark.parametrize("later, named", [
+    ({"status": 137}, 2),
+    ({"status": 137, "lines": "ucc_hetero: rank 2 has failed (status 1) and ends the job"}, 0),
+    ({"status": 1}, 0),
+], ids=["a rank that was killed", "one that ended itself", "one that failed as well"])  # fmt: skip
+def test_the_failure_that_counts(later: dict[str, object], named: int) -> None:
+    reports = Reports(3)
+    for event in ({"rank": 0, "status": 1}, {"rank": 2, **later}):
+        reports.feed(b"\x1e" + json.dumps({"event": "failed", "host": "a", **event}).encode() + b"\n")
+    assert reports.failure is not None and reports.failure["rank"] == named
+
+
 def test_a_container_engine_runs_the_program(tmp_path: Path) -> None:
     """A stand-in for the engine, which gives the program the variables that it was told to, and no others."""
     engine = tmp_path / "engine"
@@ -324,20 +337,23 @@ STARTED = '{"rank": 0, "host": "a", "event": "started"}'
 @pytest.mark.parametrize("script, status, hosts, said", [
     ("echo told >&2; exit 3", 3, "localhost elsewhere", [
         "ucch-run: not every rank started: none or too few on localhost, elsewhere",
-        "ucch-run: try: ssh elsewhere hostname;",  # this machine needs no ssh
+        "ucch-run: try: ssh -F keys elsewhere hostname;",  # this machine needs no ssh
+    ]),
+    ("exit 3", 3, f"{socket.gethostname()}.site elsewhere", [
+        "ucch-run: try: ssh -F keys elsewhere hostname;",
     ]),
     ("echo 'HNP daemon: on node a1; Remote daemon: on node a10' >&2; exit 3", 3, "a1 a10 a2", [
-        "ucch-run: try: ssh a10 hostname;",
+        "ucch-run: try: ssh -F keys a10 hostname;",
     ]),
     # As Slurm after MPI_Abort, which kills ranks before they can tell.
     (f"printf '\\036%s\\n' '{STARTED}' >&2; exit 137", 137, "a", [
         "ucch-run: sh ended with status 137, and no rank told why",
     ]),
-], ids=["before ranks start", "a host is suspected", "no rank tells"])  # fmt: skip
+], ids=["before ranks start", "under its own name", "a host is suspected", "no rank tells"])  # fmt: skip
 def test_a_launcher_that_ends(
     capfd: pytest.CaptureFixture[str], script: str, status: int, hosts: str, said: list[str]
 ) -> None:
-    assert supervise(("sh", "-c", script), [(name, 1) for name in hosts.split()]) == status
+    assert supervise(("sh", "-c", script), [(name, 1) for name in hosts.split()], ssh="ssh -F keys") == status
     last = capfd.readouterr().err.splitlines()[-len(said) :]
     assert all(line.startswith(words) for line, words in zip(last, said, strict=True)), last
 

@@ -342,6 +342,29 @@ def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_
     assert (room == given).all()
 
 
+def test_regions_that_change_while_agents_meet_are_told(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    called, calling, _ = connected
+    before, after = (called.worker.register(np.zeros(1000, np.uint8)) for _ in range(2))
+    called.publish("anew", before)
+    called.publish("taken back", called.worker.register(np.zeros(1000, np.uint8)))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        second = Channel(sock, SECRET, False)
+        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
+        assert set(second.receive()["regions"]) == {"anew", "taken back"}
+        assert second.receive() == {"ready": True}
+        called.publish("anew", after)
+        called.withdraw("taken back")
+        second.send({"ready": True})
+        until(lambda: len(called.peers) == 2)
+        called.publish("later", before)
+        assert second.receive() == {"regions": {"anew": after.descriptor.hex()}, "gone": ["taken back"]}
+        assert second.receive() == {"regions": {"later": before.descriptor.hex()}}
+        second.close()
+
+
 def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 16 bytes"):
         rma.Agent("tcp://127.0.0.1:0", b"short")

@@ -284,7 +284,7 @@ def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [False, True]
     monkeypatch.setattr(runner, "lib", SimpleNamespace(ucch_board_revoked=lambda board: False))
     ours: Any = SimpleNamespace(
-        mpi=Interrupted(), board=SimpleNamespace(native=None), rank=0, _leaving=(), _hopeless=bool
+        mpi=Interrupted(), board=SimpleNamespace(native=None, shows_all=False), rank=0, _leaving=(), _hopeless=bool
     )
     with pytest.raises(KeyboardInterrupt):
         runner.Runner.meet(ours, 5.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from functools import cached_property
+from threading import RLock
 from types import TracebackType
 from typing import Any, cast
 
 from ..bootstrap import exit, process, settings
-from ..bootstrap.meeting import Agreed
+from ..bootstrap.meeting import Seat
 from ..bootstrap.timely import Timely
 from ..calls.arguments import CallSpec
 from ..calls.objects import Objects
@@ -18,7 +19,7 @@ from ..calls.request import Request
 from ..calls.runner import Runner
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
-from ..errors import AgreementError, CollectiveError, LibraryNotFound
+from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSupported
 from ..native.libraries import load
 from ..p2p.messages import Messages
 from ..p2p.neighbours import Neighbourhood
@@ -44,11 +45,10 @@ _PASSED_ON = (
 _FREED = "this communicator has been freed: make a new one"
 
 
-class _Freed:
-    """Takes the place of the runner after ``Free``: every use raises."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise ValueError(_FREED)
+#: Takes the place of the runner after ``Free``.
+_freed = process.Unusable(ValueError, _FREED)
+#: Held while a communicator that has made no call is made ready for one, or freed.
+_first_call = RLock()
 
 
 @forms
@@ -116,24 +116,49 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, agreed: Agreed | None = None) -> Communicator:
+    def _adopt(cls, mpi: Any, seat: Seat | None = None) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, agreed)
+        comm._join(mpi, seat)
         return comm
 
-    def _join(self, mpi: Any, agreed: Agreed | None = None) -> None:
+    def _join(self, mpi: Any, seat: Seat | None = None) -> None:
         self._mpi = mpi
-        self._runner = Runner(self._mpi, agreed)
+        if seat is not None and seat.ready:
+            self._seat = seat
+            self.rank: int = seat.known.rank
+            self.size: int = seat.known.size
+        else:
+            self._begin(seat)
+            self.rank, self.size = self._runner.rank, self._runner.size
+        exit.living[self] = exit.Living(self._get_runner, self.Free, self._orphan)
+
+    def _begin(self, seat: Seat | None) -> None:
+        """Make what calls need; collective, unless the seat is ready."""
+        self._runner = Runner(self._mpi, seat)
         self._fault_watch = FaultWatch(self._runner)
-        self.rank: int = self._runner.rank
-        self.size: int = self._runner.size
-        exit.living.append(exit.Living(self._runner, self.Free, self._orphan))
+
+    def _begin_late(self) -> None:
+        """Make what calls need, with the first call."""
+        with _first_call:
+            if "_fault_watch" in vars(self):  # another thread was here
+                return
+            try:
+                self._begin(self._seat)
+            except BaseException as error:
+                self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {error}"))
+                raise
+
+    def _get_runner(self) -> Runner:
+        return self._runner
 
     def _orphan(self) -> None:
         """Make the communicator unusable in a child that was forked: it is the parent's."""
-        self._runner.orphan()
-        self._mpi = process.Inherited()
+        if "_runner" in vars(self):
+            self._runner.orphan()
+        else:
+            self._runner = cast(Runner, process.Unusable(CollectiveError, process.forked_text(self.rank)))
+        self._mpi = process.Unusable(NotSupported, process.FORKED)
 
     def Free(self) -> None:
         """Release the communicator; collective.
@@ -142,20 +167,37 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             ValueError: Requests of it are still active.
             DataError: UCCH_CHECK=data has found what no call could raise.
         """
-        if isinstance(self._runner, _Freed):
+        if "_runner" not in vars(self) and self._free_unused():
             return
         runner = self._runner
+        if isinstance(runner, process.Unusable):
+            return
         together = not runner.orphaned and runner.close()
         self._fault_watch.close()
         exit.forget(runner)
-        self._runner, self._messages = cast(Runner, _Freed()), cast(Messages, _Freed())
-        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
-            vars(self).pop(name, None)
-        mpi, self._mpi = self._mpi, _Freed()
+        mpi = self._mpi
+        self._forget()
         if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
         if runner.unfit is not None:
             raise runner.unfit
+
+    def _free_unused(self) -> bool:
+        """Release a communicator in which this rank has made no call; False where another thread has just made one."""
+        with _first_call:
+            if "_runner" in vars(self):
+                return False
+            self._seat.give_back()
+            self._mpi.Free()
+            self._forget()
+            return True
+
+    def _forget(self) -> None:
+        """From now on every use raises."""
+        exit.living.pop(self, None)
+        self._runner, self._messages, self._mpi = cast(Runner, _freed), cast(Messages, _freed), _freed
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
+            vars(self).pop(name, None)
 
     @cached_property
     def _messages(self) -> Messages:
@@ -181,7 +223,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         return Partitions(self._own_messages)
 
     def __bool__(self) -> bool:
-        return not isinstance(self._runner, _Freed)
+        return vars(self).get("_runner") is not _freed
 
     def __enter__(self) -> Communicator:
         return self
@@ -262,6 +304,9 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         return f"<{type(self).__name__} rank {self.rank} of {self.size}>"
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_runner", "_fault_watch") and "_seat" in vars(self):
+            self._begin_late()
+            return vars(self)[name]
         # Methods for pickled objects, and those that ask MPI something about these ranks. Its other buffer methods are
         # not passed on: they know nothing of devices and islands.
         passed_on = not name[:1].isupper() or name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.meeting import WORDS, Agreed, met_again
+from ..bootstrap.gathering import Gathering
+from ..bootstrap.meeting import WORDS, Again, Seat
 from ..bootstrap.timely import Timely, timely
+from ..bootstrap.turns import Turn
 from ..calls.arguments import CallSpec
 from ..calls.runner import Runner
 from ..docstrings import described, forms
@@ -42,31 +44,35 @@ class GroupMethods(ABC):
 
     @classmethod
     @abstractmethod
-    def _adopt(cls: type[_Self], mpi: Any, agreed: Agreed | None = None) -> _Self:
+    def _adopt(cls: type[_Self], mpi: Any, seat: Seat | None = None) -> _Self:
         """A communicator of this class over MPI's, of ranks that know each other."""
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
-        from mpi4py import MPI
-
-        mpi, make = timely(self._mpi, self._runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        runner, members, sure = self._runner, self._runner.members, what in _SURE
+        mpi, make = timely(self._mpi, runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
         if not isinstance(mpi, Timely):
-            self._runner.run_labelled(what, CallSpec("barrier", None, None))
+            runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        with met_again(self._runner.members.known, mpi, partial(self._everyones, what)) as agreed:
-            board_alone = self._runner.members.meets_on_board
-            made = mpi.at_once(make, met=board_alone) if what in _SURE else mpi.apart(make)
-            if made == MPI.COMM_NULL:
+        again = Again(members.known, partial(self._everyones, what), *(args if sure else ()))
+        with Turn(again.come):
+            again.agree(mpi)
+            made = mpi.at_once(make, met=members.meets_on_board) if sure else mpi.apart(make)
+            if not made:
                 return made
-            if agreed is not None and what != "Dup":
-                agreed = agreed.among(self._ranks_in(made))
-            return self._adopt(made, agreed)
+            return self._adopt(made, again.seat(again.ranks() if sure else self._ranks_in(made), mpi.seconds))
 
     def _ranks_in(self, made: Any) -> list[int]:
         """The ranks of a communicator of MPI's, as they are numbered here."""
-        theirs, ours = made.Get_group(), self._mpi.Get_group()
-        ranks = type(ours).Translate_ranks(theirs, list(range(theirs.Get_size())), ours)
+        theirs = made.Get_group()
+        ranks = self._ranks_of(theirs)
         theirs.Free()
+        return ranks
+
+    def _ranks_of(self, group: Any) -> list[int]:
+        """The ranks of a group of MPI's, as they are numbered here."""
+        ours = self._mpi.Get_group()
+        ranks = type(ours).Translate_ranks(group, list(range(type(ours).Get_size(group))), ours)
         ours.Free()
         return list(ranks)
 
@@ -162,10 +168,18 @@ class GroupMethods(ABC):
             tag: Tells calls of several threads apart.
 
         Returns:
-            The communicator.
+            The communicator; ``MPI.COMM_NULL`` on ranks outside the group.
         """
-        make = partial(self._mpi.Create_group, group, tag)
-        return self._adopt(timely(self._mpi, self._runner.timeout, "Create_group").apart(make))
+        from mpi4py import MPI
+
+        members, make = self._runner.members, partial(self._mpi.Create_group, group, tag)
+        mpi, ranks = timely(self._mpi, self._runner.timeout, "Create_group"), self._ranks_of(group)
+        if members.rank not in ranks:
+            return MPI.COMM_NULL
+        if MPI.UNDEFINED in ranks:
+            raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
+        with Turn(Gathering(members.known, members.id, ranks, tag, mpi).come):
+            return self._adopt(mpi.apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:
         """A communicator of the ranks on a grid. It has the methods of mpi4py's ``Cartcomm``, as ``Shift``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property, reduce
 from typing import Any
 
@@ -56,7 +56,7 @@ class ObjectMethods(ABC):
         """
         return self._objects.exchange("gather", "allgather", [sendobj], root) or None
 
-    def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
+    def scatter(self, sendobj: Iterable[Any] | None = None, root: int = 0) -> Any:
         """Give each rank an object of the root's.
 
         Args:
@@ -65,8 +65,7 @@ class ObjectMethods(ABC):
         Returns:
             This rank's.
         """
-        things = self._listed(() if sendobj is None else sendobj)
-        return self._objects.exchange("scatter", "scatter", things, root)[0]
+        return self._objects.exchange("scatter", "scatter", () if sendobj is None else sendobj, root)[0]
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Collect an object of each rank at every rank.
@@ -85,7 +84,7 @@ class ObjectMethods(ABC):
         Returns:
             An object of each rank.
         """
-        return self._objects.exchange("alltoall", "alltoall", self._listed(sendobj))
+        return self._objects.exchange("alltoall", "alltoall", sendobj)
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """Reduce an object of each rank to one at the root.
@@ -138,9 +137,10 @@ class ObjectMethods(ABC):
         Returns:
             An object of each.
         """
-        things, name, destinations = self._listed(sendobj), "neighbor_alltoall", self._neighbourhood.destinations
+        name, destinations = "neighbor_alltoall", self._neighbourhood.destinations
         sent: list[dict[int, list[Any]]] = [{} for _ in range(self._runner.size)]
         with self._runner.refusing:
+            things = list(sendobj)
             if len(things) != len(destinations):
                 raise ValueError(
                     f"{name} on rank {self._runner.rank}: {len(things)} objects for {len(destinations)} neighbours"
@@ -150,10 +150,6 @@ class ObjectMethods(ABC):
                 sent[dest].setdefault(tag, []).append(thing)
         found = self._objects.exchange(name, "alltoall", sent)
         return [found[source][tag].pop(0) if source >= 0 else None for source, tag in self._neighbourhood.sources]
-
-    def _listed(self, things: Iterable[Any]) -> list[Any]:
-        with self._runner.refusing:
-            return list(things)
 
     def _reduced(self, name: str, sendobj: Any, op: Any, among: slice, root: Any = -1) -> Any:
         with self._runner.refusing:

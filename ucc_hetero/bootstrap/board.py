@@ -67,15 +67,15 @@ class Board:
 
     ``files``: what each rank offers; the ranks of a host take that of their first one, or the ``spare`` page that an
     earlier communicator of theirs has left. A new file can be used once all ranks have told each other whether they
-    have it.
+    have it. ``use`` grows from one communicator to the next on a page.
     """
 
-    def __init__(self, known: Known, files: Sequence[int], spare: Page | None = None) -> None:
-        self._known = known
+    def __init__(self, known: Known, files: Sequence[int], use: int, spare: Page | None = None) -> None:
+        self._known, self._use = known, use
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = known.near
-        #: True if the ranks of this host see each other here.
-        self.shared = False
+        #: True if the ranks of this host see each other here, and if there are no others.
+        self.shared = self.shows_all = False
         self._page = spare
         #: Pages for later boards of these ranks, of a new file.
         self.more: list[Page] = []
@@ -116,12 +116,13 @@ class Board:
             self._page = Page(own, own)
         address = ffi.NULL if self._page is None else self._page.address
         mine = self.ranks.index(known.rank)
-        self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks)
+        self.native = lib.ucch_board_new(address, len(self.ranks), mine, self.ranks, self._use)
         _boards.add(self)
         if self.native == ffi.NULL or (far and lib.ucch_board_reach(self.native, known.size)):
             raise MemoryError("no memory for the arrival board")
         if self.shared:
             lib.ucch_board_expect(self.native, known.pids)
+        self.shows_all = self.shared and not known.far
 
     def rank_of(self, slot: int) -> int:
         """The communicator rank of an error's ``peer``: a slot, or -2 less the rank of one elsewhere; -1 for none."""
@@ -249,6 +250,15 @@ class Board:
     def dead(self) -> int:
         """A rank that is gone although it had not left, -1 for none."""
         return next(iter(self.dead_ranks()), -1)
+
+    def give_back(self) -> None:
+        """Tell the other ranks that this one frees the communicator, whose page shows all of them."""
+        assert self._page is not None
+        lib.ucch_board_give_back(self._page.address, self._known.rank, self._use, False)
+
+    def given_back(self) -> bool:
+        """True if all ranks free it."""
+        return bool(lib.ucch_board_given_back(self.native))
 
     def leave(self) -> None:
         """Tell the other ranks that this one makes no more calls."""

@@ -32,15 +32,15 @@ from . import faults, links, process, settings, timely, uncaught
 
 
 class Living(NamedTuple):
-    """A communicator that has not been freed: its runner, its ``Free``, and what makes it a forked child's."""
+    """A communicator that has not been freed: its runner, made if need be, ``Free``, and what a forked child calls."""
 
-    run: Any
+    run: Callable[[], Any]
     free: Callable[[], None]
     orphan: Callable[[], None]
 
 
-#: In order of creation, which is equal on all ranks of a communicator.
-living: list[Living] = []
+#: By communicator, in order of creation, which is equal on all ranks of a communicator.
+living: dict[object, Living] = {}
 #: A communicator was freed after a call of it had failed: the call is in the libraries still.
 _has_leaked_calls = False
 
@@ -81,9 +81,8 @@ def register() -> None:
 
 
 def forget(run: Any) -> None:
-    """The communicator of a runner is being freed."""
+    """The communicator of a runner has been freed."""
     global _has_leaked_calls
-    living[:] = [each for each in living if each.run is not run]
     _has_leaked_calls = _has_leaked_calls or bool(run.broken)
 
 
@@ -95,7 +94,7 @@ def _after_fork() -> None:
     global _pid
     if not process.inherited():
         _pid = os.getpid()
-    for each in living:
+    for each in living.values():
         each.orphan()
     living.clear()
 
@@ -164,8 +163,8 @@ def _end() -> None:
     if _status and not (over or survives):
         _say_unsaid()
         _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
-    for comm in living:
-        comm.run.board.leave()
+    for each in _runners():
+        each.board.leave()
     if over or _status:
         if survives:
             faults.leave(_status)
@@ -175,20 +174,24 @@ def _end() -> None:
     found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
     worst = min(found, default=_WHOLE)
     if worst == _LOST:
-        for comm in living:
-            if not comm.run.broken:
-                comm.run.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
+        for each in _runners():
+            if not each.broken:
+                each.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
     if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
     if worst > _STUCK:
         timeline.finish()
     if worst == _WHOLE:
-        for comm in reversed(living[:]):
+        for comm in reversed(list(living.values())):
             comm.free()
         _close()
     if survives:
         faults.leave_late()
+
+
+def _runners() -> list[Any]:
+    return [each.run() for each in living.values()]
 
 
 def _within_a_call() -> bool:
@@ -276,7 +279,7 @@ def _together(each: process.Job) -> int:
 
     from mpi4py import MPI
 
-    stuck = any(comm.run.broken or comm.run.busy for comm in living) or _within_a_call()
+    stuck = any(each.broken or each.busy for each in _runners()) or _within_a_call()
     leaked = _has_leaked_calls or process.forsaken()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf
@@ -287,7 +290,7 @@ def _together(each: process.Job) -> int:
         What a rank of another host has said may come behind its farewell, or never, as where its store alone was cut.
         """
         nonlocal left
-        if each.ended() or links.lost(each.index) or any(comm.run.board.dead() >= 0 for comm in living):
+        if each.ended() or links.lost(each.index) or any(run.board.dead() >= 0 for run in _runners()):
             return True
         if left == math.inf and links.left(each.index):
             left = time.monotonic()

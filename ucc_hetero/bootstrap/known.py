@@ -17,7 +17,11 @@ from ..planner.select import Tuning, agreed
 from ..planner.topology import Topology, levels_of, link_weights, numbered, share_hosts
 from ..transport.carriers import warn_idle
 from ..transport.paths import Device, staged
+from . import agreement
 from .process import Job
+
+#: Numbers of teams that can be given to libucc.
+MOST_NUMBERS = 1 << 15
 
 #: Parts that are remembered.
 _MOST_PARTS = 64
@@ -61,20 +65,37 @@ class Known:
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
         self.pids = [facts[rank].pid for rank in self.near]
-        #: True once each rank makes these teams by itself: nothing can fail then in a new communicator.
-        self.settled = False
+        self._settled = False
         self._parts: dict[tuple[int, ...], Known] = {}
 
     def part(self, ranks: Sequence[int]) -> Known:
         """What some of the ranks know, in this order."""
         key = tuple(ranks)
-        if key not in self._parts:
+        found = self._parts.get(key)
+        if found is None:
             if len(self._parts) >= _MOST_PARTS:
                 self._parts.pop(next(iter(self._parts)))
             facts, places = [self.facts[rank] for rank in key], [self.places[rank] for rank in key]
             whole = key == tuple(range(self.size))
-            self._parts[key] = self if whole else Known(self.job, facts, places, self.table, self.runtime)
-        return self._parts[key]
+            found = self._parts[key] = self if whole else Known(self.job, facts, places, self.table, self.runtime)
+        return found
+
+    def in_context(self, ranks: Sequence[int], link: str) -> tuple[int, ...]:
+        """The numbers that these ranks have in the context of a link."""
+        places = [self.members[rank] for rank in ranks]
+        return tuple(places if link != "native" else [self.job.island_index[place] for place in places])
+
+    def makes_alone(self, ranks: tuple[int, ...], link: str) -> bool:
+        """True if each of these ranks makes a team of them with a number of ours by itself; the same on all of them."""
+        if (link, self.in_context(ranks, link)) not in self.job.tried:
+            return False
+        return link == "bridge" or agreement.native_makes_teams_alone()
+
+    def makes_teams_alone(self, claimed: int) -> bool:
+        """True if that is so of all teams that most calls of a new communicator need."""
+        if not self._settled:
+            self._settled = all(self.makes_alone(*each) for each in self.main)
+        return self._settled and claimed < MOST_NUMBERS
 
 
 @lru_cache(maxsize=64)

@@ -14,39 +14,30 @@ from ..errors import AgreementError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
+from ..native.libraries import lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process, settings
-from .board import offer
+from .board import PAGES, offer
 from .known import Known
 from .process import MOST_SPARE
-from .turns import turn
+from .turns import Turn
 
 #: Measured choices that communicators of this process were made with, by the file's name.
 _tables: dict[str, Table] = {}
 
 
 class Claim(NamedTuple):
-    """What a rank that has its turn says of each communicator: ``taken`` of :mod:`.numbers`, numbers of what it could
-    use again, and a file for the arrival board."""
+    """What a rank that has its turn says of the communicator to be made.
 
-    taken: tuple[int, int]
-    spare: tuple[int, ...]
+    ``last`` and ``next_used`` are `taken` of :mod:`.numbers`, ``file`` is one for the arrival board, ``spare`` has the
+    numbers of what it could use again.
+    """
+
+    last: int
+    next_used: int
     file: int
-
-    def numbers(self) -> list[int]:
-        """The claim as numbers, fewer than `WORDS`."""
-        return [*self.taken, self.file, len(self.spare), *self.spare]
-
-    @classmethod
-    def of(cls, said: Sequence[int]) -> Claim:
-        """The claim that these numbers are."""
-        last, used, file, count = said[:4]
-        return cls((last, used), tuple(said[4 : 4 + count]), file)
-
-
-#: Numbers that a rank says which is ready, and has a claim, are two more.
-WORDS = 6 + MOST_SPARE
+    spare: Sequence[int]
 
 
 class Words(NamedTuple):
@@ -74,19 +65,43 @@ class Said(NamedTuple):
     table: Table
 
 
-class Agreed(NamedTuple):
-    """What the ranks of a new communicator have agreed upon: its number as they have claimed it, and what each says.
+class Seat:
+    """What the ranks of a new communicator have agreed upon: its number, and what an earlier one of theirs has left.
 
-    ``known``: what they know of each other from the communicator that it is made from.
+    Args:
+        known: What they know of each other.
+        claimed: The number, as they have claimed it (:mod:`.numbers`).
+        files: What each of them offers for the arrival board.
+        spare: Numbers of what each of them could use again.
+        seconds: The most that the end of an old team may take.
     """
 
-    claimed: int
-    claims: Sequence[Claim]
-    known: Known
+    def __init__(
+        self, known: Known, claimed: int, files: Sequence[int], spare: Sequence[Sequence[int]], seconds: float
+    ) -> None:
+        self.known, self.claimed, self.files = known, claimed, files
+        numbers.claim(claimed)
+        #: Part of every message tag.
+        self.id = claimed % numbers.MOST
+        known.job.drop_spare(seconds, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
+        #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
+        self.left_by, self.spare = known.job.take_spare(known.members, spare, claimed * PAGES)
 
-    def among(self, ranks: Sequence[int]) -> Agreed:
-        """The same of some of the ranks, in this order."""
-        return Agreed(self.claimed, [self.claims[rank] for rank in ranks], self.known.part(ranks))
+    @property
+    def ready(self) -> bool:
+        """True if each rank makes the communicator by itself, with nothing that can fail; the same on all of them."""
+        known = self.known
+        seen = known.size == 1 or (not known.far and self.spare.page is not None)
+        return seen and known.bare.flat and known.makes_teams_alone(self.claimed)
+
+    def give_back(self) -> None:
+        """Free the communicator, which is `ready`, and in which this rank has made no call: it waits for no other."""
+        known, page = self.known, self.spare.page
+        if page is not None:
+            lib.ucch_board_give_back(page.address, known.rank, self.claimed + 1, True)
+        known.job.process.discard(self.id)
+        known.job.spare[self.left_by] = self.spare
+        numbers.release(self.id)
 
 
 class _Meeting:
@@ -132,7 +147,8 @@ class _Meeting:
         bind(place)  # first: UCX and UCC look for a device when they begin
         mine = process.process().facts(place, __version__)
         unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
-        words = Words(mine.process, number, process.offer(), unchanged, _claim(self._size) if ready else None)
+        claim = Claim(*numbers.taken(), offer(self._size), process.spare()) if ready else None
+        words = Words(mine.process, number, process.offer(), unchanged, claim)
         return mine, words, _table() if self._rank == 0 else NO_TABLE
 
     def _exchange(self, ready: bool) -> bool:
@@ -180,10 +196,6 @@ class _Meeting:
         wires.spread(spread.shared)
 
 
-def _claim(size: int, job: process.Job | None = None) -> Claim:
-    return Claim(numbers.taken(), process.spare(job), offer(size))
-
-
 def _table() -> Table:
     """Measured choices, as this rank finds them; those of an earlier communicator where its host lacks the file."""
     path = env.get("TUNE_FILE")
@@ -202,33 +214,60 @@ def met(mpi: Any) -> Iterator[Said]:
     Raises :class:`AgreementError` on every rank when their facts do not fit together.
     """
     meeting = _Meeting(mpi)
-    with turn(meeting.come):
+    with Turn(meeting.come):
         assert meeting.said is not None, "all have told each other everything"
         _tables[meeting.said.table.path] = meeting.said.table
         yield meeting.said
 
 
-@contextmanager
-def met_again(known: Known, mpi: Any, exchange: Callable[[list[int]], list[list[int]]]) -> Iterator[Agreed | None]:
-    """Hold this rank's turn while all ranks of ``mpi``, which are ``known``, hold theirs to make a communicator of
-    some of them; ``exchange`` tells all up to `WORDS` numbers of each.
+#: Numbers that a rank says which makes a communicator of one that it has: six, how many can be used again, and these.
+WORDS = 7 + MOST_SPARE
 
-    Yields what they have agreed upon; None where a rank wants no more of their job.
+
+class Again:
+    """The ranks of a communicator make another one of some of them.
+
+    Args:
+        known: What they know of each other.
+        exchange: Tells all up to `WORDS` numbers of each.
+        color, key: Which ranks are to be in a communicator with this one, and in which order, as in MPI's ``Split``.
     """
-    everyone: list[list[int]] = []
 
-    def come(ready: bool) -> bool:
-        usable = ready and known.job.sound()
-        everyone[:] = exchange([ready, usable, *(_claim(known.size, known.job).numbers() if usable else ())])
-        return all(said[0] for said in everyone)
+    def __init__(
+        self, known: Known, exchange: Callable[[list[int]], list[list[int]]], color: int = 0, key: int = 0
+    ) -> None:
+        self._known, self._exchange, self._color, self._key = known, exchange, color, key
+        self._said: list[list[int]] = []
+        self._claimed = -1
 
-    with turn(come):
-        if not all(said[1] for said in everyone):
-            yield None
+    def come(self, ready: bool) -> bool:
+        """True if all ranks have their turns; collective."""
+        known = self._known
+        if not ready or not known.job.sound():
+            words = [ready, -1, self._color, self._key]
+        else:
+            (last, next_used), spare = numbers.taken(), process.spare(known.job)
+            words = [ready, last, self._color, self._key, next_used, offer(known.size), len(spare), *spare]
+        self._said = self._exchange(words)
+        return min([said[0] for said in self._said]) > 0
+
+    def agree(self, mpi: Any) -> None:
+        """Agree on the new communicator's number, where all ranks want to go on with their job."""
+        if min([said[1] for said in self._said]) < 0:
             return
-        found = [Claim.of(said[2:]) for said in everyone]
-        claimed = numbers.agree([claim.taken for claim in found], mpi.allgather)
-        if claimed >= numbers.MOST:
+        self._claimed = numbers.agree([(said[1], said[4]) for said in self._said], mpi.allgather)
+        if self._claimed >= numbers.MOST:
             # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
-            known.job.process.discard(claimed % numbers.MOST)
-        yield Agreed(claimed, found, known)
+            self._known.job.process.discard(self._claimed % numbers.MOST)
+
+    def ranks(self) -> list[int]:
+        """The ranks of this one's color, in the order of their keys."""
+        return [r for _, r in sorted([(said[3], r) for r, said in enumerate(self._said) if said[2] == self._color])]
+
+    def seat(self, ranks: Sequence[int], seconds: float) -> Seat | None:
+        """This rank's seat in the communicator of these; None where a rank wants no more of their job."""
+        if self._claimed < 0:
+            return None
+        theirs = [self._said[rank] for rank in ranks]
+        spare = [said[7 : 7 + said[6]] for said in theirs]
+        return Seat(self._known.part(ranks), self._claimed, [said[5] for said in theirs], spare, seconds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from .. import env
 from ..bindings import quarantine
 from ..device import bind
 from ..errors import CollectiveError, PeerError, UCCHError
@@ -24,8 +25,8 @@ from . import faults, numbers, process
 from .board import PAGES, Board
 from .known import Known
 from .links import Links
-from .meeting import Agreed, Claim, Said, met
-from .process import MOST_SPARE, Spare
+from .meeting import Said, Seat, met
+from .process import Spare
 from .teams import Teams
 from .timely import Timely, limit, timely
 
@@ -36,12 +37,12 @@ USUAL_COUNTS = (1, 1 << 12, 1 << 18, 1 << 24)
 class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
-    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``agreed``: what the ranks
-    have agreed upon, where they know each other. Raises :class:`AgreementError` on every rank when their facts do not
-    fit together.
+    ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``seat``: what the ranks have
+    agreed upon, where they know each other. Raises :class:`AgreementError` on every rank when their facts do not fit
+    together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, agreed: Agreed | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
         self._recorded = 0
@@ -51,71 +52,73 @@ class Membership:
         self.lacks = ""
         self._graphs: tuple[Channels | None, Topology, str] | None = None
         try:
-            if agreed is not None:
-                self._try(agreed.claimed, agreed.claims, lambda: agreed.known, timeout)
+            if seat is not None:
+                self._try(lambda: seat, timeout)
             else:
                 with met(self.mpi) as said:
-                    claimed = numbers.agree([each.taken for each in said.claims], self.mpi.allgather)
+                    claimed = numbers.agree([claim[:2] for claim in said.claims], self.mpi.allgather)
                     if claimed >= numbers.MOST:
                         process.process().discard(claimed % numbers.MOST)
                         self.mpi.allgather(None)  # ranks that are past this one may send
-                    self._try(claimed, said.claims, partial(self._meet, said), timeout)
+                    self._try(partial(self._meet, said, claimed), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
 
-    def _try(self, claimed: int, claims: Sequence[Claim], know: Callable[[], Known], timeout: float) -> None:
-        numbers.claim(claimed)
+    def _try(self, take: Callable[[], Seat], timeout: float) -> None:
         #: Any thread may discard messages while another one closes; and a closed one's number may be another's.
         self._discarding, self._is_closed = threading.RLock(), False
-        #: Number of the communicator, part of every message tag.
-        self.id = claimed % numbers.MOST
         try:
-            self._create(claimed, claims, know(), limit(self.mpi, timeout))
+            self._create(take(), limit(self.mpi, timeout))
         except BaseException:
             self.part()
             quarantine.keep(self)  # the libraries go on with what they have of it
             if hasattr(self, "job"):
                 process.forsake(self.job)
-            self.release_id()
+            if hasattr(self, "id"):
+                self.release_id()
             raise
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _meet(self, said: Said) -> Known:
-        """What ranks know of each other that may not have met before; collective."""
+    def _meet(self, said: Said, claimed: int) -> Seat:
+        """The seat of ranks that may not have met before; collective."""
         rank = int(self.mpi.Get_rank())
         process.meet(said.facts, rank)
         self._watch(partial(process.ended, said.facts, rank))
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
-        return Known(self.job, said.facts, said.places, said.table, runtime)
+        known = Known(self.job, said.facts, said.places, said.table, runtime)
+        files, spare = [claim.file for claim in said.claims], [claim.spare for claim in said.claims]
+        return Seat(known, claimed, files, spare, limit(self.mpi, env.get("TIMEOUT")))
 
-    def _create(self, claimed: int, claims: Sequence[Claim], known: Known, seconds: float) -> None:
-        """Come together: teams, the arrival board, channels; collective."""
+    def _create(self, seat: Seat, seconds: float) -> None:
+        """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
+        #: Number of the communicator, part of every message tag.
+        self.id, ready, known = seat.id, seat.ready, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
         self.bare, self.topology, self.tuning, self.staged = known.bare, known.topology, known.tuning, known.staged
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
         self.place = known.device.place
-        self.teams = Teams(known, claimed, seconds, set.intersection(*(set(each.spare) for each in claims)))
-        self.board = Board(known, [each.file for each in claims], self.teams.page)
+        self.teams = Teams(seat, seconds)
+        self.board = Board(known, seat.files, seat.claimed + 1, seat.spare.page)
         if known.far:  # deaths there are heard of while teams are made
-            self._join_board(self.mpi.allgather(self.board.mapped))
+            self._join_board(seat, self.mpi.allgather(self.board.mapped))
         if not known.bare.flat:
             self._join_channels()
-        mapped = self._make_teams()
+        mapped = None if ready else self._make_teams()
         if not known.far:
-            self._join_board(mapped)
+            self._join_board(seat, mapped)
         for i, page in enumerate(self.board.more, 1):
-            self.job.spare[claimed * PAGES + i] = Spare(known.members, {}, page)
+            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
         self.board.more = []
 
-    def _join_board(self, mapped: list[bool] | None) -> None:
+    def _join_board(self, seat: Seat, mapped: list[bool] | None) -> None:
         """The arrival board, and what connects those of several hosts."""
         board, known = self.board, self.known
         board.join(mapped)
-        board.id = self.id
-        board.number = self._recorded = communicator(board.native, self.id, known.places, self.rank)
+        board.id, times = self.id, seat.claimed // numbers.MOST
+        board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
             self.links = Links(self.mpi, board, board.hosts, known.processes)
         self._watch(board.dead_ranks)
@@ -129,13 +132,9 @@ class Membership:
         self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
         self.tuning = replace(self.tuning, queued=self.channels is not None)
 
-    def _make_teams(self) -> list[bool] | None:
+    def _make_teams(self) -> list[bool]:
         """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all of them
-        work, and who has the board's page. None where that is no question."""
-        self.job.drop_spare(self.teams.timeout, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
-        known, ready = self.known, self.teams.page is not None or self.size == 1
-        if ready and known.topology.flat and self.teams.by_themselves():
-            return None  # nothing can fail any more
+        work, and who has the board's page."""
         self.teams.look, self.teams.together = faults.watch(self.mpi), True
         failure = self._first_teams()
         everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
@@ -145,7 +144,7 @@ class Membership:
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
-        return None if ready else [mapped for mapped, _ in everyone]
+        return [mapped for mapped, _ in everyone]
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""

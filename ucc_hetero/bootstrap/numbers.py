@@ -30,8 +30,8 @@ def agree(everyone: Sequence[tuple[int, int]], ask: Callable[[bytes], Iterable[b
         everyone: `taken` of each rank.
         ask: exchanges the numbers in use, as bits; called on all ranks where the next number may be in use on one.
     """
-    following = 1 + max(last for last, _ in everyone)
-    if all(following < used for _, used in everyone):
+    following = 1 + max([each[0] for each in everyone])
+    if following < min([each[1] for each in everyone]):
         return following
     bits = 0
     for each in ask(bytes(_ids)):

@@ -277,6 +277,22 @@ class Job:
         """True if new communicators may use its contexts, as far as this process knows."""
         return not (self.spoilt or self.stale) and lib.ucch_endpoint_errors() == self._errors
 
+    def take_spare(
+        self, members: tuple[int, ...], everyones: Sequence[Sequence[int]], number: int
+    ) -> tuple[int, Spare]:
+        """What all of these members have spare, and its number; with this ``number``, and nothing, where that is none.
+
+        Args:
+            members: Ranks of the job.
+            everyones: The numbers of what each of them has spare.
+            number: Of something new.
+        """
+        common = set(everyones[0]).intersection(*everyones[1:])
+        for each in sorted(common):
+            if each in self.spare and self.spare[each].members == members:
+                return each, self.spare.pop(each)
+        return number, Spare(members, {}, None)
+
     def drop_spare(self, seconds: float, most: int = 0) -> None:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
         while len(self.spare) > most:
@@ -470,22 +486,33 @@ def inherited() -> bool:
 def refuse_children() -> None:
     """Raise where MPI is that of the parent process."""
     if _inherited:
-        raise forked()
+        raise NotSupported(FORKED)
 
 
-def forked() -> NotSupported:
-    """The error of a child's calls on what is its parent's."""
-    return NotSupported(
-        "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
-        "(multiprocessing.set_start_method), or fork before MPI is imported"
+#: Error of a child's calls on MPI's.
+FORKED = (
+    "this process was made by fork of one that uses MPI, and has no part in that: start processes by spawn "
+    "(multiprocessing.set_start_method), or fork before MPI is imported"
+)
+
+
+def forked_text(rank: int) -> str:
+    """Error of a child's calls on a communicator of its parent's."""
+    return (
+        f"rank {rank}: a process that was made by fork has no part in its parent's communicators; start it by spawn "
+        "(multiprocessing.set_start_method), or before there are any"
     )
 
 
-class Inherited:
-    """Stands where MPI's communicator was, in a process that was made by fork: pickled objects go by MPI."""
+class Unusable:
+    """Stands where something was that can be used no more: every use raises an error of this kind."""
+
+    def __init__(self, kind: type[Exception], text: str) -> None:
+        self._error = kind, text
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise forked()
+        kind, text = self._error
+        raise kind(text)
 
 
 def refuse_without_mpi() -> None:

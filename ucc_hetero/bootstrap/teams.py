@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -25,12 +25,12 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..planner.plan import Step
 from ..types import DTYPES, OPS
-from . import agreement, numbers
-from .board import PAGES
+from . import agreement
 from .faults import EXCHANGE_ERRORS
-from .known import Known
+from .known import MOST_NUMBERS
+from .meeting import Seat
 from .process import TEAM_IDS, Spare
-from .turns import alone, turn
+from .turns import Turn, alone
 
 #: Seconds that libucc has to end the making of a team after a rank has refused the call that it is for. What it sends
 #: for a team that some ranks leave is taken for that of the next one, which then never ends.
@@ -55,40 +55,30 @@ _WRONG = (
     "its libraries cannot be trusted on these ranks: `python -m ucc_hetero info` on each of them shows how they differ"
 )
 
-#: Numbers of teams that can be given to libucc.
-MOST_NUMBERS = 1 << 15
-
 
 class Teams:
-    """The teams of one communicator, of ranks that are ``known``.
+    """The teams of the communicator that a seat is for.
 
     Each is made when a call first needs it. libucc asks other ranks for nothing where the team has a number of ours,
     and these ranks had such a team before: a rank makes it by itself then. The team of an island and that of all have
-    such numbers: ``claimed`` (:mod:`.numbers`), which none of these ranks has had before. Other teams are made by all
-    of their ranks together.
+    such numbers: that of the seat, which none of these ranks has had before. Other teams are made by all of their
+    ranks together.
 
-    A communicator of host memory leaves its teams and its page of the arrival board to the next one of the same ranks:
-    ``spare`` are the numbers by which all ranks have such teams. Those on devices hold memory of the vendor's library,
-    and go.
+    A communicator of host memory leaves its teams and its page of the arrival board to the next one of the same ranks.
+    Those on devices hold memory of the vendor's library, and go.
     """
 
-    def __init__(self, known: Known, claimed: int, timeout: float, spare: Iterable[int] = ()) -> None:
-        self._known, self.job, self.rank, self.timeout = known, known.job, known.rank, timeout
+    def __init__(self, seat: Seat, timeout: float) -> None:
+        known = seat.known
+        self._seat, self._known, self.job, self.rank, self.timeout = seat, known, known.job, known.rank, timeout
         self.members, self.far = known.members, known.far
-        self._claimed = claimed
-        kept = self.job.spare
-        found = sorted(each for each in spare if each in kept and kept[each].members == self.members)
-        self._left_by = found[0] if found else claimed * PAGES
-        #: Of the messages by which ranks come together.
-        self.tag = claimed % numbers.MOST
         #: Raises when the call that new teams are made for has become hopeless.
         self.look: Callable[[], None] | None = None
         #: True if all ranks hold their turn at creating: they need not ask each other before each team.
         self.together = False
         #: When it was seen that this call was refused, while a team is made; 0 for never.
         self._refused = 0.0
-        #: ``page``: that of the arrival board, which all ranks have.
-        _, self._teams, self.page = kept.pop(self._left_by) if found else Spare((), {}, None)
+        self._teams = seat.spare.teams
         #: Those whose ranks have come together for their first call on such memory.
         self._met: set[tuple[int, ...]] = set()
 
@@ -165,7 +155,7 @@ class Teams:
         ) from why
 
     def _create(self, ranks: tuple[int, ...], link: str) -> ucc.Team:
-        job, places = self.job, self._places(ranks, link)
+        job, places = self.job, self._known.in_context(ranks, link)
         context = job.native if link == "native" else job.bridge
         if context is None:
             raise CollectiveError(f"rank {self.rank}: no {link} context for a team of ranks {list(ranks)}")
@@ -173,36 +163,22 @@ class Teams:
             with own_device():
                 team = context.team(places, self.timeout, None, self._number(ranks, link))
         else:
-            with nullcontext() if self.together else turn(partial(self._all_ready, [self.members[r] for r in ranks])):
+            with nullcontext() if self.together else Turn(partial(self._all_ready, [self.members[r] for r in ranks])):
                 team = self._create_together(context, ranks, link)
         if self.far and len({self._known.hosts[r] for r in ranks}) > 1 and lib.ucch_team_far(team.native):
             raise MemoryError("no memory for a team's tags")
         return team
 
-    def _places(self, ranks: Sequence[int], link: str) -> list[int]:
-        """The ranks of these in the context of a link."""
-        places = [self.members[r] for r in ranks]
-        return places if link != "native" else [self.job.island_index[place] for place in places]
-
     def by_itself(self, ranks: tuple[int, ...], link: str) -> bool:
         """True if each of these ranks makes their team by itself; the same on all of them."""
-        if self._number(ranks, link) is None or (link, tuple(self._places(ranks, link))) not in self.job.tried:
-            return False
-        return link == "bridge" or agreement.native_makes_teams_alone()
-
-    def by_themselves(self) -> bool:
-        """True if that is so of all teams with numbers of ours."""
-        known = self._known
-        if not known.settled:
-            known.settled = all(self.by_itself(*each) for each in known.main)
-        return known.settled and self._claimed < MOST_NUMBERS
+        return self._number(ranks, link) is not None and self._known.makes_alone(ranks, link)
 
     def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
         """Make a team with its other ranks, and try it."""
         job, team = self.job, None
         with own_device():
             try:
-                places = self._places(ranks, link)
+                places = self._known.in_context(ranks, link)
                 team = context.team(places, self.timeout, self._look_inside, self._number(ranks, link))
                 self._canary(team, ranks, link)
                 return team
@@ -221,7 +197,8 @@ class Teams:
 
     def _number(self, ranks: tuple[int, ...], link: str) -> int | None:
         """libucc's number of a new team, where it is one of ours."""
-        return self._claimed if self._claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
+        claimed = self._seat.claimed
+        return claimed if claimed < MOST_NUMBERS and (ranks, link) in self._known.main else None
 
     def _blame(self, error: BaseException) -> None:
         """Raise PeerError in the place of an error that the death of a rank has caused, once that is known.
@@ -271,12 +248,12 @@ class Teams:
         return answer
 
     def _say(self, word: array[int], place: int) -> None:
-        self.job.comm.Send(word, place, self.tag)
+        self.job.comm.Send(word, place, self._seat.id)
 
     def _hear(self, place: int, places: list[int], seconds: float, look: Callable[[], object]) -> int:
         """One rank's word; peers may need our side of earlier transfers before they come to speak."""
         word = array("b", [0])
-        request = self.job.comm.Irecv(word, place, self.tag)
+        request = self.job.comm.Irecv(word, place, self._seat.id)
         if not progress_until(request.Test, seconds, partial(_or_cancel, request, look), step=1e-6):
             request.Cancel()
             raise CollectiveTimeout(
@@ -329,7 +306,7 @@ class Teams:
         left = teams if self._known.tuning.plain else {}
         if left or page is not None:
             # Without the lock: a thread that has its turn here may wait for others, and they for this thread.
-            self.job.spare[self._left_by] = Spare(self.members, left, page)
+            self.job.spare[self._seat.left_by] = Spare(self.members, left, page)
         if left is not teams:
             with alone():
                 while teams:

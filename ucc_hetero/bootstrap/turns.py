@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 #: The longest pause after a failed attempt, in seconds.
 _PAUSE = 0.002
@@ -19,29 +18,30 @@ _PAUSE = 0.002
 _creating = threading.RLock()
 
 
-@contextmanager
-def turn(everyone: Callable[[bool], bool]) -> Iterator[None]:
-    """Hold this process's turn to create something while every other rank of it holds theirs.
+class Turn:
+    """A context in which this process has its turn to create something, and so has every other rank of it.
 
     ``everyone(ready)`` tells the ranks whether this one is ready and returns whether all are; collective among them,
     and repeated by all until they are.
     """
-    while True:
-        ready = _creating.acquire(blocking=False)
-        try:
-            together = everyone(ready)
-        except BaseException:
-            if ready:
-                _creating.release()
-            raise
-        if together:
-            break
-        if ready:
-            _creating.release()
-        time.sleep(random.uniform(0, _PAUSE))
-    try:
-        yield
-    finally:
+
+    def __init__(self, everyone: Callable[[bool], bool]) -> None:
+        self._everyone = everyone
+
+    def __enter__(self) -> None:
+        while True:
+            ready = _creating.acquire(blocking=False)
+            together = False
+            try:
+                together = self._everyone(ready)
+            finally:
+                if ready and not together:
+                    _creating.release()
+            if together:
+                return
+            time.sleep(random.uniform(0, _PAUSE))
+
+    def __exit__(self, *error: object) -> None:
         _creating.release()
 
 

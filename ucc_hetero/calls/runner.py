@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..bindings.ucc import status_name
-from ..bootstrap.meeting import Agreed
+from ..bootstrap.meeting import Seat
+from ..bootstrap.process import forked_text
 from ..bootstrap.timely import not_met
 from ..device import no_runtime, stream_handle
 from ..engine.lowering import Execution, Program
@@ -74,9 +75,9 @@ _SPIN = 1e-4
 
 
 class Runner(State):
-    """Everything that the collectives of one communicator need. Collective to create."""
+    """Everything that the collectives of one communicator need. Collective to create, unless its seat is ready."""
 
-    def __init__(self, mpi: Any, agreed: Agreed | None = None) -> None:
+    def __init__(self, mpi: Any, seat: Seat | None = None) -> None:
         from mpi4py import MPI
 
         #: Makes calls of numpy arrays again in one crossing into C, where that is possible. It has a copy of the time
@@ -85,7 +86,7 @@ class Runner(State):
         every = sampled()
         if repeater and not every:
             self._repeater = repeater(self.run, self._await, MPI.IN_PLACE)
-        super().__init__(mpi, agreed)
+        super().__init__(mpi, seat)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
@@ -120,10 +121,7 @@ class Runner(State):
         Messages and set-ups are no ``calls`` on the board: of a refused call they go on until this rank comes to it.
         """
         if self.orphaned:
-            raise CollectiveError(
-                f"rank {self.rank}: a process that was made by fork has no part in its parent's communicators; start "
-                "it by spawn (multiprocessing.set_start_method), or before there are any"
-            )
+            raise CollectiveError(forked_text(self.rank))
         if lib.ucch_board_broken(self.board.native):
             if lib.ucch_board_revoked(self.board.native):
                 self.broken = self.broken or "it was revoked"
@@ -616,7 +614,8 @@ class Runner(State):
         if not self.broken:
             given_up = len(dropped(self))  # before what is busy: this completes what has ended
             self._refuse_active(self.busy - given_up)
-            self.board.announce("Free")  # ranks that make a call instead need not wait for the deadline
+            if not self.board.shows_all:
+                self.board.announce("Free")  # ranks that make a call instead need not wait for the deadline
         withdraw(self)
         progress_until(self._all_ended, self.timeout, longest=_NAP)
         if not self.broken:
@@ -647,6 +646,9 @@ class Runner(State):
         if lib.ucch_board_revoked(self.board.native):
             return False
         try:
+            if self.board.shows_all:
+                self.board.give_back()
+                return progress_until(self.board.given_back, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
             if not self._leaving:
                 mine, least = array("i", [1]), array("i", [0])
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least

@@ -6,6 +6,7 @@ Reasons come from what the engine noted and what the arrival board knows of othe
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from ..bindings import quarantine
 from ..bindings.ucc import status_name
 from ..bootstrap import settings
 from ..bootstrap.board import Board
-from ..bootstrap.meeting import Agreed
+from ..bootstrap.meeting import Seat
 from ..bootstrap.membership import Membership
 from ..errors import (
     CollectiveError,
@@ -58,14 +59,14 @@ class Refusing:
 class State:
     """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
-    ``agreed``: what its ranks have agreed upon, where it is made from another one.
+    ``seat``: what its ranks have agreed upon, where it is made from another one.
     """
 
-    def __init__(self, mpi: Any, agreed: Agreed | None = None) -> None:
+    def __init__(self, mpi: Any, seat: Seat | None = None) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, agreed)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, seat)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.
@@ -176,7 +177,7 @@ def with_record_path(failure: _E) -> _E:
         failure, RefusedError | RevokedError | TruncationError
     )
     if path is not None and grave:
-        failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {path.parent})",)
+        failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {shlex.quote(str(path.parent))})",)
     return failure
 
 

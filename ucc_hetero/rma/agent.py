@@ -284,7 +284,7 @@ class Agent(Handle):
         keep_alive(sock)
         channel = Channel(sock, self._secret, server)
         with self._lock:
-            regions = {name: region.descriptor.hex() for name, region in self._regions.items()}
+            regions = self._published()
         channel.send({"name": self.name, "worker": self.worker.address.hex(), "regions": regions})
         name, address, theirs = _introduction(channel.receive())
         peer = self._join(name, address, channel)
@@ -295,15 +295,21 @@ class Agent(Handle):
                 raise ChannelError("the other side is not ready")
             channel.settle()
             peer.published(theirs, [])
-            with self._lock:
+            with self._lock:  # what changes from here on is told behind this
                 peer.ready = True
-                now = {n: r.descriptor.hex() for n, r in self._regions.items() if n not in regions}
-            if now:
-                channel.send({"regions": now})
+                now = self._published()
+                fresh = {name: each for name, each in now.items() if regions.get(name) != each}
+                gone = [name for name in regions if name not in now]
+                if fresh or gone:
+                    channel.send({"regions": fresh, "gone": gone})
         except BaseException:
             self._part(peer)
             raise
         return peer
+
+    def _published(self) -> dict[str, str]:
+        """Descriptors of the regions that are published now, by name."""
+        return {name: region.descriptor.hex() for name, region in self._regions.items()}
 
     def _join(self, name: str, address: bytes, channel: Channel) -> AgentPeer:
         """Add a connection, with an endpoint that is shared by those with the same peer.

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from _ucc_hetero_autoload import stock_group
+
 from .. import env, log
 from ..bootstrap import exit, process
 from ..device import Place, runtime_of
-from ..errors import UCCHError
+from ..errors import UCCHError, ranks_text
 from ..machine.discover import host_identity
 from ..machine.fabric import fabric_of
 from ..machine.launchers import number
@@ -81,7 +83,9 @@ def install() -> None:
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
         if NAME not in renamed.values() or not _is_member(values):
             _say_what_serves(wanted, wanted)
-            return stock(*args, **more)
+            log.warn_unknown()  # UCCH_TORCH_REPLACE may be among the misspelt: no communicator says so then
+            _warn_of_vendors(wanted, values)
+            return stock_group(stock, *args, **more)
         backends = _vendors_own(renamed, values) or renamed
         _say_what_serves(wanted, backends)
         if backends != wanted:
@@ -117,6 +121,27 @@ def _say_what_serves(asked: Mapping[str, str], backends: Mapping[str, str]) -> N
     if text not in _said:
         _said.add(text)
         print(f"ucc_hetero: {text}", file=sys.stderr, flush=True)
+
+
+def _warn_of_vendors(wanted: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Say on rank 0 that a vendor's own library was asked for in a job of several vendors, which it cannot connect."""
+    asked = {row.torch_backend for row in VENDORS.values() if row.torch_backend}.intersection(wanted.values())
+    rank, size = values["group_rank"], values["group_size"]
+    if not asked or values["global_ranks_in_group"] or size < 2 or not rendezvous.launched_by_mpi():
+        return
+    _, mine = _here(rank, size, values.get("device_id"))
+    seconds = limit_of(values.get("timeout")) or NO_LIMIT
+    ranks: dict[str, list[int]] = {}
+    for at, each in enumerate(_rank_facts(range(size), mine, rank, values["store"], seconds)):
+        ranks.setdefault(each.fabric.partition(" ")[0], []).append(at)
+    if "cpu" in wanted:  # ranks without a device may be there for that
+        ranks.pop("host", None)
+    if len(ranks) > 1 and rank == 0:
+        log.log("torch").warning(
+            "the script asks for nccl, which connects GPUs of one vendor, and this job has %s: UCCH_TORCH_REPLACE=nccl "
+            "gives the script the backend ucch",
+            " and ".join(f"{vendor} on {ranks_text(some)}" for vendor, some in ranks.items()),
+        )
 
 
 #: Lines that were printed about groups.

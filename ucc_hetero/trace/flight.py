@@ -43,7 +43,6 @@ class _Recorder:
         self.path = self.folder / f"{job}.{rank}.flight" if self.folder else None
         self.comms: dict[int, dict[str, Any]] = {}
         self._made, self._freed = 0, deque[int]()
-        self._times: dict[tuple[int, tuple[int, ...]], int] = {}
         ring, self._about, self._stack = (os.memfd_create(name) for name in FILES)
         where = (ffi.NULL, ffi.NULL) if self.path is None else (os.fsencode(self.path.parent), self.path.name.encode())
         if lib.ucch_flight_open(ring, self._about, self._stack, RECORDS, rank, *where):
@@ -65,11 +64,9 @@ class _Recorder:
                 atexit.register(lib.ucch_flight_without_python)
 
     def comm(self, data: dict[str, Any]) -> int:
-        """Record a communicator; all its ranks count those with the same number and ranks alike."""
-        key = data["number"], tuple(data["ranks"])
-        self._times[key] = self._times.get(key, 0) + 1
+        """Record a communicator."""
         self._made += 1
-        line = self.comms[self._made] = {"comm": self._made, **data, "time": self._times[key]}
+        line = self.comms[self._made] = {"comm": self._made, **data}
         # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
         os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
         return self._made
@@ -150,12 +147,12 @@ def comms() -> list[dict[str, Any]]:
     return list(_recorder.comms.values()) if _recorder else []
 
 
-def comm(board: Any, number: int, ranks: Sequence[int], mine: int) -> int:
-    """Record a new communicator: its board, its number in tags, its ``ranks`` by their numbers in the job, and the
-    place of this one among them. Returns its number in records."""
+def comm(board: Any, number: int, time: int, ranks: Sequence[int], mine: int) -> int:
+    """Record a communicator: its board, its number in tags, how often that has begun anew, its ``ranks`` by their
+    numbers in the job, and the place of this one among them. Returns its number in records."""
     if _recorder is None:
         return 0
-    found = _recorder.comm({"number": number, "ranks": list(ranks), "mine": mine})
+    found = _recorder.comm({"number": number, "time": time, "ranks": list(ranks), "mine": mine})
     lib.ucch_board_name(board, found)
     return found
 

@@ -177,9 +177,9 @@ def _compare_clocks(of: TimelineRecorder, comm: Any, clocks: list[int]) -> None:
     of.line({"clock": [time.monotonic_ns(), offset, error]})
 
 
-def communicator(board: Any, number: int, ranks: Sequence[int], mine: int) -> int:
-    """Record a new communicator (:func:`.flight.comm`); returns its number in records."""
-    found = flight.comm(board, number, ranks, mine)
+def communicator(board: Any, number: int, time: int, ranks: Sequence[int], mine: int) -> int:
+    """Record a communicator (:func:`.flight.comm`); returns its number in records."""
+    found = flight.comm(board, number, time, ranks, mine)
     if recorder is not None:
         recorder.line(flight.comms()[-1])
     return found
