@@ -59,7 +59,7 @@ def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
     return places
 
 
-#: Bytes of a rank after which its crew ends: nine ranks with devices would come to several GiB, beside three other lanes.
+#: Bytes of a rank after which its crew ends: nine with devices would come to several GiB, beside three other lanes.
 MOST_MEMORY = 1 << 30
 
 
