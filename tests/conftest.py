@@ -329,16 +329,13 @@ class Crews:
                 crew.kill()
                 raise
             if crew.is_large:
-                crew.tell_end()
                 crew.end(60 * ROOM)
             else:
                 self._crews[key] = crew, cases
         return MPIResult(0, *texts, len(world))
 
     def close(self) -> None:
-        """End all of them, as programs end; at once, as ranks wait for each other at their ends."""
-        for crew, _ in self._crews.values():
-            crew.tell_end()
+        """End all of them, as programs end."""
         try:
             while self._crews:
                 _, (crew, cases) = self._crews.popitem()

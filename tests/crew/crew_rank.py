@@ -138,7 +138,7 @@ def run(worlds: Worlds, world: list[int], path: str, case: str, args: list[Any],
         try:
             worlds.enter(tuple(world))
             if "arrays" in sys.modules:
-                sys.modules["arrays"].read_settings()
+                sys.modules["arrays"].begin_case()
             if (folder := str(Path(path).parent)) not in sys.path:
                 sys.path.insert(0, folder)
             module = sys.modules[__name__] if path == __file__ else importlib.import_module(Path(path).stem)

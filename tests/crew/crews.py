@@ -59,8 +59,8 @@ def chosen(pool: Sequence[object], wanted: Sequence[object]) -> list[int]:
     return places
 
 
-#: Bytes of a rank after which its crew ends: nine ranks with devices would come to 12 GiB, beside three other lanes.
-MOST_MEMORY = 3 << 28
+#: Bytes of a rank after which its crew ends: nine with devices would come to several GiB, beside three other lanes.
+MOST_MEMORY = 1 << 30
 
 
 class CaseFailed(Exception):
@@ -232,18 +232,15 @@ class Crew:
         and what a failed call has left stays, too."""
         return max(rank.memory for rank in self.ranks) > MOST_MEMORY
 
-    def tell_end(self) -> None:
-        """Have the ranks come to their ends, as those of a program do."""
-        for rank in self.ranks:
-            with suppress(OSError):
-                rank.tell(end=True)
-
     def end(self, limit: float) -> None:
-        """Wait for the ends of ranks that were told to.
+        """Have the ranks end as those of a program do.
 
         Raises:
             CaseFailed: they do not end, or not well, or a library complains.
         """
+        for rank in self.ranks:
+            with suppress(OSError):
+                rank.tell(end=True)
         try:
             status: object = self._job.wait(limit)
         except subprocess.TimeoutExpired:

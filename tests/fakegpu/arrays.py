@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,17 @@ def runtime() -> device.DeviceRuntime:
     return found
 
 
-def read_settings() -> None:
-    """Have the settings of devices read anew, as a case of a crew has other ones."""
+#: Addresses of arrays that nobody has any more.
+_dropped: list[int] = []
+
+
+def begin_case() -> None:
+    """Have settings of devices read anew, as a case of a crew has other ones; give back what earlier cases had."""
     for each in device.available():
-        ctypes.CDLL(each.path).fakegpu_settings()
+        library = ctypes.CDLL(each.path)
+        while _dropped:
+            library.fakegpu_forget(ctypes.c_void_p(_dropped.pop()))
+        library.fakegpu_settings()
         lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
 
 
@@ -58,6 +66,7 @@ class Array:
         self.runtime = runtime()
         self.library = ctypes.CDLL(self.runtime.path)
         self.block = self.runtime.alloc(max(1, n * self.dtype.itemsize))
+        weakref.finalize(self, _dropped.append, self.block.handle).atexit = False
         memory = (ctypes.c_char * self.block.nbytes).from_address(self.block.handle)
         #: The memory itself. A real GPU has no such thing.
         self.peek = np.frombuffer(memory, self.dtype, n)

@@ -328,6 +328,14 @@ int fakegpu_misuses(void) {
     return n;
 }
 
+/* Memory of a case of a crew that is over: no work uses it any more, and nobody waits for that. */
+void fakegpu_forget(void *address) {
+    enter();
+    region *r = find_locked(address);
+    if (r && r->base == (char *)address && !r->freed) poison_locked(r);
+    pthread_mutex_unlock(&lock);
+}
+
 int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
 
 int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }

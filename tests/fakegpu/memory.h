@@ -4,10 +4,16 @@ typedef struct region {
     size_t bytes;
     int kind, device, freed, file, fine;
     int owner, name; /* of memory that another process has lent: that, and the file's number there */
-    struct region *next;
+    struct region *next, *freed_after;
 } region;
 
+/* Bytes of freed memory that have its poison. Pages of what was freed before are given back, as ranks that take the
+ * cases of hundreds of tests would fill the machine: it is zeros then, and still known to be freed. */
+#define POISONED ((size_t)64 << 20)
+
 static region *regions;
+static region *oldest, **latest = &oldest; /* of the freed ones that are poisoned */
+static size_t poisoned;
 static int fine_grained; /* whether there is such memory */
 
 static int is_in(const void *address, const char *base, size_t bytes) {
@@ -185,7 +191,22 @@ static int open_memory(void **address, const share *from) {
 
 static void wait_for_device(int device, int does);
 
-/* Overwritten at once, whatever still uses it, and kept for ever, so that every later use meets the poison. */
+static void poison_locked(region *r) {
+    r->freed = 1;
+    memset(r->base, FREED, r->bytes);
+    *latest = r;
+    latest = &r->freed_after;
+    for (poisoned += r->bytes; poisoned > POISONED && oldest != r; oldest = oldest->freed_after) {
+        size_t room = (oldest->bytes + 4095) / 4096 * 4096;
+        if (oldest->file < 0)
+            madvise(oldest->base, room, MADV_DONTNEED);
+        else
+            fallocate(oldest->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)room);
+        poisoned -= oldest->bytes;
+    }
+}
+
+/* Overwritten at once, whatever still uses it, and never used again, so that every later use meets the poison. */
 static int release(void *address, int kind) {
     if (refused()) return refused();
     enter();
@@ -194,10 +215,7 @@ static int release(void *address, int kind) {
     pthread_mutex_unlock(&lock);
     if (status == OK) wait_for_device(r->device, HIP);
     enter();
-    if (status == OK) {
-        r->freed = 1;
-        memset(r->base, FREED, r->bytes);
-    }
+    if (status == OK) poison_locked(r);
     pthread_mutex_unlock(&lock);
     return status;
 }
