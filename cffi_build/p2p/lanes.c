@@ -82,8 +82,9 @@ static ucch_lane *make(ucch_lanes *all, int peer, int comes, int is_matched, int
     l->is_matched = is_matched;
     l->last = &l->waiting;
     l->refs = 1;
-    l->shorts = ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
     l->longs = ucch_channels_at(l->channels, peer, comes, is_matched ? MATCHED_LANE_RING : LONG_LANE_RING);
+    /* What is matched has no header of ours, and another thread may be making that ring. */
+    l->shorts = is_matched ? l->longs : ucch_channels_at(l->channels, peer, comes, SHORT_LANE_RING);
     *status = equip(l);
     if (!*status) return l;
     drop(l);

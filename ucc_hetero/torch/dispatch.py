@@ -175,7 +175,8 @@ class Dispatch:
         device = device_of(call.recv, call.send)
         if device is not None:
             self._known(device)
-        comm = self._comm(on_host=device is None and not call.send is call.recv is None)
+        has_memory = call.send is not None or call.recv is not None
+        comm = self._comm(on_host=has_memory and device is None)
         self._posted += 1  # from here on the communicator tells the others of mistakes
         mean = device is not None and call.op is OPS["AVG"]
         if device is not None:
