@@ -537,6 +537,7 @@ def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing() -> None:
 
     teams = Teams.__new__(Teams)
     teams.rank, teams.timeout, teams.look, teams._seat = 1, 1.0, None, cast(Any, SimpleNamespace(id=0))
-    teams.job = cast(Any, SimpleNamespace(rank=1, spoilt=False, comm=SimpleNamespace(Send=send)))
+    teams.job = Job.__new__(Job)
+    teams.job.rank, teams.job.spoilt, teams.job.comm = 1, False, SimpleNamespace(Send=send)
     with pytest.raises(PeerError, match="rank 1: .* out of reach"):
         teams._all_ready([0, 1], True)

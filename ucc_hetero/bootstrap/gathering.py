@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from functools import partial
 
-from ..bindings import quarantine
 from ..errors import CollectiveTimeout, PeerError
-from ..native.waiting import progress_until
 from . import faults, numbers
 from .known import Known
 from .timely import Timely, not_met
@@ -37,7 +35,7 @@ class Gathering:
     """
 
     def __init__(self, known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely) -> None:
-        self._known, self._ranks, self._mpi, self._comm = known, ranks, mpi, known.job.comm
+        self._known, self._ranks, self._mpi = known, ranks, mpi
         self._tag = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
 
     def come(self, ready: bool) -> bool:
@@ -68,20 +66,13 @@ class Gathering:
         return answer == _READY
 
     def _say(self, rank: int, word: int) -> None:
-        self._mpi.named(lambda: self._comm.Send(array("i", [word]), self._known.members[rank], self._tag))
+        self._mpi.named(partial(self._known.job.say, self._known.members[rank], self._tag, word))
 
     def _hear(self, rank: int, grace: float = 0.0) -> int:
-        """A rank's word, which may need our side of earlier transfers before it comes to speak; or that it is missing,
-        this much longer after the time limit."""
-        word = array("i", [0])
-        request = self._mpi.named(lambda: self._comm.Irecv(word, self._known.members[rank], self._tag))
-        with quarantine.unless_over((request, word)):
-            seconds = self._mpi.seconds + grace
-            if progress_until(lambda: self._mpi.named(request.Test), seconds, self._look, step=1e-6):
-                return word[0]
-        request.Cancel()
-        quarantine.keep((request, word))
-        return _MISSING - rank
+        """A rank's word; or that it is missing, this much longer after the time limit."""
+        place, seconds = self._known.members[rank], self._mpi.seconds + grace
+        word = self._mpi.named(partial(self._known.job.hear, place, self._tag, seconds, self._look))
+        return _MISSING - rank if word is None else word
 
     def _look(self) -> None:
         """Raise once one of these ranks has died."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn
@@ -24,6 +25,7 @@ from ..machine.discover import HostIdentity, host_cores, host_identity, link_spe
 from ..machine.fabric import Fabric, fabric_of
 from ..machine.facts import Facts
 from ..native.libraries import lib, load
+from ..native.waiting import progress_until
 from ..planner.algorithms import added
 from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
@@ -276,6 +278,35 @@ class Job:
     def sound(self) -> bool:
         """True if new communicators may use its contexts, as far as this process knows."""
         return not (self.spoilt or self.stale) and lib.ucch_endpoint_errors() == self._errors
+
+    def say(self, place: int, tag: int, word: int) -> None:
+        """Send a small number to a rank of the job."""
+        self.comm.Send(array("i", [word]), place, tag)
+
+    def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
+        """A rank's small number; None if it does not come in time.
+
+        Peers may need our side of earlier transfers before they come to speak.
+
+        Args:
+            place: The rank in the job.
+            tag: As the rank says it.
+            seconds: The most to wait.
+            look: Called meanwhile; what it raises ends the wait.
+        """
+        word = array("i", [0])
+        request = self.comm.Irecv(word, place, tag)
+        with quarantine.unless_over((request, word)):
+            try:
+                if progress_until(request.Test, seconds, look, step=1e-6):
+                    return word[0]
+            except BaseException:
+                with suppress(*faults.EXCHANGE_ERRORS):  # its rank may have died
+                    request.Cancel()
+                raise
+        request.Cancel()
+        quarantine.keep((request, word))
+        return None
 
     def take_spare(
         self, members: tuple[int, ...], everyones: Sequence[Sequence[int]], number: int

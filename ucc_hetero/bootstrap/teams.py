@@ -236,31 +236,25 @@ class Teams:
 
     def _answer(self, places: list[int], ready: bool, seconds: float) -> int:
         """The least word of all ranks of a team."""
-        first, word = places[0], array("b", [_SPOILT if self.job.spoilt else _READY if ready else _LATER])
+        first, word = places[0], _SPOILT if self.job.spoilt else _READY if ready else _LATER
         if self.job.rank != first:
-            self._say(word, first)
-            answer = self._hear(first, places, seconds, partial(self._look_inside, _ANSWER))
-        else:
-            theirs = (self._hear(place, places, seconds, self.look or bool) for place in places[1:])
-            answer = word[0] = min([word[0], *theirs])
-            for place in places[1:]:
-                self._say(word, place)
+            self.job.say(first, self._seat.id, word)
+            return self._hear(first, places, seconds, partial(self._look_inside, _ANSWER))
+        theirs = [self._hear(place, places, seconds, self.look or bool) for place in places[1:]]
+        answer = min([word, *theirs])
+        for place in places[1:]:
+            self.job.say(place, self._seat.id, answer)
         return answer
 
-    def _say(self, word: array[int], place: int) -> None:
-        self.job.comm.Send(word, place, self._seat.id)
-
     def _hear(self, place: int, places: list[int], seconds: float, look: Callable[[], object]) -> int:
-        """One rank's word; peers may need our side of earlier transfers before they come to speak."""
-        word = array("b", [0])
-        request = self.job.comm.Irecv(word, place, self._seat.id)
-        if not progress_until(request.Test, seconds, partial(_or_cancel, request, look), step=1e-6):
-            request.Cancel()
+        """One rank's word."""
+        word = self.job.hear(place, self._seat.id, seconds, look)
+        if word is None:
             raise CollectiveTimeout(
                 f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
                 f"{seconds:g} s"
             )
-        return word[0]
+        return word
 
     def _look_inside(self, grace: float = _GRACE) -> None:
         """Look, while all ranks make the team: for a refused call, too, they do so to the end where that can be."""
@@ -311,12 +305,3 @@ class Teams:
             with alone():
                 while teams:
                     teams.popitem()[1].close(self.timeout)
-
-
-def _or_cancel(request: Any, look: Callable[[], object]) -> None:
-    """Look, and give up a receive where that raises."""
-    try:
-        look()
-    except BaseException:
-        request.Cancel()
-        raise
