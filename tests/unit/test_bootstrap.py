@@ -156,7 +156,7 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
         assert used, "they need not"
         return [mine, *used]
 
-    found = numbers.agree(everyone, ask)
+    found = numbers.agree(*zip(*everyone, strict=True), ask)
     numbers.claim(found)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from functools import cached_property
+from operator import attrgetter, methodcaller
 from threading import RLock
 from types import TracebackType
 from typing import Any, cast
@@ -131,7 +132,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         else:
             self._begin(seat)
             self.rank, self.size = self._runner.rank, self._runner.size
-        exit.living[self] = exit.Living(self._get_runner, self.Free, self._orphan)
+        exit.living[self] = _ways
 
     def _begin(self, seat: Seat | None) -> None:
         """Make what calls need; collective, unless the seat is ready."""
@@ -148,9 +149,6 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             except BaseException as error:
                 self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {error}"))
                 raise
-
-    def _get_runner(self) -> Runner:
-        return self._runner
 
     def _orphan(self) -> None:
         """Make the communicator unusable in a child that was forked: it is the parent's."""
@@ -177,6 +175,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         exit.forget(runner)
         mpi = self._mpi
         self._forget()
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
+            vars(self).pop(name, None)
         if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
         if runner.unfit is not None:
@@ -196,8 +196,6 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         """From now on every use raises."""
         exit.living.pop(self, None)
         self._runner, self._messages, self._mpi = cast(Runner, _freed), cast(Messages, _freed), _freed
-        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
-            vars(self).pop(name, None)
 
     @cached_property
     def _messages(self) -> Messages:
@@ -631,6 +629,10 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     def Exscan_init(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, info: Any = None) -> PersistentRequest:
         """Set up :meth:`Exscan`, with its arguments; return a request that can be started many times."""
         return self._runner.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
+
+
+#: What the end of the process does with one that was not freed.
+_ways = exit.Living(attrgetter("_runner"), methodcaller("Free"), methodcaller("_orphan"))
 
 
 # --- for the package's own layers above -------------------------------------------------------------------------------

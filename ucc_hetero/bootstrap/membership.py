@@ -55,7 +55,8 @@ class Membership:
                 self._try(lambda: seat, timeout)
             else:
                 with met(self.mpi) as said:
-                    claimed = numbers.agree([claim[:2] for claim in said.claims], self.mpi.allgather)
+                    last, next_used, *_ = zip(*said.claims, strict=True)
+                    claimed = numbers.agree(last, next_used, self.mpi.allgather)
                     if claimed >= numbers.MOST:
                         process.process().discard(claimed % numbers.MOST)
                         self.mpi.allgather(None)  # ranks that are past this one may send
@@ -88,7 +89,7 @@ class Membership:
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
-        files, spare = [claim.file for claim in said.claims], [claim.spare for claim in said.claims]
+        *_, files, spare = zip(*said.claims, strict=True)
         return Seat(known, claimed, files, spare, self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
