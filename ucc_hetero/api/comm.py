@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter, methodcaller
 from threading import RLock
 from types import TracebackType
@@ -117,26 +118,26 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, seat: Seat | None = None) -> Communicator:
+    def _adopt(cls, mpi: Any, seat: Seat | None = None, *, queues: bool = True) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, seat)
+        comm._join(mpi, seat, queues)
         return comm
 
-    def _join(self, mpi: Any, seat: Seat | None = None) -> None:
+    def _join(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         self._mpi = mpi
         if seat is not None and seat.ready:
             self._seat = seat
             self.rank: int = seat.known.rank
             self.size: int = seat.known.size
         else:
-            self._begin(seat)
+            self._begin(seat, queues)
             self.rank, self.size = self._runner.rank, self._runner.size
         exit.living[self] = _ways
 
-    def _begin(self, seat: Seat | None) -> None:
+    def _begin(self, seat: Seat | None, queues: bool = True) -> None:
         """Make what calls need; collective, unless the seat is ready."""
-        self._runner = Runner(self._mpi, seat)
+        self._runner = Runner(self._mpi, seat, queues)
         self._fault_watch = FaultWatch(self._runner)
 
     def _begin_late(self) -> None:
@@ -285,7 +286,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         members = self._runner.members
         lines = [self._runner.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
         lines += [f"rings: {text}" for text in members.rings()]
-        for label, (choice, why, execution) in self._runner.used.copy().items():  # other threads make calls
+        used = [each.copy().items() for each in (self._runner.used, *self._runner.beside)]  # other threads make calls
+        for label, (choice, why, execution) in chain(*used):
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
@@ -638,9 +640,10 @@ _ways = exit.Living(attrgetter("_runner"), methodcaller("Free"), methodcaller("_
 # --- for the package's own layers above -------------------------------------------------------------------------------
 
 
-def adopted(mpi: Any) -> Communicator:
-    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it."""
-    return Communicator._adopt(mpi)
+def adopted(mpi: Any, *, queues: bool = True) -> Communicator:
+    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it; without
+    channels for calls on devices, unless it ``queues`` some."""
+    return Communicator._adopt(mpi, queues=queues)
 
 
 def runner_of(comm: Communicator) -> Runner:
