@@ -89,8 +89,7 @@ class GroupMethods(ABC):
         call, send_at, recv_at = self._said
         send_at[0 : len(said)] = said
         self._runner.run_labelled(what, call, send_at, recv_at)
-        everyones: list[int] = ffi.unpack(recv_at, len(recv_at))
-        return everyones
+        return list(recv_at)
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

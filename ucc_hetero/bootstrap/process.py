@@ -321,7 +321,7 @@ class Job:
         first, *others = everyones
         for each in first:  # in one order on all of them
             found = self.spare.get(each)
-            if found is not None and found.members == members and all([each in other for other in others]):
+            if found is not None and found.members == members and all(each in other for other in others):
                 return each, self.spare.pop(each)
         return number, Spare(members, {}, None)
 
