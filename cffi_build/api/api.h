@@ -100,6 +100,7 @@ typedef struct ucch_part {
 typedef struct ucch_spec {
     const char *label; /* as the board and records show it */
     uint64_t signature;
+    uint64_t bytes;  /* of the caller's buffers */
     uint32_t salt;   /* of its messages between hosts */
     uint32_t number; /* in the timeline */
     int on_device;   /* it works on memory of the bound device, with scratch there; UCC and UCX know that as: */
@@ -117,7 +118,6 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
 void ucch_program_drop(ucch_program *program);
 void ucch_program_free(ucch_program *program);
 ucch_op *ucch_program_op(ucch_program *program);
-void ucch_program_bytes(ucch_program *program, uint64_t bytes);
 int ucch_program_persist(ucch_program *program, void *send, void *recv, double timeout);
 int ucch_program_again(ucch_program *program);
 int ucch_program_start(ucch_program *program, void *send, void *recv, double timeout);

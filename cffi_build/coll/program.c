@@ -105,18 +105,20 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
     ucch_program *p = calloc(1, sizeof(*p));
     *status = UCCH_FAIL_MEMORY;
     if (!p) return NULL;
-    *p = (ucch_program){
-        .board = board,
-        .about = {.kind = UCCH_RECORD_CALL, .comm = ucch_board_comm(board), .signature = spec->signature},
-        .salt = spec->salt % (1 << SALT_BITS),
-        .number = spec->number,
-        .on_device = spec->on_device,
-        .mem_type = spec->memory_type,
-        .tmp_bytes = spec->tmp_bytes,
-        .channels = spec->channels,
-        .in_graph = spec->in_graph,
-        .bounce = spec->bounce,
-        .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
+    *p = (ucch_program){.board = board,
+                        .about = {.kind = UCCH_RECORD_CALL,
+                                  .comm = ucch_board_comm(board),
+                                  .signature = spec->signature,
+                                  .bytes = spec->bytes},
+                        .salt = spec->salt % (1 << SALT_BITS),
+                        .number = spec->number,
+                        .on_device = spec->on_device,
+                        .mem_type = spec->memory_type,
+                        .tmp_bytes = spec->tmp_bytes,
+                        .channels = spec->channels,
+                        .in_graph = spec->in_graph,
+                        .bounce = spec->bounce,
+                        .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
     strncpy(p->about.label, spec->label, LABEL - 1);
     if (p->steps) *status = p->on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
     for (; p->nsteps < nsteps && !*status; p->nsteps++)
@@ -127,8 +129,6 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
     ucch_program_free(p);
     return NULL;
 }
-
-void ucch_program_bytes(ucch_program *p, uint64_t bytes) { p->about.bytes = bytes; }
 
 /* Enter a call, whose operation begins: tell the other ranks of it, and look what they call. A status and `peer` where
  * that is something else, or 0.

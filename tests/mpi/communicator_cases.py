@@ -20,8 +20,9 @@ from ucc_hetero.bootstrap.board import PAGES
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.bootstrap.timely import Timely
+from ucc_hetero.calls.preparation import Preparation
 from ucc_hetero.calls.runner import Runner
-from ucc_hetero.errors import MismatchError, RefusedError
+from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 
 
 def check(comm: Communicator, members: list[int]) -> None:
@@ -129,6 +130,43 @@ def case_few_rounds(comm: Communicator) -> None:
         assert len(each._runner.members.teams) == 1
     for each in made:
         each.Free()
+
+
+def case_calls_of_the_last_one(comm: Communicator) -> None:
+    """A duplicate's first calls, which an earlier one has made: nothing is prepared again; right, shown, compared."""
+    dice, shown = np.random.default_rng(), set()
+    alike = random.Random(comm.bcast(random.random()))
+    n = alike.randrange(2, 60)
+    for turn in range(3):
+        with (
+            comm.Dup() as made,
+            mock.patch.object(Preparation, "prepare", autospec=True, side_effect=Preparation.prepare) as prepared,
+        ):
+            mine = dice.random(n)
+            every = np.array(MPI.COMM_WORLD.allgather(mine))
+            total, got, root, later = np.full(n, np.nan), np.full(every.shape, np.nan), mine.copy(), np.full(n, np.nan)
+            calls = [
+                lambda made=made, mine=mine, total=total: made.Allreduce(mine, total),
+                lambda made=made, mine=mine, got=got: made.Allgather(mine, got),
+                lambda made=made, root=root: made.Bcast(root, made.size - 1),
+                lambda made=made, mine=mine, later=later: made.Iallreduce(mine, later, "MAX").Wait(),
+                made.Barrier,
+            ]
+            for call in alike.sample(calls, len(calls)):
+                call()
+            assert made.bcast(n + turn, 1) == n + turn
+            np.testing.assert_allclose(total, every.sum(0))
+            assert (got == every).all() and (root == every[-1]).all() and (later == every.max(0)).all()
+            assert not (turn and made.topology.flat and prepared.called), prepared.call_args_list
+            found = made.stats()
+            shown.add((*sorted(made.plan_summary().splitlines()), found["calls"], found["bytes"]))
+    assert len(shown) == 1, shown
+    made = comm.Dup()
+    with pytest.raises(MismatchError):
+        made.Allreduce(dice.random(n), total) if comm.rank else made.Allgather(dice.random(n), got)
+    with pytest.raises(CollectiveError, match="no longer be used"):
+        made.Allreduce(dice.random(n), total)
+    made.Free()
 
 
 def case_without_a_call(comm: Communicator) -> None:

@@ -28,10 +28,9 @@ lib.ucch_board_name(board, 5)
 def program(label, signature, number=0):
     part = {"kind": lib.UCCH_STEP_LOCAL + lib.UCCH_COPY, "dtype": 4 << 3, "src": (0, 0, 1), "dst": (1, 0, 1)}
     text, status = ffi.new("char[]", label), ffi.new("int *")
-    about = {"label": text, "signature": signature, "number": number}
+    about = {"label": text, "signature": signature, "number": number, "bytes": signature}
     made = lib.ucch_program_new(board, [about], 1, [part], status)
     assert status[0] == 0
-    lib.ucch_program_bytes(made, signature)
     return made
 send, recv = np.arange(32, dtype=np.uint8), np.zeros(32, np.uint8)
 both = ffi.from_buffer(send), ffi.from_buffer(recv)

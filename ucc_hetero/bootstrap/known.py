@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from typing import Any
 
 from .. import env, log
 from ..device import DeviceRuntime
@@ -65,6 +66,8 @@ class Known:
         self.device = Device.of(self.rank, self.island.ranks, facts, runtime)
         warn_idle(self.rank, facts)
         self.pids = [facts[rank].pid for rank in self.near]
+        #: Calls that a communicator leaves to the next one of these ranks, by their signatures.
+        self.recipes: dict[Any, Any] = {}
         self._settled = False
         self._parts: dict[tuple[int, ...], Known] = {}
 

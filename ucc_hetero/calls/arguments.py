@@ -18,9 +18,10 @@ import numpy as np
 from ..buffers import Buffer, VBuffer, as_blocks, as_buffer, as_vbuffer, is_in_place
 from ..buffers.fast_path import describe_fast
 from ..device import pointer_vendor
+from ..errors import NotSupported
 from ..native.libraries import ffi
 from ..planner.collectives import ROWS, Call, Shape
-from ..types import DTYPES, DType, Op, op_of
+from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
 
 
 class CallSpec(NamedTuple):
@@ -384,6 +385,33 @@ def reduced_by_mpi(call: CallSpec, rank: int) -> bool:
     except (TypeError, ValueError) as mistake:
         raise type(mistake)(f"{call.name} on rank {rank}: {mistake}") from None
     return op is None or op.name in ("MAXLOC", "MINLOC")
+
+
+def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Reduction | None, Op | None]:
+    """The reduction of a call and its operation; (None, None) for calls that do not reduce."""
+    if name not in ROWS or not ROWS[name].reduces:
+        return None, None
+    assert dtype is not None
+    known = op_of(OPS["SUM"] if op is None else op)
+    found = reduction(dtype, known) if known is not None else None
+    if found is None:
+        raise NotSupported(
+            f"{name} on rank {rank}: {known or op} on {dtype} is not supported on host memory; "
+            "docs/support.md lists what is"
+        )
+    return found, known
+
+
+def label_of(name: str, bound: Bound, op: Op | None) -> str:
+    """Label on the arrival board, equal on every rank of a correct call."""
+    call = bound.call
+    count = ""
+    if not bound.local and ROWS[call.collective].layout != "matrix":
+        count = f"[{','.join(map(str, call.counts))}]"
+    parts = [name, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
+    if call.root >= 0:
+        parts.append(f"root={call.root}")
+    return " ".join(p for p in parts if p)
 
 
 # --- calls that look like earlier ones --------------------------------------------------------------------------------

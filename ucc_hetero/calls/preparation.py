@@ -14,19 +14,19 @@ from .. import env, log
 from ..buffers import Buffer, pack
 from ..buffers import copy as copy_elements
 from ..device import Event, kernels
-from ..engine.lowering import Execution, Lowering, Program, Route
+from ..engine.lowering import Execution, Lowering, Program, Recipe, Route
 from ..engine.placement import Placement, ProgramSpec
 from ..engine.stream_program import queues
 from ..errors import CollectiveError, MismatchError, NotSupported
-from ..native.libraries import ffi, lib
+from ..native.libraries import ffi
 from ..planner.algorithms import Role, with_role
 from ..planner.collectives import ROWS, Call, Shape, elements, operands, recv_length
 from ..planner.plan import Plan
 from ..planner.select import Choice, Tuning, choose, cut_to_length, make_plan, reason
 from ..transport.bounce import Bounce
 from ..transport.channels import Channels
-from ..types import DTYPES, OPS, DType, Op, Reduction, op_of, reduction
-from .arguments import Bound, CallSpec, Copy, bind, look_up, reduced_by_mpi
+from ..types import DTYPES, OPS, Op, Reduction, op_of
+from .arguments import Bound, CallSpec, Copy, bind, label_of, look_up, reduced_by_mpi, reduction_of
 from .mpi_reduction import MPIReduction
 from .request import Request, run_poll_hooks
 from .state import State, Watch
@@ -234,27 +234,29 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: ProgramCache, key: Hashable, send_at: Any, recv_at: Any) -> None:
-        """Store the pool for calls of this signature, if they differ in addresses alone."""
+    def keep(self, cache: ProgramCache, key: Hashable, send_at: Any, recv_at: Any) -> Recipe | None:
+        """Store the pool for calls of this signature, if they differ in addresses alone; returns the recipe where the
+        next communicator can use it, too."""
         if key is None or not self.repeatable:
-            return
+            return None
         # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
         # use for.
         if any(
             used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
             for used, seen in ((self.send, send_at), (self.recv, recv_at))
         ):
-            return
+            return None
         pool, mine = self.pool, self.exchange
         if self.counted:
             known = cache.get(key)
             exchange = known.exchange if known is not None and known.exchange else mine
             if exchange is None:
-                return
+                return None
             if exchange is mine:
                 self.exchange = None  # its program is not given back
             pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
         cache.keep(key, pool)
+        return None if self.counted else self.program.recipe
 
     def give_back(self) -> None:
         """Let the next such call use the program."""
@@ -287,9 +289,26 @@ class Preparation:
         #: Calls that ran so far: label -> (choice, what made it, execution).
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._host_tuning = _tuning_on_host(state.members.tuning)
+        #: Calls of these ranks' earlier communicators, by signature: label, recipe, and what ``used`` has of them.
+        known, as_known = state.members.known, state.members.tuning == state.members.known.tuning
+        self._left: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if as_known and not self.check else {}
         #: (specification, operation) -> True if devices do such calls themselves.
         self._on_device_cache: BoundedDict[Hashable, bool] = BoundedDict()
         self._bounces: list[Bounce] = []
+
+    def inherited(self, key: Hashable) -> ProgramPool | None:
+        """The pool of a call that an earlier communicator of these ranks has made; None where there was none."""
+        found = self._left.get(key)
+        if found is None:
+            return None
+        label, recipe, self.used[found[0]] = found
+        board = self.members.board
+        return self._cache.keep(key, ProgramPool(label, [Program(recipe.program(board), (board, recipe), recipe)]))
+
+    def leave(self, key: Hashable, label: str, recipe: Recipe) -> None:
+        """Let later communicators of these ranks make a call without a look at its arguments."""
+        if len(self._left) < _MOST_ENTRIES:
+            self._left[key] = label, recipe, self.used[label]
 
     def prepare(
         self,
@@ -492,16 +511,15 @@ class Preparation:
         self.used[label] = choice, why, Execution.HOST
         route = Route(members.id << 52 | 1 << 51, channels, graph is not None)
         members.teams.look = self._watch_teams(label, sets_up=sets_up)
+        total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
         try:
-            program = Lowering(plan, self.rank, spec, members.teams, members.board, route).program(label)
+            program = Lowering(plan, self.rank, spec, members.teams, members.board, route).program(label, total)
         except CollectiveError as error:
             self._state.fail(error, plan)
             raise
         finally:
             members.teams.look = None
         self.used[label] = choice, why, program.execution
-        total = sum(b.nbytes for b in (bound.send, bound.recv) if b is not None)
-        lib.ucch_program_bytes(program.handle, total)
         return program
 
     def _watch_teams(self, label: str, *, sets_up: bool) -> Callable[[], None]:
@@ -632,7 +650,7 @@ class Preparation:
     def retune(self, tuning: Tuning) -> None:
         """Choose by other rules from now on; equal ones on every rank."""
         self.members.tuning = replace(tuning, queued=self.members.channels is not None)
-        self._host_tuning = _tuning_on_host(tuning)
+        self._host_tuning, self._left = _tuning_on_host(tuning), {}
         self._on_device_cache.clear()
 
     def compare(self, label: str) -> None:
@@ -661,30 +679,3 @@ def _fingerprint(counts: Sequence[int]) -> int:
     """A number that differs for counts that differ, but for one mistake in billions."""
     data = np.array(counts, np.int64).tobytes()
     return zlib.crc32(data) | (zlib.adler32(data) & 0x7FFFFFFF) << 32
-
-
-def reduction_of(name: str, dtype: DType | None, op: Any, rank: int) -> tuple[Reduction | None, Op | None]:
-    """The reduction of a call and its operation; (None, None) for calls that do not reduce."""
-    if name not in ROWS or not ROWS[name].reduces:
-        return None, None
-    assert dtype is not None
-    known = op_of(OPS["SUM"] if op is None else op)
-    found = reduction(dtype, known) if known is not None else None
-    if found is None:
-        raise NotSupported(
-            f"{name} on rank {rank}: {known or op} on {dtype} is not supported on host memory; "
-            "docs/support.md lists what is"
-        )
-    return found, known
-
-
-def label_of(name: str, bound: Bound, op: Op | None) -> str:
-    """Label on the arrival board, equal on every rank of a correct call."""
-    call = bound.call
-    count = ""
-    if not bound.local and ROWS[call.collective].layout != "matrix":
-        count = f"[{','.join(map(str, call.counts))}]"
-    parts = [name, f"{bound.dtype}{count}" if bound.dtype else "", str(op or "")]
-    if call.root >= 0:
-        parts.append(f"root={call.root}")
-    return " ".join(p for p in parts if p)

@@ -172,7 +172,7 @@ class Runner(State):
         try:
             # The usual call, of arrays as last time, does nothing but look up, take addresses and run.
             key, pool, send_at, recv_at = look_up(self._cache, self._in_place, name, send, recv, op, root, counts)
-            rows = None
+            pool, rows = pool or self._prepared.inherited(key), None
             if pool is not None and not self.broken:
                 if pool.exchange is None:
                     same = (name, send, recv, op, root) if counts is None else ()
@@ -198,8 +198,8 @@ class Runner(State):
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         self._run_prepared(prepared)
         prepared.finish()
-        key, send_at, recv_at = seen
-        prepared.keep(self._cache, key, send_at, recv_at)
+        if (recipe := prepared.keep(self._cache, *seen)) is not None:
+            self._prepared.leave(seen[0], prepared.label, recipe)
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
@@ -210,6 +210,8 @@ class Runner(State):
         repeatable = self.repeatable.get(label)
         try:
             with self.refusing:
+                if repeatable is None and (pool := self._prepared.inherited(label)) is not None:
+                    repeatable = self.repeatable.keep(label, RepeatableCall(pool, None, False))
                 if repeatable is not None and self.repeat(repeatable, send_at, recv_at, None, call):
                     return
                 self.check_ready()
@@ -217,6 +219,8 @@ class Runner(State):
                 self._run_prepared(prepared)
                 if prepared.repeatable:
                     self.repeatable.keep(label, RepeatableCall(prepared.pool, None, False))
+                    if prepared.program.recipe is not None:
+                        self._prepared.leave(label, label, prepared.program.recipe)
                 prepared.give_back()
         except CollectiveTimeout:
             not_met()
@@ -291,6 +295,7 @@ class Runner(State):
         """The request of a call that begins now."""
         self.check_usable()
         key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
+        pool = pool or self._prepared.inherited(key)
         if pool is not None and pool.exchange is None and (program := pool.take()) is not None:
             if type(send_at) is int:
                 send_at = _cast("void *", send_at)
@@ -302,7 +307,8 @@ class Runner(State):
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
-        prepared.keep(self._cache, key, send_at, recv_at)
+        if (recipe := prepared.keep(self._cache, key, send_at, recv_at)) is not None:
+            self._prepared.leave(key, prepared.label, recipe)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:

@@ -32,9 +32,8 @@ from ..planner.collectives import ROWS, Shape
 from ..planner.select import Choice, make_plan
 from ..trace import flight
 from ..transport.bounce import Bounce
-from .arguments import Bound, CallSpec, Completion, bind
+from .arguments import Bound, CallSpec, Completion, bind, label_of, reduction_of
 from .checksums import PIECES, Fault, MovedData, ReducedData, Span, length
-from .preparation import label_of, reduction_of
 from .request import Request, poll_hooks
 from .state import State, with_record_path
 

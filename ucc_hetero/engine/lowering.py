@@ -46,20 +46,47 @@ class Execution(IntEnum):
     QUEUED = 3
 
 
+class Recipe:
+    """A native program but for the communicator's board: ``spec`` has fields of a ``ucch_spec``, each step those of a
+    ``ucch_part``. These may point into ``keep``."""
+
+    __slots__ = ("_about", "_keep", "_steps")
+
+    def __init__(
+        self, label: str, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], keep: object = None
+    ) -> None:
+        text = ffi.new("char[]", label.encode())
+        self._about = ffi.new("ucch_spec *", {**spec, "label": text, "signature": lib.ucch_board_signature(text)})
+        self._steps, self._keep = ffi.new("ucch_part[]", steps), (text, keep)
+
+    def program(self, board: Board) -> Any:
+        """The native program, which the board must outlive, and so must what its steps use."""
+        status = ffi.new("int *")
+        handle = lib.ucch_program_new(board.native, self._about, len(self._steps), self._steps, status)
+        if handle == ffi.NULL:
+            raise LibraryError("building a program", status[0], status_name(status[0]))
+        return ffi.gc(handle, lib.ucch_program_free)
+
+
 class Program:
-    """A native program and what it keeps alive."""
+    """A native program and what it keeps alive.
 
-    __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "plan", "spare")
+    ``recipe`` where the next communicator of the same ranks can use it: an exchange of parcels needs nothing but the
+    board.
+    """
 
-    def __init__(self, handle: Any, plan: Plan, keep: object, spare: int) -> None:
-        self.handle = ffi.gc(handle, lib.ucch_program_free)
+    __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "recipe", "spare")
+
+    def __init__(
+        self, handle: Any, keep: object, recipe: Recipe | None = None, spare: int = _SPARE,
+        execution: Execution = Execution.HELD,
+    ) -> None:  # fmt: skip
+        self.handle, self.keep, self.recipe = handle, keep, recipe
         self.address = int(ffi.cast("uintptr_t", handle))
         self.op = lib.ucch_program_op(handle)
-        self.plan = plan
-        self.keep = keep
         #: How many idle ones of its kind are kept.
         self.spare = spare
-        self.execution = Execution.HOST
+        self.execution = execution
 
 
 class Route(NamedTuple):
@@ -91,9 +118,9 @@ class Lowering:
         #: The most bytes that one copy within overlapping memory moves.
         self.bounce = 0
 
-    def program(self, label: str) -> Program:
+    def program(self, label: str, nbytes: int) -> Program:
         """Make the program; creates the teams that are new (collective among their members). ``label`` is what the
-        board shows of the call."""
+        board shows of the call, ``nbytes`` are those of the caller's buffers."""
         steps = list(self.plan.steps_of(self.rank))
         self.exchanged = self._by_parcels(steps)
         if not self.exchanged:
@@ -104,7 +131,7 @@ class Lowering:
         last = self._emit(before, steps)
         for local in at.after:
             last = [self._add(self._copy("leave", local), last, self._local(local))]
-        return self._make(label)
+        return self._make(label, nbytes)
 
     def _packings(self, steps: Sequence[tuple[int, int, int, Step]]) -> dict[int, list[Local]]:
         """Copies that pack sources before steps, by their numbers."""
@@ -153,15 +180,15 @@ class Lowering:
     def _copy(self, kind: str, local: Local, fragment: int = -1, stage: int = -1) -> Note:
         return Note("local", kind, fragment, stage, (self.rank,), local.elements * self.at.itemsize)
 
-    def _make(self, label: str) -> Program:
+    def _make(self, label: str, nbytes: int) -> Program:
         stages: dict[tuple[int, int], int] = {}
         for part, note in zip(self.steps, self.notes, strict=True):
             part["stage"] = stages.setdefault((note.fragment, note.stage), len(stages))
-        handle = new_program(self.board, label, self._spec(label), self.steps)
+        recipe = Recipe(label, self._spec(label) | {"bytes": nbytes}, self.steps, self.kept)
         spare = _SPARE if self.what.memory is None else _SPARE_ON_DEVICE
-        program = Program(handle, self.plan, (self.teams, self.board, self.channels, self.kept), spare)
-        program.execution = self._execution()
-        return program
+        keep = self.plan, self.teams, self.board, self.channels, recipe
+        left = recipe if self.exchanged and timeline.recorder is None else None
+        return Program(recipe.program(self.board), keep, left, spare, self._execution())
 
     def _spec(self, label: str) -> dict[str, Any]:
         """Fields of the program's ``ucch_spec``."""
@@ -349,14 +376,3 @@ class Lowering:
             return False
         one, two = regions(src)[member if many == "src" else 0], regions(dst)[member if many == "dst" else 0]
         return one.count == two.count and self.at.span(one)[:2] == self.at.span(two)[:2]
-
-
-def new_program(board: Board, label: str, spec: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Any:
-    """A native program: ``spec`` has fields of a ``ucch_spec``, each step those of a ``ucch_part``. What they point to,
-    and the board, must outlive it."""
-    text, status = ffi.new("char[]", label.encode()), ffi.new("int *")
-    about = {**spec, "label": text, "signature": lib.ucch_board_signature(text)}
-    handle = lib.ucch_program_new(board.native, [about], len(steps), steps, status)
-    if handle == ffi.NULL:
-        raise LibraryError("building a program", status[0], status_name(status[0]))
-    return handle

@@ -15,9 +15,9 @@ from ..calls.persistent import idle
 from ..calls.request import Request, set_status
 from ..calls.runner import Runner
 from ..device import kernels
-from ..engine.lowering import new_program
+from ..engine.lowering import Recipe
 from ..errors import CollectiveError, NotSupported
-from ..native.libraries import ffi, lib
+from ..native.libraries import lib
 from ..types import DTYPES, OPS
 
 #: The kernel that moves them.
@@ -139,7 +139,7 @@ class CapturedMessages:
             parts.append(part)
         spec = {"on_device": True, "memory_type": self._members.device.memory, "channels": channels.handle}
         spec |= {"in_graph": True, "op": _KERNEL[1], "dtype": _KERNEL[2]}
-        program = ffi.gc(new_program(state.board, "messages", spec, parts), lib.ucch_program_free)
+        program = Recipe("messages", spec, parts).program(state.board)
         status = lib.ucch_program_capture(program, False, outof, into, self._limit(), stream)
         if status < 0:
             raise state.not_started(f"{len(some)} messages in a graph", status)
