@@ -30,7 +30,7 @@ _boards: weakref.WeakSet[Board] = weakref.WeakSet()
 #: Boards whose pages are in one file. The ranks of a host agree once that all of them have it.
 PAGES = 8
 
-#: The file that this process offers, as long as no communicator has taken it, and its bytes.
+#: The file that this process offers, as long as no communicator has taken it, and the most ranks that it has room for.
 _offered: list[tuple[int, int]] = []
 
 
@@ -41,12 +41,13 @@ def _stride(ranks: int) -> int:
 
 def offer(size: int) -> int:
     """The file that this process offers its next communicator, of up to ``size`` ranks; negative for none."""
-    wanted = PAGES * _stride(size) if size > 1 else 0
-    if _offered and _offered[0][1] < wanted:
-        take_back()
-    if wanted and not _offered and (file := _anonymous(wanted)) >= 0:
-        _offered.append((file, wanted))
-    return _offered[0][0] if wanted and _offered else -1
+    if _offered and size <= _offered[0][1]:
+        return _offered[0][0]
+    take_back()
+    file = _anonymous(PAGES * _stride(size)) if size > 1 else -1
+    if file >= 0:
+        _offered.append((file, size))
+    return file
 
 
 def take_back() -> None:

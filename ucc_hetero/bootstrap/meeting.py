@@ -247,31 +247,27 @@ class Again:
             spare = process.spare(known.job)
             words = [ready, *numbers.taken(), self._color, self._key, offer(known.size), len(spare), *spare]
         self._said = self._exchange(words)
-        return min(self._all(0)) > 0
-
-    def _all(self, which: int) -> list[int]:
-        """One number of each rank."""
-        return self._said[which::WORDS]
+        return 0 not in self._said[::WORDS]
 
     def agree(self, mpi: Any) -> None:
         """Agree on the new communicator's number, where all ranks want to go on with their job."""
-        last = self._all(1)
-        if min(last) < 0:
+        last = self._said[1::WORDS]
+        if -1 in last:
             return
-        self._claimed = numbers.agree(last, self._all(2), mpi.allgather)
+        self._claimed = numbers.agree(last, self._said[2::WORDS], mpi.allgather)
         if self._claimed >= numbers.MOST:
             # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
             self._known.job.process.discard(self._claimed % numbers.MOST)
 
     def ranks(self) -> list[int]:
         """The ranks of this one's color, in the order of their keys."""
-        keys, colors = self._all(4), self._all(3)
-        return [r for _, r in sorted([(keys[r], r) for r, color in enumerate(colors) if color == self._color])]
+        colors, keys = self._said[3::WORDS], self._said[4::WORDS]
+        return sorted([r for r, color in enumerate(colors) if color == self._color], key=keys.__getitem__)
 
     def seat(self, ranks: Sequence[int], seconds: float) -> Seat | None:
         """This rank's seat in the communicator of these; None where a rank wants no more of their job."""
         if self._claimed < 0:
             return None
-        files, said = self._all(5), self._said
-        spare = [said[at + 7 : at + 7 + said[at + 6]] for at in [rank * WORDS for rank in ranks]]
-        return Seat(self._known.part(ranks), self._claimed, [files[rank] for rank in ranks], spare, seconds)
+        rows = [self._said[rank * WORDS + 5 : (rank + 1) * WORDS] for rank in ranks]
+        files, spare = [row[0] for row in rows], [row[2 : 2 + row[1]] for row in rows]
+        return Seat(self._known.part(ranks), self._claimed, files, spare, seconds)

@@ -212,7 +212,7 @@ class Runner(State):
             with self.refusing:
                 if repeatable is None and (pool := self._prepared.inherited(label)) is not None:
                     repeatable = self.repeatable.keep(label, RepeatableCall(pool, None, False))
-                if repeatable is not None and self.repeat(repeatable, send_at, recv_at, None, call):
+                if repeatable and not self.broken and self._run_from_pool(repeatable.pool, send_at, recv_at, call):
                     return
                 self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
