@@ -293,6 +293,7 @@ def test_a_team_that_is_late_says_whose_it_is(
 def test_no_team_is_made_where_one_was_given_up() -> None:
     """A context that ranks have died in goes on: those of a communicator without them still make teams."""
     job: Any = SimpleNamespace(rank=10, spoilt=False, stale=True, spare={})
+    job.least = partial(Job.least, job)
     found = teams_of(job, [10], 1)
     assert found._all_ready([10], True) and not found._all_ready([10], False)
     job.spoilt = True
@@ -538,7 +539,10 @@ def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(faults, "lacking", lambda _: "mpirun ends the job")
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
-    job = SimpleNamespace(say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1)
+    job: Any = SimpleNamespace(
+        rank=1, say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1
+    )
+    job.least = partial(Job.least, job)
     known: Any = SimpleNamespace(job=job, rank=1, members=(0, 1))
     assert Gathering(known, 3, [0, 1], 0, ranks).come(True)
     assert limits == [math.inf, math.inf]

@@ -45,6 +45,9 @@ TEAM_IDS = str(4 * 4096 // 64 + 1)
 #: Communicators of whose ranks teams or pages are kept for new ones.
 MOST_SPARE = 32
 
+#: Seconds that ranks wait longer for the first one's answer than that one does for them.
+_GRACE_S = 1.0
+
 #: Files, sockets and segments that the libraries open on one host, at most. Without one they fail in a hundred ways.
 _OPENED = 48
 
@@ -307,6 +310,32 @@ class Job:
         request.Cancel()
         quarantine.keep((request, word))
         return None
+
+    def least(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
+        """The least word of some ranks of the job, as the first of them hears all and tells it; collective among them.
+
+        Args:
+            places: The ranks.
+            tag: As for :meth:`say`.
+            word: This rank's, from -1 on.
+            seconds: The most to wait for a rank.
+            look: As for :meth:`hear`.
+
+        Returns:
+            The word; of a rank that has not come in time -2 less its place among these.
+        """
+        first, *others = places
+        if self.rank != first:
+            self.say(first, tag, word)
+            answer = self.hear(first, tag, seconds + _GRACE_S, look)
+            return -2 if answer is None else answer
+        for at, place in enumerate(others, 1):
+            if word > -2:
+                heard = self.hear(place, tag, seconds, look)
+                word = min(word, -2 - at if heard is None else heard)
+        for place in others:
+            self.say(place, tag, word)
+        return word
 
     def take_spare(
         self, members: tuple[int, ...], everyones: Sequence[Sequence[int]], number: int

@@ -218,11 +218,12 @@ class Teams:
         )
 
     def _all_ready(self, places: list[int], ready: bool, seconds: float | None = None) -> bool:
-        """True if every rank of a team is ready; the first one asks, over the job's MPI communicator, and all wait for
-        up to ``seconds``."""
-        seconds = self.timeout if seconds is None else seconds
+        """True if every rank of a team is ready; all wait for up to ``seconds``."""
+        seconds, job = self.timeout if seconds is None else seconds, self.job
+        word = _SPOILT if job.spoilt else _READY if ready else _LATER
+        look = self.look or bool if job.rank == places[0] else partial(self._look_inside, _ANSWER)
         try:
-            answer = self._answer(places, ready, seconds)
+            answer = job.least(places, self._seat.id, word, seconds, look)
         except UCCHError:
             raise
         except EXCHANGE_ERRORS as error:  # no mistake of this call's: its rank cannot be heard
@@ -232,29 +233,12 @@ class Teams:
                 f"rank {self.rank}: a team of job ranks {places} cannot be made, as one for a call of another "
                 "communicator was given up when a rank refused it or was late: free this one, and make a new one"
             )
-        return answer == _READY
-
-    def _answer(self, places: list[int], ready: bool, seconds: float) -> int:
-        """The least word of all ranks of a team."""
-        first, word = places[0], _SPOILT if self.job.spoilt else _READY if ready else _LATER
-        if self.job.rank != first:
-            self.job.say(first, self._seat.id, word)
-            return self._hear(first, places, seconds, partial(self._look_inside, _ANSWER))
-        theirs = [self._hear(place, places, seconds, self.look or bool) for place in places[1:]]
-        answer = min([word, *theirs])
-        for place in places[1:]:
-            self.job.say(place, self._seat.id, answer)
-        return answer
-
-    def _hear(self, place: int, places: list[int], seconds: float, look: Callable[[], object]) -> int:
-        """One rank's word."""
-        word = self.job.hear(place, self._seat.id, seconds, look)
-        if word is None:
+        if answer < _SPOILT:
             raise CollectiveTimeout(
-                f"rank {self.rank}: a team of job ranks {places}: rank {place} of the job did not join within "
-                f"{seconds:g} s"
+                f"rank {self.rank}: a team of job ranks {places}: rank {places[-2 - answer]} of the job did not join "
+                f"within {seconds:g} s"
             )
-        return word
+        return answer == _READY
 
     def _look_inside(self, grace: float = _GRACE) -> None:
         """Look, while all ranks make the team: for a refused call, too, they do so to the end where that can be."""
