@@ -11,10 +11,7 @@ from array_kinds import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "array_cases.py"
-CASES = [
-    "collectives", "averages", "products", "messages", "requests", "forms", "streams", "messages_in_streams",
-    "another_device", "mistakes",
-]  # fmt: skip
+CASES = ["calls", "products", "messages", "forms", "streams", "messages_in_streams", "another_device", "mistakes"]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +48,7 @@ def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, channels: str)
 def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:
     """No way between them but through the host: slower, and right."""
     env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
-    cases = ["collectives", "messages", "streams", "messages_in_streams"]
+    cases = ["calls", "messages", "streams", "messages_in_streams"]
     run(mpirun, "raw", cases, **env)
     run(mpirun, "raw", cases, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING="direct", **env)
 
@@ -59,7 +56,7 @@ def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) 
 @TWO
 def test_a_rank_without_a_device(mpirun: Run) -> None:
     """Its libucp does not know the memory of the other's device, from where it could not receive (docs/bridge.md)."""
-    run(mpirun, "raw", ["collectives", "averages", "messages", "requests"], CASES_ODD_BLIND="1")
+    run(mpirun, "raw", ["calls", "messages"], CASES_ODD_BLIND="1")
 
 
 @TWO
