@@ -112,9 +112,7 @@ static void look_at_region(const void *at, unsigned bytes) {
         if (known[i] && (is_in(at, known[i]->base, known[i]->bytes) || is_in(at, known[i]->seen, known[i]->bytes)))
             r = known[i];
     if (!r) {
-        enter();
-        r = find_locked(at);
-        pthread_mutex_unlock(&lock);
+        r = find(at);
         known[0] = known[1];
         known[1] = r;
     }

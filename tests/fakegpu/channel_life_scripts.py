@@ -142,7 +142,6 @@ with Communicator() as comm:
 #: A rank whose runtime pins no more: all are told, and there is a way to do without.
 PINNED_OUT = COMMON
 PINNED_OUT += """
-from ucc_hetero.errors import DeviceError, RefusedError
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
     os.environ["FAKEGPU_PINNED_MB"] = "180"
 comms = [Communicator() for _ in range(10)]

@@ -7,7 +7,6 @@ CAPTURE += """
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from arrays import Graph
 from ucc_hetero.trace import flight, flight_files
 
 def flown():
@@ -102,8 +101,6 @@ with Communicator() as comm:
 #: replayed with other data each time, beside messages and calls that are not captured.
 MESSAGES = CAPTURE
 MESSAGES += """
-from ucc_hetero import Request
-
 rng = np.random.default_rng(int(os.environ["DICE"]))
 own = np.random.default_rng([int(os.environ["DICE"]), MPI.COMM_WORLD.rank])
 
@@ -257,7 +254,6 @@ with Communicator() as one, Communicator() as two:
 #: Calls that cannot be captured say so, on all ranks, and nothing is broken by it.
 REFUSED = CAPTURE
 REFUSED += """
-from ucc_hetero.errors import NotSupported
 def said(call):
     try:
         with Graph(stream):

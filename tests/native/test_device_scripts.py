@@ -42,9 +42,7 @@ BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600
 #: Refused calls among uneven ones keep their numbers: in streams, too, and where ranks hear of the refusal before they
 #: have begun.
 UNEVEN = """
-import numpy as np
-from arrays import Array, runtime
-from ucc_hetero import Communicator, RefusedError
+from ranks import *
 first = Communicator()
 stream = runtime().stream()
 for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
@@ -72,8 +70,7 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
 """
 #: Nobody waits for requests of calls by way of the host; streams wait for their ends, or hosts where streams must not.
 IN_ORDER = """
-from arrays import Array, runtime
-from ucc_hetero import Communicator
+from ranks import *
 with Communicator() as comm:
     p, x, y = comm.size, Array(70000), [Array(70000) for _ in range(20)]
     stream = runtime().stream()
@@ -86,8 +83,7 @@ with Communicator() as comm:
 """
 #: Streams that cannot be held.
 AT_ONCE = """
-from arrays import Array, runtime
-from ucc_hetero import Communicator
+from ranks import *
 with Communicator() as comm:
     gpu, x, y = runtime(), Array(500), Array(500)
     stream = gpu.stream()
