@@ -36,7 +36,6 @@ JOBS = {
     "the driver waits": Job(lives.KEPT, OWN_QUEUES),
     "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT),
-    "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
     "a rank that never calls": Job(

@@ -178,12 +178,28 @@ with Communicator() as comm:
         graph.close()
 """
 
-#: Captured messages that differ in tag or length, or that one rank alone replays: streams go on, and the next call says
-#: why. Before that: some that are not waited for, which are in no graph.
-UNLIKE_MESSAGES = CAPTURE
+#: Behind graphs of which something does not come: streams go on, and the next call says why.
+FAILS = CAPTURE
+FAILS += """
+comm, way, failures = Communicator(), os.environ["WAY"], lib.ucch_failures()
+r, streams = comm.rank, [runtime().stream() for _ in range(2)]
+stream = streams[0]
+
+def next_call():
+    for each in streams:
+        reached(each)
+    until = time.monotonic() + 60  # a rank that replays nothing may have nothing that fails before its next call
+    while lib.ucch_failures() == failures and time.monotonic() < until:
+        time.sleep(1e-3)
+    with pytest.raises(CollectiveError) as caught:
+        comm.Iallreduce(x, y, stream=stream).Wait()
+    print(f"next: {type(caught.value).__name__} {caught.value}", flush=True)
+"""
+
+#: Captured messages that differ in tag or length, or that one rank alone replays. Before that: some that are not waited
+#: for, which are in no graph.
+UNLIKE_MESSAGES = FAILS
 UNLIKE_MESSAGES += """
-comm, way = Communicator(), os.environ["WAY"]
-r, stream, failures = comm.rank, runtime().stream(), lib.ucch_failures()
 n, tag = (900 if way == "length" and r else 1000), (4 if way == "tag" and r else 3)
 x, y = Array(1000).set(1), Array(1000)
 comm.Sendrecv(x, 1 - r, 0, y, 1 - r, 0, stream=stream)
@@ -199,11 +215,7 @@ with Graph(stream) as graph:
 comm.mpi.Barrier()
 if way != "missing" or r == 0:
     graph.replay(stream)
-reached(stream)
-until = time.monotonic() + 60
-while lib.ucch_failures() == failures and time.monotonic() < until:
-    time.sleep(1e-3)
-print("next:", failure(lambda: comm.Iallreduce(x, y, stream=stream).Wait()), flush=True)
+next_call()
 MPI.COMM_WORLD.Barrier()
 """
 
@@ -284,48 +296,35 @@ with Communicator() as comm:
         there(stream, y, comm.size)
 """
 
-#: A rank that does not replay, or something else, or two graphs at once: streams go on, and the next call says why.
-BROKEN = CAPTURE
+#: A rank that does not replay, or something else, or two graphs at once.
+BROKEN = FAILS
 BROKEN += """
-comm, n = Communicator(), int(os.environ["LENGTH"])
-r, streams = comm.rank, [runtime().stream() for _ in range(2)]
-x, y, z = Array(n).set(1), Array(n), Array(n)
+n = int(os.environ["LENGTH"])
+x, y = Array(n).set(1), Array(n)
 comm.Allreduce(x, y)
 comm.Bcast(x, 0)
 def captured():
     graphs = [Graph(streams[0]) for _ in range(2)]
     with graphs[0]:
-        comm.Iallreduce(x, y, stream=streams[0])
+        comm.Iallreduce(x, y, stream=stream)
     with graphs[1]:
-        comm.Ibcast(x, 0, stream=streams[0])
+        comm.Ibcast(x, 0, stream=stream)
     return graphs
-graphs, way, failures = captured(), os.environ["WAY"], lib.ucch_failures()
+graphs = captured()
 for graph in graphs:
-    graph.replay(streams[0])
-there(streams[0], y, comm.size)
+    graph.replay(stream)
+there(stream, y, comm.size)
 if way != "different":  # of the others, one waits for somebody who does not come
     comm._runner.timeout = 1.0
     graphs = captured()
 comm.mpi.Barrier()
-if way == "overlap" and r == 0:
-    graphs[0].replay(streams[0])
-    graphs[1].replay(streams[1])
-if way == "missing" and r == 0:
-    graphs[0].replay(streams[0])
 if way == "different":
-    graphs[0 if r == 0 else 1].replay(streams[0])
-    graphs[1 if r == 0 else 0].replay(streams[0])
-for stream in streams:
-    reached(stream)
-until = time.monotonic() + 60  # a rank that replays nothing may have nothing that fails before its next call
-while lib.ucch_failures() == failures and time.monotonic() < until:
-    time.sleep(1e-3)
-try:
-    comm.Iallreduce(x, y, stream=streams[0]).Wait()
-except Exception as error:
-    print(f"next: {type(error).__name__} {error}", flush=True)
-graphs[0].replay(streams[0])
-reached(streams[0])  # at once, with nobody
+    [graph.replay(stream) for graph in (graphs if r == 0 else graphs[::-1])]
+elif r == 0:
+    [graph.replay(each) for graph, each in zip(graphs, streams[: 1 + (way == "overlap")])]
+next_call()
+graphs[0].replay(stream)
+reached(stream)  # at once, with nobody
 MPI.COMM_WORLD.Barrier()
 """
 

@@ -25,11 +25,14 @@ def batch(*pairs):
     how = {"to": dist.isend, "from": dist.irecv}
     return dist.batch_isend_irecv([dist.P2POp(how[way], tensor, peer, tag=tag) for way, tensor, peer, tag in pairs])
 
+def wait(works):
+    for work in works:
+        work.wait()
+
 def exchange(sent, got, value, tag=0):
     "What each rank has computed goes to the right, and what was sent may be overwritten once that was waited for."
     sent.fill(value + r), got.fill(-1)
-    for work in batch(("to", sent, right, tag), ("from", got, left, tag)):
-        work.wait()
+    wait(batch(("to", sent, right, tag), ("from", got, left, tag)))
     sent.fill(-5)
 
 def right_value(got, value):
@@ -59,8 +62,7 @@ for step in range(100):
             sent.fill(value + r), got.fill(-1)
             works = batch(("from", got, left, tag), ("to", sent, right, tag))
             with torch.cuda.stream(gpu.state.current if dice.random() < 0.5 else other):
-                for work in works:
-                    work.wait()
+                wait(works)
                 sent.fill(-5)
                 right_value(got, value)
                 gpu.state.current.synchronize()
@@ -73,16 +75,14 @@ for turn in range(3):  # many under way, of which none was waited for
     for k, (a, b) in enumerate(zip(sent, got)):
         a.fill(100 * turn + k + r), b.fill(-1)
         late += batch(("to", a, right, 1), ("from", b, left, 1))
-    for work in late:
-        work.wait()
+    wait(late)
     late.clear()
     for k, b in enumerate(got):
         right_value(b, 100 * turn + k)
 sent, got = ([gpu.empty(9) for _ in range(12)] for _ in range(2))
 for turn in range(3):  # what has come lies in its buffer while the stream that asked for it has other work
     with torch.cuda.stream(other):
-        for work in late:  # by lanes a tensor is its send's until that was waited for
-            work.wait()
+        wait(late)  # by lanes a tensor is its send's until that was waited for
         late.clear()
         for k, a in enumerate(sent):
             a.fill(100 * turn + k + r)
@@ -119,8 +119,7 @@ with torch.cuda.stream(stream):
         with torch.cuda.stream(waiter):
             works[0].wait()
         stream.wait_event(waiter.record_event())
-        for work in dice.sample(works, len(works)):
-            work.wait()
+        wait(dice.sample(works, len(works)))
         first = [lambda: dist.send(single[0], right, tag=9), lambda: dist.recv(single[1], left, tag=9)]
         for call in first[:: 1 if r else -1]:
             call()
@@ -196,8 +195,7 @@ if r == 1:
 said = []
 while not said:
     try:
-        for work in batch(("from", got, 1, 0)):
-            work.wait()
+        wait(batch(("from", got, 1, 0)))
         while not work.is_completed():
             time.sleep(1e-3)
         if work.exception() is not None:
@@ -269,8 +267,7 @@ with ThreadPoolExecutor(1) as pool:
             tensor.fill(step + r)
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
         dist.all_reduce(tensors[0])
-        for work in works:
-            work.wait()
+        wait(works)
         assert all((tensor.seen() == p * step + p * (p - 1) / 2).all() for tensor in tensors), (r, step)
     collected.result()
 
@@ -330,8 +327,7 @@ for (peer, k), tensor in sends.items():
     tensor.fill(100.0 * r + 10 * peer + k)
 works = [dist.isend(tensor, peer) for (peer, k), tensor in sends.items()]
 works += [dist.irecv(tensor, peer) for (peer, k), tensor in takes.items()]
-for work in works:
-    work.wait()
+wait(works)
 for (peer, k), tensor in takes.items():
     assert (tensor.seen() == 100 * peer + 10 * r + k).all(), (peer, k, tensor.seen()[:3])
 ways = went()
@@ -348,8 +344,7 @@ for tag in (0, 7, 0):
     pairs = [("to", a, peer, tag) for peer, (a, b) in small.items()]
     pairs += [("from", b, peer, tag) for peer, (a, b) in small.items()]
     random.Random(tag + r).shuffle(pairs)
-    for work in batch(*pairs):
-        work.wait()
+    wait(batch(*pairs))
     for peer, (a, b) in small.items():
         a.fill(-5)
         assert (b.seen() == tag + 10 * peer + r).all(), (tag, peer, b.seen()[:3])
@@ -358,8 +353,7 @@ for tag in (0, 7, 0):
 # A type that NCCL does not have.
 odd, even = gpu.empty(9, dtype=torch.int16), gpu.empty(9, dtype=torch.int16)
 odd.as_subclass(torch.Tensor).fill_(100 + r)
-for work in batch(("to", odd, right, 0), ("from", even, left, 0)):
-    work.wait()
+wait(batch(("to", odd, right, 0), ("from", even, left, 0)))
 right_value(even, 100)
 assert sorted(went()) == sorted((*pair, 18) for pair in [(r, right), (left, r)] if told(pair))
 
@@ -408,8 +402,7 @@ for peer in peers:
     else:
         a, b = small[peer]
         a.fill(2.0 * r), b.fill(-1)
-        for work in (dist.isend(a, peer, other), dist.irecv(b, peer, other)):
-            work.wait()
+        wait((dist.isend(a, peer, other), dist.irecv(b, peer, other)))
         assert (b.seen() == 2 * peer).all()
 dist.barrier()
 dist.destroy_process_group()

@@ -28,7 +28,6 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("nobody takes garbage for a result", THREE, {}),
     ("ranks that call different things", PAIR, {}),
     ("calls under way at the end", THREE, {}),
-    ("short calls are one kernel", FOUR, {}),
     ("no compiler", PAIR, {}),
     ("calls in graphs", PAIR, {"LENGTHS": "1,1000,60000", **FEW_QUEUES}),
     ("calls in graphs", FOUR, {"LENGTHS": "3,5000", "UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
