@@ -19,9 +19,9 @@ def there(stream, array, want, *about):
     assert (got == want).all(), (about, got[:8], want[:8])
 """
 
-#: Random collectives of two communicators in two streams of each graph, short and long; graphs are replayed in any order
-#: with other data each time, among calls that are not captured, and outlive their communicators: then they wait for
-#: nobody, and hurt nobody.
+#: Random collectives of two communicators in two streams of each graph, short and long. Graphs are replayed in any
+#: order with other data each time, among calls that are not captured, and outlive their communicators: then they wait
+#: for nobody, and hurt nobody.
 REPLAYS = CAPTURE
 REPLAYS += """
 NAMES = "allreduce reduce bcast allgather allgatherv alltoall alltoallv reduce_scatter_block scatter gather".split()
