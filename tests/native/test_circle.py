@@ -210,16 +210,21 @@ def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(ra
 
 
 def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
-    """One in whose third call something failed, from that one on, though it had made seven."""
-    left, failed = rank(), rank()
-    left.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
-    failed.say(GONE, struct.pack(ENDS, 7, 3, 1, lib.UCCH_LEFT))
-    until(lambda: left.fate() == lib.UCCH_LEFT and lib.ucch_board_gone(failed.board, 3) == -3)
-    assert [lib.ucch_board_gone(left.board, call) for call in (5, 6)] == [-1, -3]
-    assert [lib.ucch_board_gone(failed.board, call) for call in (2, 3, 7, 8)] == [-1, -3, -3, -3]
-    assert lib.ucch_board_given_up(failed.board, -3) == 3
-    lib.ucch_board_leave(left.board)
-    until(lambda: struct.unpack(ENDS, left.hear(GONE))[2] == 0)
+    here = rank()
+    here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
+    until(lambda: here.fate() == lib.UCCH_LEFT)
+    assert [lib.ucch_board_gone(here.board, call) for call in (5, 6)] == [-1, -3]
+    lib.ucch_board_leave(here.board)
+    until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
+
+
+def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> None:
+    """A rank that has made it, too, would not be missed in it."""
+    here = rank()
+    here.say(GONE, struct.pack(ENDS, 7, 3, 1, lib.UCCH_LEFT))
+    until(lambda: lib.ucch_board_gone(here.board, 3) == -3)
+    assert [lib.ucch_board_gone(here.board, call) for call in (2, 7, 8)] == [-1, -3, -3]
+    assert lib.ucch_board_given_up(here.board, -3) == 3
 
 
 def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> None:
