@@ -10,7 +10,8 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import until
 
 from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
@@ -48,12 +48,17 @@ def test_processes_whose_memory_may_not_be_opened(monkeypatch: pytest.MonkeyPatc
     assert not _may_open(os.getpid())
 
 
+def test_what_was_packed_comes_back() -> None:
+    for each in sample():
+        assert type(each).unpack(each.pack()) == each
+        assert type(each).unpack(memoryview(bytearray(each.pack()))) == each
+
+
 @pytest.mark.parametrize("kind", [Address, Descriptor])
 def test_other_bytes_are_refused(kind: type) -> None:
     address, descriptor = sample()
     mine, other = (address, descriptor) if kind is Address else (descriptor, address)
     data = mine.pack()
-    assert kind.unpack(data) == kind.unpack(memoryview(bytearray(data))) == mine
     with pytest.raises(TypeError, match="must be bytes, not str"):
         kind.unpack("text")
     for wrong in (b"", other.pack(), data[:20], data + bytes(64 << 10)):
@@ -226,32 +231,17 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rma.Agent]:
         yield made
 
 
-@contextlib.contextmanager
-def calling_by_hand(called: rma.Agent) -> Iterator[Channel]:
-    """A connection to an agent that no agent has made."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(called.address.removeprefix("unix://"))
-        with contextlib.closing(Channel(sock, SECRET, False)) as channel:
-            yield channel
-
-
-@contextlib.contextmanager
-def half_met(called: rma.Agent, calling: rma.Agent) -> Iterator[tuple[Channel, set[str]]]:
-    """One by which two agents have met but for this side's last word; and the regions that it was told."""
-    with calling_by_hand(called) as channel:
-        channel.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
-        told = channel.receive()
-        assert "worker" in told and channel.receive() == {"ready": True}
-        yield channel, set(told["regions"])
-
-
 @settings(max_examples=80, deadline=None, database=None)
 @given(first=anything | near, second=anything | near)
 def test_nonsense_of_one_that_knows_the_secret_harms_nobody(agent: rma.Agent, first: Any, second: Any) -> None:
-    with calling_by_hand(agent) as client, contextlib.suppress(ChannelError):
-        client.send(first)
-        client.send(second)
-        client.receive()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(agent.address.removeprefix("unix://"))
+        client = Channel(sock, SECRET, False)
+        with contextlib.suppress(ChannelError):
+            client.send(first)
+            client.send(second)
+            client.receive()
+        client.close()
 
 
 def test_agents_meet_and_part(agent: rma.Agent) -> None:
@@ -276,7 +266,8 @@ def test_agents_meet_and_part(agent: rma.Agent) -> None:
         for length in (None, 8):
             with pytest.raises(PeerError, match="closed"):
                 peer.endpoint.put(source, target, 0, 0, length)
-    until(lambda: not who.alive)
+    while who.alive:
+        time.sleep(0.01)
     with pytest.raises(PeerError):
         who.send(1)
     assert not agent.peers
@@ -295,6 +286,11 @@ def test_an_agent_comes_back_where_one_was_killed(agent: rma.Agent, tmp_path: Pa
 MESSAGES = 10_000
 
 
+def until(true: Callable[[], Any]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def connected(tmp_path: Path) -> Iterator[tuple[rma.Agent, rma.Agent, rma.AgentPeer]]:
     """An agent, one that has called it, and their connection as the latter sees it."""
@@ -306,12 +302,18 @@ def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoin
     connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
 ) -> None:
     called, calling, first = connected
-    with half_met(called, calling) as (second, _):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        second = Channel(sock, SECRET, False)
+        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
+        assert "worker" in second.receive()
+        assert second.receive() == {"ready": True}
         first.leave()
         until(lambda: not called.peers)
         second.send({"ready": True})
         until(lambda: called.peers)
         assert called.peers[0].endpoint.alive
+        second.close()
 
 
 def test_a_connection_that_is_made_anew_before_the_end_of_the_last_was_read_has_a_new_endpoint(
@@ -347,8 +349,12 @@ def test_regions_that_change_while_agents_meet_are_told(
     before, after = (called.worker.register(np.zeros(1000, np.uint8)) for _ in range(2))
     called.publish("anew", before)
     called.publish("taken back", called.worker.register(np.zeros(1000, np.uint8)))
-    with half_met(called, calling) as (second, told):
-        assert told == {"anew", "taken back"}
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        second = Channel(sock, SECRET, False)
+        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
+        assert set(second.receive()["regions"]) == {"anew", "taken back"}
+        assert second.receive() == {"ready": True}
         called.publish("anew", after)
         called.withdraw("taken back")
         second.send({"ready": True})
@@ -356,6 +362,7 @@ def test_regions_that_change_while_agents_meet_are_told(
         called.publish("later", before)
         assert second.receive() == {"regions": {"anew": after.descriptor.hex()}, "gone": ["taken back"]}
         assert second.receive() == {"regions": {"later": before.descriptor.hex()}}
+        second.close()
 
 
 def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:
