@@ -82,12 +82,14 @@ def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None
     assert all(end == "right" or re.match(rf"\w+(Error|Timeout): rank {rank}", end) for rank, end in ends.items()), ends
 
 
-LEFT = """
+BEGIN = """
 import time
 import torch
-from ucc_hetero import Communicator
+from ucc_hetero import Communicator, DeviceError
 from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank)
+torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+"""
+LEFT = f"""{BEGIN}
 with Communicator() as comm:
     stream, x, y = torch.cuda.Stream(), torch.ones(2, device="cuda"), torch.full((2,), -7.0, device="cuda")
     torch.cuda.synchronize()
@@ -98,7 +100,7 @@ with Communicator() as comm:
     until = time.monotonic() + 5
     while (left := comm._runner.launches) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not left, f"{left} calls that have ended are kept"
+    assert not left, (left, "calls that have ended are kept")
     print("all collected", flush=True)
 """
 
@@ -109,11 +111,7 @@ def test_calls_that_are_not_waited_for_are_collected(mpirun: Run) -> None:
     assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
 
 
-DEFAULT_STREAM = """
-import torch
-from ucc_hetero import Communicator
-from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+DEFAULT_STREAM = f"""{BEGIN}
 comm = Communicator()
 for _ in range(20):  # in the default stream, where libucc's own kernels wait for nothing
     x, y = torch.full((1 << 20,), comm.rank + 1.0, device="cuda"), torch.full((1 << 20,), -7.0, device="cuda")
@@ -150,11 +148,7 @@ def test_a_persistent_call_that_is_never_started(mpirun: Run) -> None:
     assert mpirun(NEVER_STARTED, 2, env=env, timeout=60).said("right") == 2
 
 
-CANNOT_BEGIN = """
-import torch
-from ucc_hetero import Communicator, DeviceError
-from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+CANNOT_BEGIN = f"""{BEGIN}
 x, y = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
 for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
     with Communicator() as comm:
