@@ -87,7 +87,7 @@ for turn in range(1, 4):
     devices = {mine.memory, rooms[right].memory} != {"host"}
     opens = mine.memory == rooms[right].memory == "nvidia" and "FAKEGPU_NO_PEERS" not in os.environ
     info = peers[right].info(mine, rooms[right])
-    assert info["put"].startswith("staged" if devices and not opens else "direct"), info
+    assert not devices or info["put"].startswith("direct" if opens else "staged"), info
     assert ("not direct" in info) == (not opens and mine.memory == rooms[right].memory != "host"), info
 
     begun = [comm.Iallreduce(Array(M).set(values), total := Array(M))]
@@ -284,7 +284,7 @@ for each in (given, out, other, wrapped):
 
 #: The same by wires.
 FAR = far(EVERY).replace(
-    """.startswith("staged" if devices and not opens else "direct")""",
+    """.startswith("direct" if opens else "staged")""",
     """.endswith("wires")""",
 )
 

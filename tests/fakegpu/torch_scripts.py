@@ -248,7 +248,8 @@ if r == 1:
 said = []
 while not said:
     try:
-        wait(batch(("from", got, 1, 0)))
+        (work,) = batch(("from", got, 1, 0))
+        work.wait()
         while not work.is_completed():
             time.sleep(1e-3)
         if work.exception() is not None:
