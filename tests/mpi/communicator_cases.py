@@ -5,7 +5,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -58,12 +58,12 @@ def order(comm: Any) -> list[int]:
     return comm.allgather(MPI.COMM_WORLD.rank)
 
 
-def way(dice: random.Random, size: int) -> tuple[str, Callable[[Any], Any]]:
-    """A way to make a communicator from one of so many ranks, of ours or of MPI's."""
+def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
+    """Ways to make a communicator from one of so many ranks, of ours or of MPI's."""
     colours = [dice.choice([0, 0, 1, MPI.UNDEFINED]) for _ in range(size)]
     keys, some = [dice.randrange(-3, 3) for _ in range(size)], dice.sample(range(size), dice.randint(1, size))
-    shapes = [[size], [size // 2, 2], [1, size - 1]] if size > 1 else [[1]]
-    dims, periods = dice.choice(shapes), [dice.random() < 0.5 for _ in range(2)]
+    periods = [dice.random() < 0.5 for _ in range(2)]
+    grid = dice.choice([[size // 2, 2], [2, size // 2]] if size > 1 else [[1, 1]])
 
     def of_group(comm: Any, tag: int) -> Any:
         group = comm.Get_group().Incl(some)
@@ -71,25 +71,25 @@ def way(dice: random.Random, size: int) -> tuple[str, Callable[[Any], Any]]:
         group.Free()
         return made
 
-    ways: dict[str, Callable[[Any], Any]] = {
+    return {
         "Dup": lambda comm: comm.Dup(), "Clone": lambda comm: comm.Clone(),
         "Split": lambda comm: comm.Split(colours[comm.rank], keys[comm.rank]),
         "Split_type": lambda comm: comm.Split_type(MPI.COMM_TYPE_SHARED, keys[comm.rank]),
         "Create": lambda comm: of_group(comm, -1),
         "Create_group": lambda comm: of_group(comm, 5) if comm.rank in some else MPI.COMM_NULL,
-        "Create_cart": lambda comm: comm.Create_cart(dims, periods[: len(dims)]),
+        "a line": lambda comm: comm.Create_cart([size], periods[:1]),
+        "a grid": lambda comm: comm.Create_cart(grid, periods),
     }  # fmt: skip
-    return dice.choice([*ways.items()])
 
 
 #: A communicator, and its ranks.
 Made = tuple[Communicator, list[int]]
 
 
-def children(comm: Communicator, dice: random.Random) -> Iterator[tuple[int, Made]]:
-    """Communicators made in ways that are drawn; their ranks are those of what MPI makes so, in the same order."""
-    for number in range(MANY):
-        name, make = way(dice, comm.size)
+def children(comm: Communicator, dice: random.Random, names: Sequence[str]) -> Iterator[tuple[int, Made]]:
+    """Communicators made in some ways; their ranks are those of what MPI makes so, in the same order."""
+    for number, name in enumerate(names):
+        make = ways(dice, comm.size)[name]
         theirs = make(comm.mpi)
         if name in ("Dup", "Split") and dice.random() < 0.3:  # of MPI's, which may be freed at once
             parent = make(comm.mpi)
@@ -102,7 +102,7 @@ def children(comm: Communicator, dice: random.Random) -> Iterator[tuple[int, Mad
         if not made:
             continue
         assert isinstance(made, Communicator)
-        if name == "Create_cart":
+        if name in ("a line", "a grid"):
             on_a_grid(made, theirs)
         yield number, (made, order(theirs))
         theirs.Free()
@@ -126,9 +126,9 @@ def case_random(comm: Communicator) -> None:
     """Communicators of communicators, made in every way, used at once in an order of each rank's own."""
     whole = comm.topology.island_of
 
-    def grow(parent: Communicator, depth: int) -> None:
+    def grow(parent: Communicator, names: Sequence[str], depth: int) -> None:
         dice, own = random.Random(parent.bcast(random.random())), random.Random(random.random())
-        numbers, made = range(MANY), dict(children(parent, dice))
+        numbers, made = range(MANY), dict(children(parent, dice, names))
         totals = {number: np.full(3000, -1.0) for number in made}
         requests = [
             made[number][0].Iallreduce(np.full(3000, float(comm.rank)), totals[number])
@@ -141,16 +141,19 @@ def case_random(comm: Communicator) -> None:
             islands = each.topology.island_of
             for a, b in itertools.combinations(range(each.size), 2):
                 assert (islands[a] == islands[b]) == (whole[members[a]] == whole[members[b]])
-        one = dice.choice(numbers)
+        one, following = dice.choice(numbers), dice.sample(every, MANY)
         if depth and one in made:
-            grow(made[one][0], depth - 1)
+            grow(made[one][0], following, depth - 1)
         for each, members in (made[number] for number in dice.sample(numbers, MANY) if number in made):
             check(each, members)
             each.Free()
             each.Free()
 
-    for _ in range(4):
-        grow(comm, 2)
+    every, dice = [*ways(random.Random(0), 1)], random.Random(comm.bcast(random.random()))
+    for _ in range(2):
+        dice.shuffle(every)
+        for first in range(0, len(every), MANY):
+            grow(comm, every[first:][:MANY], 2)
     check(comm, everyone(comm))
 
 
