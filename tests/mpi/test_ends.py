@@ -4,7 +4,6 @@ import random
 from typing import Any
 
 import pytest
-from processes import python
 
 from .scripts import HEAD, NEVER, Job
 
@@ -257,24 +256,6 @@ def test_calls(crew: Any, name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_jobs(mpirun: Any, name: str) -> None:
     JOBS[name].run(mpirun, check=False)
-
-
-@pytest.mark.parametrize(("before", "said"), [
-    ("mpi4py.rc.initialize = False", "MPI has not begun: call MPI.Init_thread()"),
-    ("from mpi4py import MPI; MPI.Finalize()", "MPI has been finalised"),
-], ids=["not begun", "over"])  # fmt: skip
-def test_a_communicator_without_mpi(before: str, said: str) -> None:
-    """Is refused; MPI would end the process."""
-    script = f"""
-import mpi4py
-{before}
-import ucc_hetero as u
-try:
-    u.Communicator()
-except u.NotSupported as error:
-    print(error, flush=True)
-"""
-    assert said in python(script, env=NEVER).stdout
 
 
 @pytest.mark.parametrize("more", [(), ("--with-ft", "ulfm")], ids=["plain", "ulfm"])
