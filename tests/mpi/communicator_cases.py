@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import SUM, Communicator, PersistentRequest, Request
+from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import numbers
 from ucc_hetero.bootstrap.board import PAGES
@@ -272,26 +272,6 @@ def case_identity(comm: Communicator) -> None:
         refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
 
 
-def case_names_of_operations(comm: Communicator) -> None:
-    """A name as text is the operation, in any case and in every form of call."""
-    p, me = comm.size, comm.rank
-    mine, out, blocks = np.full(3, me + 1), np.zeros(3, int), np.full(3 * p, me + 1)
-    sums = comm.Allreduce, comm.Iallreduce, comm.Allreduce_init, comm.Reduce, comm.Reduce_scatter_block, comm.Scan
-    for name in ("sum", "Sum", "SUM"):
-        for call in sums:
-            out[:] = 0
-            request = call(blocks if call == comm.Reduce_scatter_block else mine, out, name)
-            if isinstance(request, PersistentRequest):
-                request.Start()
-            if request is not None:
-                request.Wait()
-            ranks = me + 1 if call == comm.Scan else p if call != comm.Reduce or me == 0 else 0
-            assert (out == ranks * (ranks + 1) // 2).all(), (name, call)
-    pair, most = np.array([(me, me)], "i,i"), np.zeros(1, "i,i")
-    comm.Allreduce([pair, 1, MPI.INT_INT], [most, 1, MPI.INT_INT], "maxloc")
-    assert most[0].tolist() == (p - 1, p - 1)
-
-
 def case_objects(comm: Communicator) -> None:
     """Methods in lower case, short and long objects, while other calls are under way."""
     p, me = comm.size, comm.rank
@@ -399,7 +379,7 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
     assert start < numbers.MOST
 
 
-def case_threads(comm: Communicator) -> None:
+def threads_with_communicators(comm: Communicator) -> None:
     """Threads create, use and free communicators of their own at the same time."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
@@ -467,7 +447,7 @@ def case_groups_beside_duplicates(comm: Communicator) -> None:
 
 
 def case_threads_that_free_late(comm: Communicator) -> None:
-    """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
+    """Threads make, use and free them, while those of some ranks have not come to the end of Free and others go on."""
     close = Teams.close
 
     def late(teams: Teams, *args: Any, **more: Any) -> None:
@@ -476,4 +456,4 @@ def case_threads_that_free_late(comm: Communicator) -> None:
 
     with mock.patch.object(Teams, "close", late):
         for _ in range(4):
-            case_threads(comm)
+            threads_with_communicators(comm)
