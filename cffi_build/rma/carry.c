@@ -117,7 +117,7 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
     if (!status) status = meet(peer, 0, n, said, bytes);
     if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
     peer->lack = status;
-    if (status == UCCH_FAIL_PEER) peer->status = status; /* that ends it, and the next one has wires that are made anew */
+    if (status == UCCH_FAIL_PEER) peer->status = status; /* the next one has wires that are made anew */
 }
 
 /* True if the next slot may be filled: its data has been taken out there. */

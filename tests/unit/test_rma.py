@@ -220,9 +220,7 @@ anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
 )
-near = st.fixed_dictionaries(
-    {}, optional={"message": anything, "regions": anything, "name": anything}
-)
+near = st.fixed_dictionaries({}, optional={"message": anything, "regions": anything, "name": anything})
 
 
 @pytest.fixture(scope="module")
