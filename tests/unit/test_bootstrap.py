@@ -359,10 +359,10 @@ def test_a_process_that_is_gone_before_the_first_message() -> None:
     """libucp cannot open the memory of one that has died: it is said which rank that is."""
 
     connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
-    process: Any = SimpleNamespace(endpoints={}, worker=SimpleNamespace(connect=connect))
+    process: Any = SimpleNamespace(connections={}, worker=SimpleNamespace(connect=connect))
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
-        Process.endpoint(process, job({})[0], 3, 5)
-    assert not process.endpoints
+        Process.connection(process, job({})[0], 3, 5)
+    assert not process.connections
 
 
 def test_ranks_spin_that_have_a_core_each_though_they_are_bound_to_it() -> None:

@@ -237,7 +237,7 @@ class Membership:
                 return
             with suppress(PeerError):  # it has died, and does not wait
                 while self.channels is not None and (peer := self.channels.discard(*users)) >= 0:
-                    self.channels.reach(peer, here.endpoint(self.facts[peer], self.rank, peer).handle)
+                    self.channels.reach(peer, here.connection(self.facts[peer], self.rank, peer).handle)
             lib.ucch_discard_all(*users)
 
     def close(self, *, together: bool) -> None:

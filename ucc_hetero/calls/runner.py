@@ -603,6 +603,7 @@ class Runner(State):
             # Its teams hang in libucc with whatever the failure left there; they are not touched again.
             self.members.part()
             quarantine.keep((self.members, self._cache, self._prepared.mpi_reductions, self._persistent))
+            self._persistent = {}  # nor does a dropped call that ends now release its own
             self.members.release_id()
             return together
         for prepared in self._persistent.values():
