@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
-from ucc_hetero.bootstrap import numbers
+from ucc_hetero.bootstrap import board, numbers
 from ucc_hetero.bootstrap.board import PAGES
 from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.bootstrap.teams import Teams
@@ -210,6 +210,14 @@ def case_calls_of_the_last_one(comm: Communicator) -> None:
             found = made.stats()
             shown.add((*sorted(made.plan_summary().splitlines()), found["calls"], found["bytes"]))
     assert len(shown) == 1, shown
+    comm._runner.members.job.drop_spare(comm._runner.timeout)
+    with mock.patch.object(board, "_anonymous", lambda _: -1):
+        board.take_back()
+        with comm.Dup() as made:  # without a page that the ranks share
+            total[:] = np.nan
+            made.Allreduce(mine, total)
+            assert not made._runner.board.shared
+    np.testing.assert_allclose(total, every.sum(0))
     made = comm.Dup()
     with pytest.raises(MismatchError):
         made.Allreduce(dice.random(n), total) if comm.rank else made.Allgather(dice.random(n), got)

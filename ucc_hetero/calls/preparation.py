@@ -290,8 +290,8 @@ class Preparation:
         self.used: dict[str, tuple[Choice, str, Execution]] = {}
         self._host_tuning = _tuning_on_host(state.members.tuning)
         #: Calls of these ranks' earlier communicators, by signature: label, recipe, and what ``used`` has of them.
-        known, as_known = state.members.known, state.members.tuning == state.members.known.tuning
-        self._left: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if as_known and not self.check else {}
+        known, same = state.members.known, state.board.shared and state.members.tuning == state.members.known.tuning
+        self._left: dict[Hashable, tuple[str, Recipe, Any]] = known.recipes if same and not self.check else {}
         #: (specification, operation) -> True if devices do such calls themselves.
         self._on_device_cache: BoundedDict[Hashable, bool] = BoundedDict()
         self._bounces: list[Bounce] = []
