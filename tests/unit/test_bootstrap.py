@@ -20,7 +20,7 @@ from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, faults, numbers, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
-from ucc_hetero.bootstrap.gathering import Gathering
+from ucc_hetero.bootstrap.gathering import all_ready
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
 from ucc_hetero.bootstrap.meeting import Seat
@@ -305,7 +305,7 @@ def test_a_process_has_teams_for_all_its_communicators(bridge: tuple[Any, Teams]
     """libucc has 2,048 of its own accord, and communicators have 4,096 numbers and several teams each."""
     asked: list[Any] = []
     library = SimpleNamespace(context=lambda exchange, settings: asked.append(settings))
-    ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2)
+    ranks = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, named=lambda call: call())
     job: Any = SimpleNamespace(process=SimpleNamespace(library=lambda prefix: library), comm=ranks)
     Job._context(job, "ANY", ranks, 1.0)
     most = 64 * int(asked[0]["TEAM_IDS_POOL_SIZE"])
@@ -544,7 +544,7 @@ def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     job.least = partial(Job.least, job)
     known: Any = SimpleNamespace(job=job, rank=1, members=(0, 1))
-    assert Gathering(known, 3, [0, 1], 0, ranks).come(True)
+    assert all_ready(known, 3, [0, 1], 0, ranks, True)
     assert limits == [math.inf, math.inf]
 
 

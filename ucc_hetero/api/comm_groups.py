@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.gathering import Gathering
+from ..bootstrap.gathering import all_ready
 from ..bootstrap.meeting import WORDS, Again, Seat
 from ..bootstrap.timely import Timely, timely
 from ..bootstrap.turns import Turn
@@ -179,7 +179,7 @@ class GroupMethods(ABC):
             return MPI.COMM_NULL
         if MPI.UNDEFINED in ranks:
             raise ValueError(f"Create_group on rank {members.rank}: this communicator lacks processes of the group")
-        with Turn(Gathering(members.known, members.id, ranks, tag, mpi).come):
+        with Turn(partial(all_ready, members.known, members.id, ranks, tag, mpi)):
             return self._adopt(mpi.apart(make))
 
     def Create_cart(self: _Self, dims: Any, periods: Any = None, reorder: bool = False) -> _Self | Any:

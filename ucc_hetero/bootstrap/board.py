@@ -257,10 +257,6 @@ class Board:
         assert self._page is not None
         lib.ucch_board_give_back(self._page.address, self._known.rank, self._use, False)
 
-    def given_back(self) -> bool:
-        """True if all ranks free it."""
-        return bool(lib.ucch_board_given_back(self.native))
-
     def leave(self) -> None:
         """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)

@@ -116,20 +116,15 @@ def _at_the_end(name: str) -> None:
     ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))))
 
 
-def _may_call_elsewhere() -> bool:
-    """True if any thread may call MPI."""
-    from mpi4py import MPI
-
-    return not MPI.Is_initialized() or MPI.Query_thread() == MPI.THREAD_MULTIPLE
-
-
 def in_time(what: str, seconds: float, call: Callable[[], _T]) -> _T:
     """The result of a blocking call of MPI's, made in another thread while this one makes progress.
 
     Peers may need our side of a transfer before they come to it. ``CollectiveTimeout`` after ``seconds`` (0: never).
     Where MPI takes calls of one thread only, it is just called.
     """
-    if not _may_call_elsewhere():
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         return call()
     aside = Aside(call)
     if not aside.ended(_ALONE_S) and not progress_until(aside.ended, seconds):

@@ -14,8 +14,8 @@ from .timely import Timely, not_met
 _TAGS = 256
 
 
-class Gathering:
-    """These ranks tell each other whether they have their turns at creating, by messages among the job's ranks.
+def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely, ready: bool) -> bool:
+    """True if all of these ranks have their turns at creating, as they tell each other by messages of the job's.
 
     Open MPI 5.0.11 may hang where threads of a process make communicators at the same time, one by
     ``MPI_Comm_create_group``.
@@ -26,33 +26,22 @@ class Gathering:
         ranks: The ranks that come together.
         tag: Tells those of several threads apart.
         mpi: MPI's communicator, with a time limit.
+        ready: True if this rank has its turn.
+
+    Raises:
+        CollectiveTimeout: One did not come in time.
+        PeerError: One has died.
     """
+    where = f"rank {known.rank}: Create_group: rank(s)"
 
-    def __init__(self, known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely) -> None:
-        self._known, self._ranks, self._mpi = known, ranks, mpi
-        self._tag = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    def look() -> None:
+        if not faults.lacking(mpi) and (dead := sorted({*faults.dead_ranks(mpi)} & {*ranks})):
+            raise PeerError(f"{where} {dead} died")
 
-    def come(self, ready: bool) -> bool:
-        """True if all of them are ready; collective among them.
-
-        Raises:
-            CollectiveTimeout: One did not come in time.
-            PeerError: One has died.
-        """
-        known, seconds = self._known, self._mpi.seconds
-        places = [known.members[rank] for rank in self._ranks]
-        least = self._mpi.named(partial(known.job.least, places, self._tag, int(ready), seconds, self._look))
-        if least < 0:
-            not_met()
-            raise CollectiveTimeout(
-                f"rank {known.rank}: Create_group: rank(s) [{self._ranks[-2 - least]}] did not come within "
-                f"{seconds:g} s (UCCH_TIMEOUT)"
-            )
-        return bool(least)
-
-    def _look(self) -> None:
-        """Raise once one of these ranks has died."""
-        if faults.lacking(self._mpi):
-            return
-        if dead := sorted({*faults.dead_ranks(self._mpi)} & {*self._ranks}):
-            raise PeerError(f"rank {self._known.rank}: Create_group: rank(s) {dead} died")
+    places = [known.members[rank] for rank in ranks]
+    own = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
+    if least < 0:
+        not_met()
+        raise CollectiveTimeout(f"{where} [{ranks[-2 - least]}] did not come within {mpi.seconds:g} s (UCCH_TIMEOUT)")
+    return bool(least)

@@ -31,7 +31,7 @@ from ..planner.topology import Island, Topology, emulated_vendors, numbered
 from ..trace import timeline
 from ..transport import carriers, wires
 from . import agreement, fabrics, faults
-from .timely import named, timely
+from .timely import timely
 
 #: Rounds that a waiter spins before it yields, where every rank of the host has a core of its own.
 SPIN_ROUNDS = 400
@@ -231,8 +231,9 @@ class Job:
 
     def _context(self, prefix: str, comm: Any, seconds: float) -> ucc.Context:
         """A context of the ranks of ``comm``, some of which may die meanwhile."""
-        library = self.process.library(prefix)
-        return named(self.comm, lambda: library.context(MPIExchange(comm, seconds), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}))
+        library, more = self.process.library(prefix), {"TEAM_IDS_POOL_SIZE": TEAM_IDS}
+        found: ucc.Context = self.comm.named(lambda: library.context(MPIExchange(comm, seconds), more))
+        return found
 
     def _part_memory(self, native: bool) -> None:
         """Settle which libraries work on device memory, before the contexts are made.
@@ -312,18 +313,9 @@ class Job:
         return None
 
     def least(self, places: Sequence[int], tag: int, word: int, seconds: float, look: Callable[[], object]) -> int:
-        """The least word of some ranks of the job, as the first of them hears all and tells it; collective among them.
-
-        Args:
-            places: The ranks.
-            tag: As for :meth:`say`.
-            word: This rank's, from -1 on.
-            seconds: The most to wait for a rank.
-            look: As for :meth:`hear`.
-
-        Returns:
-            The word; of a rank that has not come in time -2 less its place among these.
-        """
+        """The least word, from -1 on, of some ranks of the job: the first of them hears all and tells it. Collective
+        among them. -2 less its place among these stands for a rank that was not heard for ``seconds``; ``look`` as for
+        :meth:`hear`."""
         first, *others = places
         if self.rank != first:
             self.say(first, tag, word)

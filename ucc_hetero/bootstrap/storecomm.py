@@ -291,6 +291,15 @@ class StoreComm:
         """Have ``look`` find ranks that have died, for all that meet in the store; returns what ends it."""
         return self._deaths.watch(lambda: [self._ids[rank] for rank in look()])
 
+    def named(self, call: Callable[[], _T]) -> _T:
+        """The result of a call that uses an exchange of some of the ranks; its errors name ranks that have died."""
+        try:
+            return call()
+        except PeerError as error:
+            if dead := self.dead():
+                raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died") from error
+            raise
+
     def desert(self) -> None:
         """Tell all that meet in the store that this rank has failed, and takes part in nothing any more."""
         self._deaths.own()

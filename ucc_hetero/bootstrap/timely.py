@@ -219,19 +219,6 @@ def timely(mpi: Any, seconds: float, what: str) -> Any:
     return mpi if hasattr(mpi, "world") else Timely(mpi, seconds, what)
 
 
-def named(mpi: Any, call: Callable[[], _T]) -> _T:
-    """The result of a call that uses an exchange of these ranks, or of some of them; its errors name ranks that have
-    died."""
-    if isinstance(mpi, Timely):
-        return mpi.named(call)
-    try:
-        return call()
-    except PeerError as error:
-        if dead := faults.dead_ranks(mpi):
-            raise PeerError(f"rank {mpi.Get_rank()}: rank(s) {dead} of {mpi.Get_name()} died") from error
-        raise
-
-
 def not_met() -> None:
     """Take note that this rank has come to a call of MPI's in vain."""
     quarantine.keep(None, bool, unmet)

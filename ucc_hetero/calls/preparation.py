@@ -302,8 +302,8 @@ class Preparation:
         if found is None:
             return None
         label, recipe, self.used[found[0]] = found
-        board = self.members.board
-        return self._cache.keep(key, ProgramPool(label, [Program(recipe.program(board), (board, recipe), recipe)]))
+        program = Program(recipe.program(self.members.board), self.members.board, recipe)
+        return self._cache.keep(key, ProgramPool(label, [program]))
 
     def leave(self, key: Hashable, label: str, recipe: Recipe) -> None:
         """Let later communicators of these ranks make a call without a look at its arguments."""

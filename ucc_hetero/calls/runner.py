@@ -657,7 +657,8 @@ class Runner(State):
         try:
             if self.board.shows_all:
                 self.board.give_back()
-                return progress_until(self.board.given_back, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
+                all_do = partial(lib.ucch_board_given_back, self.board.native)
+                return progress_until(all_do, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
             if not self._leaving:
                 mine, least = array("i", [1]), array("i", [0])
                 self._leaving = self.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least

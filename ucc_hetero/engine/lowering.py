@@ -69,11 +69,7 @@ class Recipe:
 
 
 class Program:
-    """A native program and what it keeps alive.
-
-    ``recipe`` where the next communicator of the same ranks can use it: an exchange of parcels needs nothing but the
-    board.
-    """
+    """A native program and what it keeps alive; its ``recipe`` where that needs nothing but a board of these ranks."""
 
     __slots__ = ("__weakref__", "address", "execution", "handle", "keep", "op", "recipe", "spare")
 
