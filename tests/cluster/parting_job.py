@@ -4,7 +4,8 @@
 as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks have some seconds; ``late``: it
 gives up, and lives on, when the others have what it has not; ``after`` all have abandoned what they made. ``cut``: it
 is out of reach, and never comes to its end, when all have freed that; ``storeless``: its store alone is out of reach
-then, and it ends. ``revoked``: it does not end, but revokes a communicator while the others wait in another one.
+then, and it ends; ``failed``: the same by an error, while the others agree on something. ``revoked``: it does not end,
+but revokes a communicator while the others wait in another one.
 """
 
 import os
@@ -86,7 +87,7 @@ def main() -> None:
             Job._context = lambda *_: end(how)  # type: ignore[assignment,method-assign]
         elif how == "late":
             agreement.judge_contexts = lambda *_: end(how)
-        elif how not in ("after", "cut", "storeless", "revoked"):
+        elif how not in ("after", "cut", "storeless", "failed", "revoked"):
             Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
     elif how == "dead":
         make = Teams.get
@@ -101,6 +102,11 @@ def main() -> None:
                 end(how)
         elif how == "revoked":
             revoked(comm, folder)
+        elif how == "failed" and rank < size - 1:
+            comm.Agree(1)
+        elif how == "failed":
+            (folder / f"cut{rank}").touch()
+            raise RuntimeError("this rank has an error of its own")
         elif how == "cut":
             comm.Free()
             (folder / "ready").touch()

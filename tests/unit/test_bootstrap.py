@@ -454,6 +454,21 @@ def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) ->
     assert not closed and not job.spare and not len(late)
 
 
+def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(
+    left: tuple[Any, list[Any]],
+) -> None:
+    """A rank that destroyed it then used another page than the other ranks."""
+    job, closed = left
+    for number in range(MOST_SPARE + 1):
+        made = teams_of(job, [0, 1], number)
+        made.get((0, 1), "native")
+        made.close()
+    oldest = next(iter(job.spare))
+    kept = job.spare[oldest].teams.copy()
+    again = teams_of(job, [0, 1], 70, [oldest])
+    assert again.get((0, 1), "native") in kept.values() and not closed
+
+
 def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
     """And all that hold memory of a device."""
     job, closed = left

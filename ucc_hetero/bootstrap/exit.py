@@ -143,7 +143,7 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        links.stop()
+        links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
         if _within_a_call():
             lib.ucch_lock()  # for good: the thread is to do nothing in libraries that are unloaded
