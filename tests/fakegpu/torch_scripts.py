@@ -315,6 +315,10 @@ refused(lambda: dist.all_gather_into_tensor(many, torch.ones(1)), ValueError, di
 tensor.fill(r)
 dist.all_reduce(tensor)
 assert (tensor.seen() == p * (p - 1) / 2).all(), r
+device, hosts = (group._comms[at].runner.members for at in (0, -1))
+assert device.channels and hosts.channels is None, "calls of the host need no streams"
+said = group.communicator.plan_summary()
+assert "queued" in said and " host: " in said, said
 print("right", flush=True)
 """
 
