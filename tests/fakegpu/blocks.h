@@ -159,14 +159,13 @@ HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
-void __tsan_read_range(void *at, unsigned long bytes) {
-    for (unsigned long i = 0; i < bytes; i += 4)
-        meet_memory((char *)at + i, 4, 0);
-}
-void __tsan_write_range(void *at, unsigned long bytes) {
-    for (unsigned long i = 0; i < bytes; i += 4)
-        meet_memory((char *)at + i, 4, 1);
-}
+#define RANGE_HOOK(kind, writes)                                                                                       \
+    void __tsan_##kind##_range(void *at, unsigned long bytes) {                                                        \
+        for (unsigned long i = 0; i < bytes; i += 4)                                                                   \
+            meet_memory((char *)at + i, 4, writes);                                                                    \
+    }
+RANGE_HOOK(read, 0)
+RANGE_HOOK(write, 1)
 void __tsan_init(void) {}
 void __tsan_func_entry(void *from) {}
 void __tsan_func_exit(void) {}
@@ -217,13 +216,17 @@ static void open_barrier(struct block *b) {
     if (!drawn(4 * running->blocks)) take_time(running->queue);
 }
 
-void __syncthreads(void) {
-    fiber *f = self;
-    struct block *b = f->in;
+/* This fiber does not go on by itself. */
+static void leave_ready(void) {
     unsigned i = 0;
-    while (running->ready[i] != f)
+    while (running->ready[i] != self)
         i++;
     running->ready[i] = running->ready[--running->n];
+}
+
+void __syncthreads(void) {
+    struct block *b = self->in;
+    leave_ready();
     if (++b->arrived == b->here) open_barrier(b);
     give_way();
 }
@@ -237,10 +240,7 @@ static void enter_kernel(unsigned low, unsigned high) {
     see_all(self);
     self->ended = 1;
     struct block *b = self->in;
-    unsigned i = 0;
-    while (running->ready[i] != self)
-        i++;
-    running->ready[i] = running->ready[--running->n];
+    leave_ready();
     if (--b->here && b->arrived == b->here) open_barrier(b);
     give_way();
 }
@@ -307,12 +307,15 @@ static int run_launch(queue *s, launch *l) {
 
 static int movers; /* kernels of several blocks that have moved messages */
 
-static const kernel *made_of(const char *source) {
+/* The kernel of a name, or of a source; NULL: there is none. */
+static const kernel *kernel_of(const char *name, const char *source) {
     const kernel *k = fakegpu_kernels;
-    while (k->name && strcmp(k->text, source) != 0)
+    while (k->name && strcmp(source ? k->text : k->name, source ? source : name) != 0)
         k++;
     return k->name ? k : NULL;
 }
+
+static const kernel *made_of(const char *source) { return kernel_of(NULL, source); }
 
 /* A kernel, and the image that it is read from. */
 typedef struct function {
@@ -350,22 +353,17 @@ static int runs_once(const launch *l) { return strstr("await post lane ring", l-
 static launch *again(const launch *l) { return memcpy(malloc(l->bytes), l, l->bytes); }
 
 static int find_kernel(void **out, const void *module, const char *name) {
-    for (const kernel *k = fakegpu_kernels; k->name; k++)
-        if (!strcmp(module, k->name)) {
-            function *f = malloc(sizeof(*f));
-            if (f) *f = (function){k, module, HIP}; /* HIP loads all of a module */
-            *out = f;
-            return strcmp(name, "ucch") ? INVALID_VALUE : f ? OK : OUT_OF_MEMORY;
-        }
-    return INVALID_VALUE;
+    const kernel *k = kernel_of(module, NULL);
+    function *f = k && !strcmp(name, "ucch") ? malloc(sizeof(*f)) : NULL;
+    if (f) *f = (function){k, module, HIP}; /* HIP loads all of a module */
+    *out = f;
+    return f ? OK : INVALID_VALUE;
 }
 
 /* Run a kernel here and now, on memory of any kind: 0, or it waits for what does not come. */
 int fakegpu_run(const char *name, unsigned blocks, unsigned threads, void **arguments, unsigned seed) {
-    const kernel *k = fakegpu_kernels;
-    while (k->name && strcmp(k->name, name) != 0)
-        k++;
-    launch *l = k->name ? new_launch(k, blocks, threads, arguments) : NULL;
+    const kernel *k = kernel_of(name, NULL);
+    launch *l = k ? new_launch(k, blocks, threads, arguments) : NULL;
     queue of = {.seed = seed};
     any_memory = 1;
     int status = l ? run_launch(&of, l) : INVALID_VALUE;

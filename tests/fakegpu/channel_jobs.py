@@ -57,7 +57,7 @@ JOBS = {
     "messages in graphs that differ": Job(
         graphs.UNLIKE_MESSAGES, _BROKEN, {"not waited for: CollectiveError": 2, "next: CollectiveError": 2},
     ),
-    "refused in graphs": Job(graphs.REFUSED, {"UCCH_TUNE": ""}, never="instead"),
+    "refused in graphs": Job(graphs.REFUSED, {"UCCH_TUNE": ""}),
     "a rank that does not replay": Job(
         graphs.BROKEN, _BROKEN | {"WAY": "missing"}, {"next: CollectiveError": 2, "not complete": 1},
     ),

@@ -310,17 +310,14 @@ static void first_launch(int *loaded) {
     if (lazy) load_kernel(loaded);
 }
 
-int fakegpu_fill(void *handle, float *data, size_t n, float value) {
-    static int loaded;
-    first_launch(&loaded);
-    return submit(handle, (work){.kind = FILL, .dst = data, .bytes = n * sizeof(float), .value = value});
-}
-
-int fakegpu_scale(void *handle, float *data, size_t n, float value) {
-    static int loaded;
-    first_launch(&loaded);
-    return submit(handle, (work){.kind = SCALE, .dst = data, .bytes = n * sizeof(float), .value = value});
-}
+#define ELEMENTWISE(name, what)                                                                                        \
+    int fakegpu_##name(void *handle, float *data, size_t n, float value) {                                             \
+        static int loaded;                                                                                             \
+        first_launch(&loaded);                                                                                         \
+        return submit(handle, (work){.kind = what, .dst = data, .bytes = n * sizeof(float), .value = value});          \
+    }
+ELEMENTWISE(fill, FILL)
+ELEMENTWISE(scale, SCALE)
 
 /* Memory of a case of a crew that is over: no work uses it any more, and nobody waits for that. */
 void fakegpu_forget(void *address) {

@@ -131,9 +131,6 @@ static int launch_graph(void *exec, void *handle) {
     return status ? status : submit(handle, (work){.kind = RECORD, .recording = done});
 }
 
-static int instantiate(void **exec, void *graph) {
-    *exec = graph;
-    return graph ? OK : INVALID_VALUE;
-}
-
 static int drop_graph(void *graph) { return graph ? OK : INVALID_VALUE; } /* kept, as launches may be under way */
+
+static int instantiate(void **exec, void *graph) { return *exec = graph, drop_graph(graph); }

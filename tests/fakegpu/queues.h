@@ -25,16 +25,12 @@ static queue *new_queue(void) {
     q->tail = &q->head;
     pthread_cond_init(&q->given, NULL);
     q->seed = ++made * 2654435761u;
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    int status = pthread_create(&q->thread, &attributes, worker, q);
-    pthread_attr_destroy(&attributes);
-    if (status) {
-        free(q);
-        return NULL;
+    if (!pthread_create(&q->thread, NULL, worker, q)) {
+        pthread_detach(q->thread);
+        return q;
     }
-    return q;
+    free(q);
+    return NULL;
 }
 
 /* A queue that nobody uses, a new one, or where there are too many the one with the fewest users. */

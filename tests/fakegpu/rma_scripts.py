@@ -50,7 +50,7 @@ def moved(into, source, ours, theirs, lengths):
 #: and counters, beside an allreduce.
 EVERY = COMMON
 EVERY += """
-N, M = 3_000_000, 100_000
+N, M = 8_000_000, 100_000  # shares are longer than slots
 comm, counter, share = Communicator(mpi), worker.counter(), N // p
 others, streams = [q for q in range(p) if q != r], []
 if gpu and os.environ["FAKEGPU_CONNECTIONS"] == "0":

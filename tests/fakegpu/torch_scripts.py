@@ -71,7 +71,7 @@ def write(tensor, value):
     tensor.fill(value) if tensor.dtype == torch.float32 else tensor.as_subclass(torch.Tensor).fill_(value)
 
 def end(works):
-    "Wait for them in any order; some are looked at until they have ended."
+    "Wait for them in any order; some are looked at before."
     for work in own.sample(works, len(works)):
         while own.random() < 0.3 and not work.is_completed():
             time.sleep(1e-4)
