@@ -1,4 +1,4 @@
-"""Thin Python classes over libucp: workers, endpoints, tagged messages and remote memory access."""
+"""Thin Python classes over libucp: workers, connections, tagged messages and remote memory access."""
 
 from __future__ import annotations
 

@@ -104,6 +104,7 @@ void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *h, const void *s
     uint32_t number = ++numbers & NUMBERS;
     int status = n && !peer->in && h->slot <= NUMBERS ? meet(peer, 1, n, said, bytes) : UCCH_FAIL_PATH;
     if (!status) status = carrier_new(peer, 1, n, h->slot, number);
+    if (status == UCCH_FAIL_PEER) peer->status = status;
     ucch_header met = {.what = UCCH_MET, .status = status, .count = (uint32_t)n, .slot = number};
     ucch_tell_locked(peer, met, status ? NULL : peer->at->reach, status ? 0 : peer->at->reach_bytes);
 }
@@ -116,6 +117,7 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
     if (!status) status = meet(peer, 0, n, said, bytes);
     if (!status) status = carrier_new(peer, 0, n, peer->number, h->slot);
     peer->lack = status;
+    if (status == UCCH_FAIL_PEER) peer->status = status; /* the next one has wires that are made anew */
 }
 
 /* True if the next slot may be filled: its data has been taken out there. */

@@ -266,6 +266,7 @@ static int come_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
     int come = peer->status ? UCCH_FAIL_PEER : peer->in ? ucch_carrier_come_locked(peer->in, s->piece) : 1;
     int status = come > 0 ? scatter_locked(s) : come;
+    if (come < 0) peer->status = UCCH_FAIL_PEER; /* nor does anything behind it, and both sides are to know */
     if (status) taken_locked(s, status);
     return come != 0;
 }
@@ -276,9 +277,10 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
     ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->slots[h->slot] : NULL;
     int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
-    if (!status && peer->in)
+    if (!status && peer->in) {
         status = ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
-    else if (!status && ucch_share_open(&peer->share, peer->pid, here.file))
+        if (status) peer->status = UCCH_FAIL_PEER;
+    } else if (!status && ucch_share_open(&peer->share, peer->pid, here.file))
         status = UCCH_FAIL_PATH;
     if (status) {
         ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = status};

@@ -97,6 +97,25 @@ def case_persistent_that_is_dropped(comm: Communicator) -> None:
     assert kept() is None and (into == comm.size).all()
 
 
+def case_persistent_that_is_dropped_under_way(comm: Communicator) -> None:
+    """It is released when its call ends, not with the communicator."""
+    data, into = np.ones(1000), np.zeros(1000)
+    kept, again = weakref.ref(data), comm.Allreduce_init(data, into)
+    last = comm.rank == comm.size - 1
+    if not last:
+        again.Start()
+        del again
+    comm.mpi.Barrier()
+    if last:
+        again.Start()
+        del again
+    del data
+    while under_way:
+        comm.Iprobe(tag=45)
+    gc.collect()
+    assert (into == comm.size).all() and kept() is None
+
+
 def case_dropped_in_cycles(comm: Communicator) -> None:
     """A cycle of objects is collected in no order: what is under way in one must not go before its end."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -72,17 +72,17 @@ def context_of_ucx() -> ucx.Context:
 
 @pytest.fixture
 def loop() -> Any:
-    """A UCX worker, and an endpoint to itself."""
+    """A UCX worker, and a connection to itself."""
     with context_of_ucx() as context:
         worker = context.worker()
-        endpoint = worker.connect(worker.address)
-        yield worker, endpoint
-        endpoint.close()
+        connection = worker.connect(worker.address)
+        yield worker, connection
+        connection.close()
         worker.close()
 
 
 def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
-    worker, endpoint = loop
+    worker, connection = loop
     rng = np.random.default_rng()
     into, data = np.full(100_000, 7, np.uint8), rng.integers(0, 255, 100_000, np.uint8)
     alive = weakref.ref(into)
@@ -90,19 +90,19 @@ def test_a_dropped_receive_keeps_its_memory(loop: Any) -> None:
     del into, message
     gc.collect()
     assert alive() is not None, "libucp still writes there"
-    sent = worker.send(endpoint, data, tag=3)
+    sent = worker.send(connection, data, tag=3)
     sent.wait()
     until(lambda: worker.progress() == 0 and (alive()[-100:] == data[-100:]).all())
-    worker.send(endpoint, b"", tag=4).wait()  # whatever is begun next lets go of what has ended
+    worker.send(connection, b"", tag=4).wait()  # whatever is begun next lets go of what has ended
     gc.collect()
     assert alive() is None
 
 
 def test_a_dropped_send_arrives(loop: Any) -> None:
-    worker, endpoint = loop
+    worker, connection = loop
     data = np.random.default_rng().integers(0, 255, 3_000_000, np.uint8)
     want = data.copy()
-    worker.send(endpoint, data, tag=5)
+    worker.send(connection, data, tag=5)
     del data
     gc.collect()
     into = np.full(want.size, 7, np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -25,6 +26,7 @@ from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.rma import channel as channels
+from ucc_hetero.rma import worker as workers
 from ucc_hetero.rma.channel import Channel, ChannelError
 from ucc_hetero.rma.endpoint import _lists
 from ucc_hetero.rma.request import _Watcher
@@ -218,9 +220,7 @@ anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
 )
-near = st.fixed_dictionaries(
-    {}, optional={"message": anything, "regions": anything, "gone": anything, "name": anything}
-)
+near = st.fixed_dictionaries({}, optional={"message": anything, "regions": anything, "name": anything})
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoin
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(called.address.removeprefix("unix://"))
         second = Channel(sock, SECRET, False)
-        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
+        second.send({"name": "second", "worker": calling.worker.address.hex()})
         assert "worker" in second.receive()
         assert second.receive() == {"ready": True}
         first.leave()
@@ -352,17 +352,90 @@ def test_regions_that_change_while_agents_meet_are_told(
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(called.address.removeprefix("unix://"))
         second = Channel(sock, SECRET, False)
-        second.send({"name": "second", "worker": calling.worker.address.hex(), "regions": {}})
-        assert set(second.receive()["regions"]) == {"anew", "taken back"}
+        second.send({"name": "second", "worker": calling.worker.address.hex()})
+        assert "worker" in second.receive()
         assert second.receive() == {"ready": True}
         called.publish("anew", after)
         called.withdraw("taken back")
-        second.send({"ready": True})
-        until(lambda: len(called.peers) == 2)
         called.publish("later", before)
-        assert second.receive() == {"regions": {"anew": after.descriptor.hex()}, "gone": ["taken back"]}
-        assert second.receive() == {"regions": {"later": before.descriptor.hex()}}
+        second.send({"ready": True})
+        assert second.receive() == {"regions": {"anew": after.descriptor.hex(), "later": before.descriptor.hex()}}
+        called.withdraw("anew")
+        assert second.receive() == {"regions": {"anew": None}}
         second.close()
+
+
+def test_more_is_published_than_a_message_or_a_socket_holds(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    """On both sides, before they connect: a ValueError, and its socket was left open."""
+    called, calling, _ = connected
+    with rma.Agent(calling.address + "2", SECRET) as third:
+        names = [f"{i:x<990}" for i in range(3000)]
+        for each in (called, third):
+            region = each.worker.register(np.full(8, 7, np.uint8))
+            for name in names:
+                each.publish(name, region)
+            with pytest.raises(ValueError, match="has 1000 at most"):
+                each.publish("x" * 1001, region)
+        peer = third.connect(called.address)
+        theirs = next(each for each in called.peers if each.name == third.name and each is not called.peers[0])
+        for side in (peer, theirs):
+            assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
+
+
+@pytest.fixture
+def by_tcp(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Processes take each other for those of other hosts; a function that has libucp lose all its connections."""
+    monkeypatch.setattr(workers, "_may_open", lambda process: False)
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    before = set(os.listdir("/proc/self/fd"))
+
+    def cut() -> None:
+        for file in set(os.listdir("/proc/self/fd")) - before:
+            with contextlib.suppress(OSError):  # it is closed by now, or was not connected
+                if os.readlink(f"/proc/self/fd/{file}").startswith("socket"):
+                    with socket.socket(fileno=os.dup(int(file))) as each:
+                        listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                        if each.family == socket.AF_INET and not listens:
+                            each.shutdown(socket.SHUT_RDWR)
+
+    return cut
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+def test_an_endpoint_that_libucp_gives_up_takes_the_connection_along(
+    by_tcp: Callable[[], None], connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer], is_one_sided: bool
+) -> None:
+    """On both sides, or where the other side has not heard of it. The next connection is a new one at once."""
+    called, calling, peer = connected
+    room = np.zeros(1000, np.uint8)
+    called.publish("room", called.worker.register(room))
+
+    def put(peer: rma.AgentPeer) -> None:
+        given = np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
+        peer.endpoint.put(calling.worker.register(given), peer.open("room")).Wait()
+        assert (room == given).all()
+
+    put(peer)
+    (theirs,) = called.peers
+    if is_one_sided:
+        random.choice([theirs, peer]).endpoint.lose()
+    else:
+        by_tcp()
+        with pytest.raises(PeerError):
+            while True:
+                put(peer)
+        until(lambda: not theirs.endpoint.alive)
+    again = calling.connect(called.address)
+    until(lambda: not (peer.alive or theirs.alive))
+    assert [each.endpoint for each in calling.peers] == [again.endpoint]
+    while True:
+        try:
+            return put(again)
+        except PeerError:  # a network thread had not seen yet that it has lost the other one
+            assert not is_one_sided
+            again = calling.connect(called.address)
 
 
 def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:

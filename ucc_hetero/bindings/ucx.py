@@ -1,9 +1,9 @@
-"""UCX from Python: a context, workers, endpoints and tagged messages, as thin as they come.
+"""UCX from Python: a context, workers, connections and tagged messages, as thin as they come.
 
 context = Context()
 worker = context.worker()
-endpoint = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
-worker.send(endpoint, data, tag=7).wait()
+connection = worker.connect(address_of_the_peer)   # peer.address, exchanged by any means
+worker.send(connection, data, tag=7).wait()
 
 One-sided transfers are :mod:`ucc_hetero.rma`'s.
 """
@@ -23,7 +23,7 @@ from . import quarantine
 from .handle import Handle, locked, memory
 from .ucc_enums import MemType
 
-__all__ = ["Context", "Endpoint", "Message", "Status", "Worker", "check", "status_name"]
+__all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "status_name"]
 
 TAG_FULL = (1 << 64) - 1
 
@@ -170,19 +170,19 @@ class Worker:
         #: The native sides of its messages, also of dropped ones.
         self._messages: WeakSet[Any] = WeakSet()
 
-    def connect(self, address: bytes) -> Endpoint:
-        """Make an endpoint.
+    def connect(self, address: bytes) -> Connection:
+        """Make a connection.
 
         Args:
             address: The peer's :attr:`address`.
 
         Returns:
-            Endpoint: The connection.
+            Connection: To the peer.
 
         Raises:
             LibraryError: If libucp refuses.
         """
-        return Endpoint(self, address)
+        return Connection(self, address)
 
     def progress(self) -> int:
         """Make one round of progress; returns how much happened."""
@@ -190,7 +190,7 @@ class Worker:
 
     def send(
         self,
-        endpoint: Endpoint,
+        connection: Connection,
         data: Any,
         tag: int,
         *,
@@ -201,7 +201,7 @@ class Worker:
         """Start to send a message.
 
         Args:
-            endpoint: To the receiver.
+            connection: To the receiver.
             data: A buffer, or an ``(address, bytes)`` pair.
             tag: The message's, of 64 bits.
             sync: True to finish only when it is matched.
@@ -218,7 +218,7 @@ class Worker:
         message = self._message()
         pointer, nbytes, message.keep = memory(data, writable=False)
         status = lib.ucch_send(
-            message.handle, self.handle, endpoint.handle, pointer, nbytes, tag, mem_type, sync, timeout
+            message.handle, self.handle, connection.handle, pointer, nbytes, tag, mem_type, sync, timeout
         )
         check("ucp_tag_send_nbx", status)
         return message
@@ -267,7 +267,7 @@ class Worker:
         return message
 
     def close(self) -> None:
-        """Release the worker, after its endpoints; receives that nothing has matched are taken back."""
+        """Release the worker, after its connections; receives that nothing has matched are taken back."""
         if self.handle:
             handle, self.handle = self.handle, None
             for message in list(self._messages):
@@ -280,7 +280,7 @@ class Worker:
             locked(lib.ucp_worker_destroy, handle)
 
 
-class Endpoint:
+class Connection:
     """A connection from a worker to a peer's worker."""
 
     def __init__(self, worker: Worker, address: bytes) -> None:

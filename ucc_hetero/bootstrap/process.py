@@ -69,7 +69,7 @@ class Process:
         #: What UCX has found when it began, which it goes by from then on.
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
         self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
-        self.endpoints: dict[str, ucx.Endpoint] = {}
+        self.connections: dict[str, ucx.Connection] = {}
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
 
@@ -114,12 +114,12 @@ class Process:
             self._fabrics[vendor, wanted] = fabric_of(vendor, wanted)
         return self._fabrics[vendor, wanted]
 
-    def endpoint(self, facts: Facts, rank: int, peer: int) -> ucx.Endpoint:
+    def connection(self, facts: Facts, rank: int, peer: int) -> ucx.Connection:
         """The connection to another process, made at first use; ``PeerError`` where there is none to be had."""
-        found = self.endpoints.get(facts.process)
+        found = self.connections.get(facts.process)
         if found is None:
             try:
-                found = self.endpoints[facts.process] = self.worker.connect(facts.address)
+                found = self.connections[facts.process] = self.worker.connect(facts.address)
             except LibraryError as error:  # it died before the first message to it, and its memory is gone
                 raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
         return found
@@ -135,13 +135,13 @@ class Process:
         for _ in range(2):
             lib.ucch_progress_once()
             lib.ucch_discard_all(self.worker.handle, 0, 0)
-            for endpoint in self.endpoints.values():
+            for connection in self.connections.values():
                 with suppress(UCCHError):
-                    endpoint.flush().wait(1.0)
+                    connection.flush().wait(1.0)
 
     def close(self) -> None:
         """Release everything; contexts must be gone, and all that was sent must be there."""
-        self.endpoints.clear()  # the worker takes them along
+        self.connections.clear()  # the worker takes them along
         self.worker.close()
         self.ucx.close()
         for library in self._libs.values():
@@ -318,9 +318,10 @@ class Job:
             everyones: The numbers of what each of them has spare.
             number: Of something new.
         """
-        common = set(everyones[0]).intersection(*everyones[1:])
-        for each in sorted(common):
-            if each in self.spare and self.spare[each].members == members:
+        first, *others = everyones
+        for each in first:  # in one order on all of them
+            found = self.spare.get(each)
+            if found is not None and found.members == members and all(each in other for other in others):
                 return each, self.spare.pop(each)
         return number, Spare(members, {}, None)
 
@@ -429,7 +430,7 @@ def offer() -> tuple[str, ...]:
 
 def spare(of: Job | None = None) -> tuple[int, ...]:
     """Numbers by which there is something for a communicator of certain ranks: of a job, or of all."""
-    return tuple([number for job in ([of] if of else _jobs) for number in tuple(job.spare)][-MOST_SPARE:])
+    return tuple(of.spare if of else [number for job in _jobs for number in tuple(job.spare)])[-MOST_SPARE:]
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:

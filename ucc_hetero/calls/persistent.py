@@ -64,6 +64,13 @@ class PersistentRequest(Request):
             self._free()
         super().__del__()
 
+    def _drop(self) -> None:
+        """Leave a call that is under way to the end that releases it, too."""
+        if self._call is not None:
+            free, self._free = self._free, nothing
+            self.at_end(lambda failed: free())
+        super()._drop()
+
     def _part_from(self, owner: object) -> None:
         """Become unusable if the call is one of ``owner``'s."""
         if self._owner is owner:

@@ -253,9 +253,9 @@ class Lowering:
         job = self.teams.job
         if member == 0:
             peer = self.teams.members[receiver]
-            endpoint = job.process.endpoint(job.facts[peer], job.rank, peer)
+            connection = job.process.connection(job.facts[peer], job.rank, peer)
             return {
-                "kind": lib.UCCH_STEP_SEND, "ep": endpoint.handle, "tag": tag, "src": span, "peer": receiver
+                "kind": lib.UCCH_STEP_SEND, "ep": connection.handle, "tag": tag, "src": span, "peer": receiver
             }  # fmt: skip
         worker = job.process.worker.handle
         return {"kind": lib.UCCH_STEP_RECV, "worker": worker, "tag": tag, "dst": span, "peer": sender}

@@ -218,7 +218,7 @@ class Messages:
         endpoint = self._endpoints[dest]
         if endpoint is None:
             facts = self.state.members.facts[dest]
-            endpoint = self._endpoints[dest] = self.process.endpoint(facts, self.rank, dest).handle
+            endpoint = self._endpoints[dest] = self.process.connection(facts, self.rank, dest).handle
             if facts.host.memory != self.process.host.memory:
                 # A send over a network is complete when it is in our socket's buffer, which the progress thread
                 # empties.

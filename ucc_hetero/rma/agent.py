@@ -14,7 +14,7 @@ import queue
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from .. import log
 from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout, PeerError
-from .channel import PATIENCE, Channel, ChannelError, Listener, call, keep_alive
+from .channel import MOST, PATIENCE, Channel, ChannelError, Listener, call, keep_alive
 from .endpoint import Endpoint, Target
 from .region import Region
 from .wire_format import Address, FormatError
@@ -31,6 +31,8 @@ from .worker import Worker
 
 #: Messages at most that were not taken: their sender waits then.
 _MESSAGES = 10_000
+#: Characters of a region's name at most.
+_NAME = 1000
 
 
 class Certificates(NamedTuple):
@@ -71,7 +73,7 @@ class AgentPeer:
     Attributes:
         name: The other agent's.
         endpoint: For transfers with it.
-        alive: False once the connection has ended.
+        alive: False once the connection has ended, as it does within a second where libucp has given the endpoint up.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, channel: Channel) -> None:
@@ -80,6 +82,9 @@ class AgentPeer:
         self._regions: dict[str, bytes] = {}
         self.alive = True
         self.ready = False  # until both sides know each other
+        #: What it was told to be published, and the lock with which it is told.
+        self.told: dict[str, Region] = {}
+        self.telling = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<AgentPeer {self.name!r}{'' if self.alive else ', which is gone'}>"
@@ -91,6 +96,7 @@ class AgentPeer:
             message: Anything that JSON can say, up to 1 MiB.
 
         Raises:
+            ValueError: If it is longer.
             PeerError: If the peer is gone.
         """
         try:
@@ -121,12 +127,11 @@ class AgentPeer:
             descriptor = self._regions[name]
         return self.endpoint.open(descriptor, timeout)
 
-    def published(self, regions: dict[str, bytes], gone: list[str]) -> None:
-        """Note what the peer publishes and withdraws."""
+    def published(self, regions: dict[str, bytes | None]) -> None:
+        """Note what the peer publishes, and withdraws: None."""
         with self._changed:
-            self._regions |= regions
-            for name in gone:
-                self._regions.pop(name, None)
+            now = self._regions | regions
+            self._regions = {name: descriptor for name, descriptor in now.items() if descriptor is not None}
             self._changed.notify_all()
 
     def leave(self) -> None:
@@ -202,14 +207,10 @@ class Agent(Handle):
                 host = urlsplit(address).hostname or "localhost"
                 sock.settimeout(PATIENCE)
                 sock = self._tls.context(False).wrap_socket(sock, server_hostname=host)
+            peer = self._meet(sock, server=False)
         except OSError as error:
             raise ChannelError(f"{address}: {error}") from None
-        try:
-            peer = self._meet(sock, server=False)
-        except ChannelError as error:
-            sock.close()
-            raise ChannelError(f"{address}: {error}") from None
-        self._listener.start(self._read, peer)
+        self._tell(peer)
         return peer
 
     def publish(self, name: str, region: Region) -> None:
@@ -218,10 +219,15 @@ class Agent(Handle):
         Args:
             name: For :meth:`AgentPeer.open`.
             region: A region of this agent's worker.
+
+        Raises:
+            ValueError: If the name has more than 1,000 characters.
         """
+        if len(name) > _NAME:
+            raise ValueError(f"name: {len(name)} characters, and a region's name has {_NAME} at most")
         with self._lock:
             self._regions[name] = region
-        self._tell_all({"regions": {name: region.descriptor.hex()}})
+        self._tell_all()
 
     def withdraw(self, name: str) -> None:
         """Take a published region back, and close it.
@@ -235,7 +241,7 @@ class Agent(Handle):
         """
         with self._lock:
             region = self._regions.pop(name)
-        self._tell_all({"gone": [name]})
+        self._tell_all()
         region.close()
 
     def receive(self, timeout: float | None = None) -> tuple[AgentPeer, Any]:
@@ -273,43 +279,37 @@ class Agent(Handle):
         if self._tls is not None:
             sock.settimeout(PATIENCE)
             sock = self._tls.context(True).wrap_socket(sock, server_side=True)
+        return partial(self._tell, self._meet(sock, server=True))
+
+    def _meet(self, sock: socket.socket, server: bool) -> AgentPeer:
+        """Prove, be convinced, and exchange addresses; from then on a thread reads."""
         try:
-            return partial(self._read, self._meet(sock, server=True))
+            keep_alive(sock)
+            self._end_lost()
+            channel = Channel(sock, self._secret, server)
+            channel.send({"name": self.name[:200], "worker": self.worker.address.hex()})
+            peer = self._join(*_introduction(channel.receive()), channel)
         except BaseException:
             sock.close()
             raise
-
-    def _meet(self, sock: socket.socket, server: bool) -> AgentPeer:
-        """Prove, be convinced, and exchange addresses; a thread is to read then."""
-        keep_alive(sock)
-        channel = Channel(sock, self._secret, server)
-        with self._lock:
-            regions = self._published()
-        channel.send({"name": self.name, "worker": self.worker.address.hex(), "regions": regions})
-        name, address, theirs = _introduction(channel.receive())
-        peer = self._join(name, address, channel)
         try:
             # Both know each other before either uses the other.
             channel.send({"ready": True})
             if channel.receive() != {"ready": True}:
                 raise ChannelError("the other side is not ready")
-            channel.settle()
-            peer.published(theirs, [])
-            with self._lock:  # what changes from here on is told behind this
-                peer.ready = True
-                now = self._published()
-                fresh = {name: each for name, each in now.items() if regions.get(name) != each}
-                gone = [name for name in regions if name not in now]
-                if fresh or gone:
-                    channel.send({"regions": fresh, "gone": gone})
+            channel.settle(lambda: peer.endpoint.alive)
+            peer.ready = True
+            self._listener.start(self._read, peer)
         except BaseException:
             self._part(peer)
             raise
         return peer
 
-    def _published(self) -> dict[str, str]:
-        """Descriptors of the regions that are published now, by name."""
-        return {name: region.descriptor.hex() for name, region in self._regions.items()}
+    def _end_lost(self) -> None:
+        """End connections whose endpoints libucp has given up, before one that is made anew could share such an end."""
+        for peer in self.peers:
+            if not peer.endpoint.alive:
+                peer.leave()
 
     def _join(self, name: str, address: bytes, channel: Channel) -> AgentPeer:
         """Add a connection, with an endpoint that is shared by those with the same peer.
@@ -357,30 +357,48 @@ class Agent(Handle):
         if "message" in said:
             self._inbox.put((peer, said["message"]))
         else:
-            peer.published(_regions(said.get("regions", {})), _names(said.get("gone", [])))
+            peer.published(_regions(said.get("regions", {})))
 
-    def _tell_all(self, said: Any) -> None:
+    def _tell(self, peer: AgentPeer) -> None:
+        """Tell a peer what was published and withdrawn since it was told last, while it reads, and we do: that may be
+        more than sockets hold."""
+        with peer.telling, suppress(ChannelError):
+            with self._lock:
+                before, peer.told = peer.told, dict(self._regions)
+            news: dict[str, Region | None] = dict.fromkeys(before.keys() - peer.told.keys())
+            news |= {name: region for name, region in peer.told.items() if before.get(name) is not region}
+            for part in _parts(news):
+                peer.channel.send({"regions": part})
+
+    def _tell_all(self) -> None:
         for peer in self.peers:
-            with suppress(ChannelError):
-                peer.channel.send(said)
+            self._tell(peer)
 
 
-def _introduction(said: Any) -> tuple[str, bytes, dict[str, bytes]]:
+def _parts(news: dict[str, Region | None]) -> Iterator[dict[str, str | None]]:
+    """Regions by name as JSON can say them, in parts that each fit into a message."""
+    part: dict[str, str | None] = {}
+    size = 0
+    for name, region in news.items():
+        part[name] = None if region is None else region.descriptor.hex()
+        size += 12 * len(name) + len(part[name] or "")  # characters of JSON at most
+        if size > MOST // 2:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
+
+
+def _introduction(said: Any) -> tuple[str, bytes]:
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
         raise ChannelError("the other side does not introduce itself")
-    return said["name"][:200], _bytes(said.get("worker")), _regions(said.get("regions"))
+    return said["name"][:200], _bytes(said.get("worker"))
 
 
-def _regions(said: Any) -> dict[str, bytes]:
+def _regions(said: Any) -> dict[str, bytes | None]:
     if not isinstance(said, dict):
         raise ChannelError("the regions are not a JSON object")
-    return {name: _bytes(value) for name, value in said.items()}
-
-
-def _names(said: Any) -> list[str]:
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise ChannelError("a list of names is not a list of texts")
-    return said
+    return {name: None if value is None else _bytes(value) for name, value in said.items()}
 
 
 def _bytes(said: Any) -> bytes:

@@ -59,6 +59,7 @@ class Channel:
         self._sent = self._received = 0
         self._read = b""
         self._until: float | None = time.monotonic() + PATIENCE
+        self._goes_on: Callable[[], bool] = lambda: True
         sock.setblocking(False)
         mine = os.urandom(32)
         self._write(_HELLO.pack(b"UCHA", VERSION, mine))
@@ -95,9 +96,10 @@ class Channel:
             return True
         return bool(poll.poll(0))
 
-    def settle(self) -> None:
-        """Wait for messages as long as they take, from now on."""
+    def settle(self, goes_on: Callable[[], bool] | None = None) -> None:
+        """Wait for messages as long as they take, from now on; but once a second ask if ``goes_on`` is still true."""
         self._until = None
+        self._goes_on = goes_on or self._goes_on
 
     def send(self, message: Any) -> None:
         """Send what JSON can say, 1 MiB at most."""
@@ -170,6 +172,8 @@ class Channel:
         left = 1.0 if self._until is None else self._until - time.monotonic()
         if left <= 0:
             raise ChannelError(f"the other side has not proved and introduced itself in {PATIENCE:g} s")
+        if not self._goes_on():
+            raise ChannelError("libucp has given the peer up")
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLOUT if writes else select.POLLIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence, Set
 
 from .. import env, log
@@ -37,6 +38,8 @@ _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "RNDV_THR
 #: Over 25 Gbit/s a step of FSDP2 took 0.92 to 0.95 s with these, 0.95 to 1.14 with the kernel's, and NCCL's 0.93.
 _WINDOW = 1 << 20
 
+#: Held while wires are made: two workers of rma, or communicators, may ask for them at the same time.
+_making = threading.Lock()
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
 _ports: tuple[str, ...] = ()
@@ -95,20 +98,21 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
     Fewer, or none, where UCX cannot make them.
     """
     global _pid
-    if _pid != os.getpid():
-        _contexts.clear()
-        _addresses.clear()
-        _pid = os.getpid()
-    try:
-        # Once one could not be made, none is tried again: each that sends is followed by one that receives.
-        while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
-            devices = _devices_of(len(_addresses))
-            cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
-            sender, receiver = _open(devices, cores), _open(devices, cores)
-            _addresses.append((_address(sender), _address(receiver)))
-    except LibraryError as error:
-        log.log("net").warning("no network threads for calls between hosts: %s", error)
-    return tuple(_addresses)
+    with _making:
+        if _pid != os.getpid():
+            _contexts.clear()
+            _addresses.clear()
+            _pid = os.getpid()
+        try:
+            # Once one could not be made, none is tried again: each that sends is followed by one that receives.
+            while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
+                devices = _devices_of(len(_addresses))
+                cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
+                sender, receiver = _open(devices, cores), _open(devices, cores)
+                _addresses.append((_address(sender), _address(receiver)))
+        except LibraryError as error:
+            log.log("net").warning("no network threads for calls between hosts: %s", error)
+        return tuple(_addresses)
 
 
 def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
