@@ -169,13 +169,6 @@ def test_two_clusters_at_once(emulate: Callable[..., Cluster]) -> None:
     assert [(result.returncode, len(result.stdout.split())) for result in results] == [(0, 4), (0, 4)]
 
 
-def test_mpirun_through_real_ssh(ssh_cluster: Cluster) -> None:
-    agent = ssh_cluster.hosts[0].env["PRTE_MCA_plm_ssh_agent"].split()
-    assert read(ssh_cluster, 0, *agent, "node1", "hostname") == "node1"
-    result = ssh_cluster.mpirun([sys.executable, "-c", ALLREDUCE], check=True)
-    assert result.stdout.split() == ["node0", "node0", "node1", "node1"]
-
-
 def links_of_this_machine() -> list[str]:
     return sorted(os.listdir("/sys/class/net"))
 

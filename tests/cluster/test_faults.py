@@ -63,8 +63,8 @@ def test_a_connection_that_breaks_in_the_middle(
 
     libucp drops a broken connection in silence where its sender has nothing more to send: calls then end at their time.
     """
-    here, library, seed = Path(__file__).parent, tmp_path / "broken_receive.so", random.randrange(10**6)
-    compiled(library, "-O1", "-shared", "-fPIC", here / "broken_receive.c", "-ldl")
+    here, library, seed = Path(__file__).parent, tmp_path / "broken.so", random.randrange(10**6)
+    compiled(library, "-O1", "-shared", "-fPIC", here / "broken_read.c", "-ldl")
     hosts, slots = random.choice([(3, 1), (3, 2), (4, 1)])
     env = {
         "UCX_MEM_MMAP_HOOK_MODE": "none",
@@ -72,8 +72,8 @@ def test_a_connection_that_breaks_in_the_middle(
         "OMPI_MCA_pml": "ob1",
         "UCCH_TIMEOUT": "20",
     }
-    job_file, preload = str(here / "broken_receive_job.py"), f"LD_PRELOAD={library}"
-    words = ["env", preload, sys.executable, job_file, str(library), str(seed)]
+    job_file, preload = str(here / "broken_read_job.py"), f"LD_PRELOAD={library}"
+    words = ["env", preload, sys.executable, job_file, str(library), str(seed), "200000", "3", "0.5"]
     job = emulate(hosts=hosts, slots=slots, rate="none").mpirun(words, env=env, options=ulfm, timeout=120)
     said = f"seed {seed}, {hosts} x {slots}\n{job.stdout}{job.stderr}"
     assert job.stdout.count("right: rank") == hosts * slots, said

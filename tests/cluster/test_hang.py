@@ -33,6 +33,7 @@ def test_a_rank_that_is_alone_on_its_host(
 
 @pytest.mark.usefixtures("libraries")
 def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path, room: int, appear: Any) -> None:
+    """Processes are asked, and go on. One that is stopped cannot answer, and its memory is read all the same."""
     cluster, stays = emulate(hosts=2, slots=[2, 1]), tmp_path / "stays"
 
     def job() -> None:
@@ -43,15 +44,22 @@ def test_a_rank_of_another_host(emulate: Callable[..., Cluster], tmp_path: Path,
     threading.Thread(target=job, daemon=True).start()
     appear([stays], [])
     doctor = [sys.executable, "-m", "ucc_hetero.launch.doctor", "hang", "--json"]
-    until, said = time.monotonic() + 60 * room, ""
-    while "hold_the_interpreter" not in said:
-        assert time.monotonic() < until, said
-        answer = cluster.mpirun(doctor, np=2, options=["--map-by", "ppr:1:node"], timeout=60)
-        said = answer.stdout
-        time.sleep(0.5)
-    found: list[dict[str, Any]] = [each for each in json.loads(said)["findings"] if each["level"] == "error"]
+
+    def ask(words: str) -> list[dict[str, Any]]:
+        until, said = time.monotonic() + 60 * room, ""
+        while words not in said:
+            assert time.monotonic() < until, said
+            said = cluster.mpirun(doctor, np=2, options=["--map-by", "ppr:1:node"], timeout=60).stdout
+        return [each for each in json.loads(said)["findings"] if each["level"] == "error"]
+
+    found = ask("hold_the_interpreter")
     assert len(found) == 1 and found[0]["code"] == "hang-missing"
     assert found[0]["text"].startswith(
         "rank 2 has not called allreduce float32[1024] SUM, call 3001, in which ranks 0-1 wait"
     )
+    stopped = (tmp_path / "stays.pid").read_text()
+    cluster.run(["kill", "-STOP", stopped], host=1, check=True)
+    ask("its process is stopped by a signal; it is in user code")
+    said = cluster.run([*doctor, stopped, "99999"], host=1).stdout
+    assert f"1 rank(s) on {cluster.hosts[1].name}" in said and "process 99999: there is none" in said
     cluster.kill_all()

@@ -1,7 +1,6 @@
 """Jobs of several emulated hosts: who uses which port, devices, and clocks."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from device_scripts import COLLECTIVES, OWN_QUEUES, STREAMS
 
 from ucc_hetero.launch import emulated_host
 from ucc_hetero.launch.emulate import Cluster
+
+from ..mpi import test_timeline
 
 SUMS = """
 import os
@@ -100,30 +101,16 @@ def test_devices_of_two_hosts(on_crew: Callable[..., Any], script: str, layout: 
     on_crew(script, layout, 2, 2, UCCH_TUNE="", FAKEGPU_DELAY_US="200", UCCH_TIMEOUT="200", **env)
 
 
-TRACED = """
-import numpy as np
-from ucc_hetero import Communicator
-comm = Communicator()
-x = np.ones(1 << 16, np.float32)
-y = np.empty_like(x)
-for _ in range(3):
-    comm.Allreduce(x, y)
-"""
-
-
 def test_clocks_of_two_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    script, path = tmp_path / "job.py", tmp_path / "t.json"
-    script.write_text(TRACED)
-    done = cluster.mpirun(
-        [sys.executable, str(script)],
-        env={"UCCH_TRACE": str(path), "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-        options=["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"],
-        timeout=100,
-    )
+    """One file of all ranks shows the phases of calls, and the rank that was late, as one clock has it."""
+    path = tmp_path / "new" / "t.json"
+    env = test_timeline.FOUR | {"UCCH_TRACE": str(path)}
+    options = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]
+    done = cluster.mpirun([sys.executable, "-c", test_timeline.JOB], env=env, options=options, timeout=100)
     assert done.returncode == 0, done.stderr
-    trace = json.loads(path.read_text())
-    facts = trace["otherData"]
+    assert [each.name for each in path.parent.iterdir()] == ["t.json"]
+    test_timeline.judge(test_timeline.spans(path))
+    facts = json.loads(path.read_text())["otherData"]
     assert [facts["clock uncertainty us"][r] == 0 for r in "0123"] == [True, True, False, False]
     for rank in "23":
         assert abs(facts["clock offset us"][rank]) <= facts["clock uncertainty us"][rank] + 0.001
-    assert {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"} >= {"call", "island", "bridge"}

@@ -1,6 +1,7 @@
 """A job in which a rank hangs, or calls something else: FAULT SECONDS [FILE].
 
-The seconds are those that the others wait for; the file is there once all are where they stay.
+The seconds are those that the others wait for; the file is there once all are where they stay, and beside it one with
+the number of the process that hangs.
 """
 
 import os
@@ -27,6 +28,8 @@ def load_batch() -> None:
 
 
 def hold_the_interpreter() -> None:
+    if sys.argv[3:]:
+        Path(f"{sys.argv[3]}.pid").write_text(str(os.getpid()))
     met()
     re.match("(a+)+$", "a" * 40 + "b")
 

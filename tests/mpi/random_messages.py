@@ -97,10 +97,12 @@ class Dice:
         return self.pool[message.first :][: message.count]
 
     def memory(self, count: int, device: bool = False) -> Any:
-        """Memory on the device, or wherever, with gaps as well."""
+        """Memory on the device, or wherever, with gaps as well, or at the beginning of a longer array."""
         if ON_DEVICES and (device or not self.rarely()):
             return Array(count)
-        return np.empty(count, np.float32) if device or not self.rarely() else np.empty((count, 2), np.float32)[:, 0]
+        if device or not self.rarely():
+            return np.empty(count + 3, np.float32)[:count]
+        return np.empty((count, 2), np.float32)[:, 0]
 
     def filled(self, message: Sent, device: bool = False) -> Any:
         made = self.memory(message.count, device)
@@ -122,6 +124,7 @@ class Dice:
             if n > 1 and not memory.flags.c_contiguous:
                 return memory
             forms += [memoryview(memory), memory.view(np.int32), [memory.view("u1"), 4 * n, MPI.BYTE]]
+            forms += [[memory.base, n], [memory.base, n, MPI.FLOAT]]
             forms += [memory.view("c8") for _ in range(n % 2 == 0)]
         return self.pick(forms)
 

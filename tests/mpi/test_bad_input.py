@@ -25,27 +25,6 @@ except UCCHError as error:
 """
 
 
-MIXED = "nvidia:2,amd:2"
-
-
-@pytest.mark.parametrize("what", ["arguments", "order", "mismatches", "given_up", "absent"])
-def test_mistakes(crew, what: str) -> None:
-    vendors = random.choice(["", MIXED])
-    env = {"UCCH_TIMEOUT": "1000"}  # what waits for that is killed before
-    crew(f"bad_input_cases:{what}", 4, env=env, layout=vendors, timeout=150)
-
-
-def test_a_call_that_failed_is_no_call_that_a_rank_is_in(crew) -> None:
-    crew("bad_input_cases:in_no_other_call", 2, env={"UCCH_TIMEOUT": "0.5"}, timeout=150)
-
-
-@pytest.mark.parametrize(("ranks", "vendors"), [(2, ""), (3, "nvidia:2,amd:1")])
-def test_random_mistakes(crew, ranks: int, vendors: str) -> None:
-    """A mistake that one rank makes ends the communicator on all, one that all make ends nothing."""
-    job = crew("tests/mpi/refusal_cases.py", ranks, args=["25"], env={"UCCH_TIMEOUT": "300"}, layout=vendors)
-    assert "mistakes told" in job.stdout, job.output
-
-
 def fake_library(compiled: Callable[..., Path], library: Path, version: str, *, without: str = "") -> None:
     """A library with libucc's functions, which do nothing, and a version of its own."""
     table = (ROOT / "cffi_build" / "abi" / "symbols.h").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from .scripts import HEAD, NEVER
 
-HERE = Path(__file__).parent
+CLUSTER = Path(__file__).parents[1] / "cluster"
 
 HEAD += """
 def right(comm):
@@ -194,34 +194,11 @@ def test_what_was_not_received_is_not_passed_on(
 
     No rank dies here: survivors make the connections that came to nothing anew all the same.
     """
-    script = """
-import ctypes
-
-world, n, draw = MPI.COMM_WORLD, 50_000, np.random.default_rng(SEED)
-for _ in range(8):
-    data, nth = draw.random((4, n)), int(draw.integers(1, 4))
-    for _ in range(2):
-        comm.Allgather(data[rank], np.empty(4 * n))  # peers' memory is known from here on
-    got = np.full((4, n), np.nan)
-    world.Barrier()
-    if rank == 2:
-        ctypes.CDLL(None).unreadable(nth)
-    try:
-        comm.Allgather(data[rank], got)
-    except u.CollectiveError:
-        pass
-    else:
-        assert np.array_equal(got, data), f"wrong data on rank {rank}, read {nth} of rank 2 failed"
-    ctypes.CDLL(None).unreadable(0)
-    old, comm = comm, comm.Shrink()
-    old.Free()
-print("right", flush=True)
-"""
-    library = compiled(tmp_path / "unreadable.so", "-O1", "-shared", "-fPIC", HERE / "unreadable.c", "-ldl")
+    library = compiled(tmp_path / "broken.so", "-O1", "-shared", "-fPIC", CLUSTER / "broken_read.c", "-ldl")
     env = {"UCCH_EMULATE": "nvidia:2,amd:2", "LD_PRELOAD": str(library), "UCCH_TIMEOUT": "100"}
-    seed = f"SEED = {random.randrange(10**6)}\n"
-    job = mpirun(HEAD + seed + script, 4, env=env, mpi_args=ulfm)
-    assert len(re.findall("^right$", job.stdout, re.M)) == 4, seed + job.output
+    args = [str(library), str(random.randrange(10**6)), "50000", "16", "100"]
+    job = mpirun(CLUSTER / "broken_read_job.py", 4, args=args, env=env, mpi_args=ulfm)
+    assert job.said("right: rank") == 4, (args, job.output)
 
 
 @pytest.mark.parametrize(("prefix", "when"), [("UCCHN", "at first"), ("UCCHB", "shrink")])

@@ -1,18 +1,12 @@
 """``ucch-doctor hang`` on real jobs, after they have failed and while they hang."""
 
 import json
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ucc_hetero.launch.doctor import records
 from ucc_hetero.launch.doctor.__main__ import main
 
 Run = Callable[..., Any]
@@ -47,52 +41,6 @@ def test_after_a_failure(
     gone = 1 if fault == "dead" else None
     left = {int(path.name.split(".")[1]) for path in folder.iterdir()}
     assert left == {0, 1, 2, 3} - {gone}, (left, job.output)
-
-
-def pids_with(setting: str) -> list[int]:
-    """Processes that can be asked and have a variable set so: other tests' jobs run beside this one's."""
-    found = []
-    for pid in records.processes():
-        with suppress(OSError):
-            if setting.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
-
-
-def test_a_job_that_hangs(mpirun: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int) -> None:
-    """Its processes are asked; it goes on. A stopped process cannot answer, and its memory is read all the same."""
-    environment = {"UCCH_FLIGHT": str(tmp_path / "records")}
-    job = threading.Thread(
-        target=lambda: mpirun(JOB, 4, args=["gil", "1000"], env=environment, check=False, cold=True), daemon=True
-    )
-    job.start()
-    pids: set[int] = set()
-
-    def ask(pattern: str) -> list[dict[str, Any]]:
-        until = time.monotonic() + 60 * room
-        while True:
-            found, _ = records.from_processes(pids_with(f"UCCH_FLIGHT={tmp_path / 'records'}"))
-            pids.update(dump.about["pid"] for dump in found)
-            if len(found) == 4 and all(len(d.records) and d.records["seq"][-1] == 3001 - (d.rank == 2) for d in found):
-                main(["hang", "--json", *map(str, pids)])
-                said: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["findings"]
-                if any(pattern in each["text"] for each in said):
-                    return said
-            assert time.monotonic() < until, found
-            time.sleep(0.2)
-
-    try:
-        said = ask("in hold_the_interpreter")
-        missing = [each["text"] for each in said if each["level"] == "error"]
-        assert len(missing) == 1 and missing[0].startswith(f"rank 2 has not called {SUM}, call 3001"), said
-        stopped = next(d.about["pid"] for d in records.from_processes(sorted(pids))[0] if d.rank == 2)
-        os.kill(stopped, signal.SIGSTOP)
-        assert "its process is stopped by a signal; it is in user code" in str(ask("stopped by a signal"))
-    finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        job.join(60)
 
 
 DEAF = """

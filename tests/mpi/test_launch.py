@@ -73,14 +73,6 @@ def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"{r} {r} 3 nvidia:2,amd:1 a b" for r in range(3)]
 
 
-def test_first_failure_is_said_last(ucch_run: Run) -> None:
-    script = "import os, sys, time; r = os.environ['RANK']; time.sleep(1000 * (r != '1')); sys.exit('the cause')"
-    done = ucch_run("-np", "2", *python(script))
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == ["ucch-run: its last lines were:", "    the cause"]
-    assert "ucch-run: rank 1 on " in done.stderr.splitlines()[-3]
-
-
 def test_statuses(ucch_run: Run) -> None:
     for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))

@@ -1,4 +1,4 @@
-"""Messages over UCX under a real mpirun: matching, order, sizes, probes, failures, interruptions, dead peers."""
+"""Messages under a real mpirun: failures, interruptions, dead peers, sizes. What rules they follow: test_cases.py."""
 
 import os
 import random
@@ -203,17 +203,6 @@ print("end", flush=True)
 os._exit(0)  # MPI_Finalize would wait for the dead
 """, 2, {"^end": 1}, head=HEAD),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("ranks", "layout", "job"), [
-    (2, "", {}), (4, "nvidia:2,amd:2", {}),
-    # Sockets instead of shared memory: other protocols, other borders between them.
-    (3, "nvidia:1,amd:2", {"UCX_TLS": "tcp,self"}),
-], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
-def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
-    env = {"UCCH_TIMEOUT": "200"}
-    done = crew("cases:run_module", ranks, args=["message_cases"], layout=layout, job=job, env=env, timeout=150)
-    assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
 @pytest.mark.parametrize("name", ON_A_CREW)

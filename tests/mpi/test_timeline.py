@@ -45,11 +45,8 @@ def spans(path: Path) -> list[dict[str, Any]]:
     return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
 
 
-def test_a_good_job(mpirun: Run, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "t.json"
-    mpirun(JOB, n=4, env=FOUR | {"UCCH_TRACE": str(path)}, timeout=120)
-    assert [p.name for p in path.parent.iterdir()] == ["t.json"]
-    events = spans(path)
+def judge(events: list[dict[str, Any]]) -> None:
+    """The phases of its first call, its communicators, and who came last; on two hosts: tests/cluster/test_jobs.py."""
     first = [e for e in events if e["args"]["call"] == 1 and e["args"].get("of", "").startswith("allreduce")]
     for rank in range(4):
         mine = {

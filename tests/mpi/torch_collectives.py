@@ -229,19 +229,3 @@ def messages() -> None:
     dist.group.WORLD.send([torch.ones(3)], R, 9).wait()
     work.wait()
     same(to_self, torch.ones(3))
-
-
-@case
-def objects() -> None:
-    out: list[Any] = [None] * N
-    dist.all_gather_object(out, {"rank": R, "text": "x" * R})
-    assert out == [{"rank": r, "text": "x" * r} for r in range(N)]
-    things: list[Any] = [R, None] if R == 1 else [None, None]
-    dist.broadcast_object_list(things, src=1)
-    assert things == [1, None]
-    got: list[Any] = [None]
-    dist.scatter_object_list(got, [f"for {r}" for r in range(N)] if R == 0 else None, src=0)
-    assert got == [f"for {R}"]
-    everything: Any = [None] * N if R == 0 else None
-    dist.gather_object(R * R, everything, dst=0)
-    assert R or everything == [r * r for r in range(N)]

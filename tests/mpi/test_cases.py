@@ -1,0 +1,88 @@
+"""Modules and functions of cases, on the ranks and layouts of vendors that they are about, on one host.
+
+Random calls are in test_collectives.py; between hosts the same cases are those of tests/cluster.
+"""
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ucc_hetero.native.libraries import lib
+from ucc_hetero.planner.algorithms import ranking
+
+HERE = Path(__file__).parent
+#: What waits for a deadline is killed before that.
+NEVER, SOON = {"UCCH_TIMEOUT": "1000"}, {"UCCH_TIMEOUT": "0.5"}
+MIXED, IN_TURN = (4, "nvidia:2,amd:2"), (4, "nvidia:1,amd:1,nvidia:1,host:1")
+
+
+class Cases(NamedTuple):
+    """A function of a module, or a program, and layouts of ranks, of which one is drawn."""
+
+    case: str | Path
+    layouts: Sequence[tuple[int, str]]
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = NEVER
+    #: Variables from the start of the processes.
+    job: Mapping[str, str] = {}
+
+
+def of(module: str, *layouts: tuple[int, str], **more: Any) -> Cases:
+    """All cases of a module."""
+    return Cases("cases:run_module", layouts, [f"{module}_cases"], **more)
+
+
+CASES = {
+    "communicators": of("communicator", (3, ""), IN_TURN),
+    "neighbourhoods": of("neighbour", (3, ""), MIXED),
+    "requests": of("request", (2, ""), IN_TURN),
+    "messages, by shared memory": of("message", (2, "")),
+    "messages, mixed": of("message", MIXED),
+    # Other protocols, other borders between them.
+    "messages, by sockets": of("message", (3, "nvidia:1,amd:2"), job={"UCX_TLS": "tcp,self"}),
+    "one-sided, alone": Cases(HERE / "rma_cases.py", [(1, "")]),
+    "one-sided": Cases(HERE / "rma_cases.py", [(3, "")]),
+    # Where the kernel does not copy between processes.
+    "one-sided, without cma": Cases(HERE / "rma_cases.py", [(2, "")], env=NEVER | {"UCX_TLS": "^cma"}),
+    **{f"thin bindings, {case}": Cases(f"bindings_cases:{case}", [(3, "")])
+       for case in ("calls", "number_of_teams", "messages")},
+    # Made again in one crossing into C, and carried by the arrival board within a host.
+    **{f"short calls, {case}": Cases(f"short_cases:{case}", [(2, "")])
+       for case in ("known", "few_files", "few_frames", "own_operations")},
+    "short calls, few_frames, mixed": Cases("short_cases:few_frames", [MIXED]),
+    "short calls, ahead": Cases("short_cases:ahead", [(3, "")]),
+    **{f"mistakes, {what}": Cases(f"bad_input_cases:{what}", [(4, ""), MIXED])
+       for what in ("arguments", "order", "mismatches", "given_up", "absent")},
+    "a call that failed is no call that a rank is in": Cases("bad_input_cases:in_no_other_call", [(2, "")], env=SOON),
+    # A mistake that one rank makes ends the communicator on all, one that all make ends nothing.
+    **{f"random mistakes, {layout or 'one vendor'}": Cases(HERE / "refusal_cases.py", [(ranks, layout)], ["25"])
+       for ranks, layout in ((2, ""), (3, "nvidia:2,amd:1"))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases(crew: Any, name: str) -> None:
+    """Nor does UCX complain."""
+    cases = CASES[name]
+    ranks, layout = random.choice(cases.layouts)
+    done = crew(cases.case, ranks, args=cases.args, layout=layout, env=cases.env, job=cases.job, timeout=150)
+    assert not name.startswith(("communicators", "neighbour", "requests", "messages")) or not re.search(
+        "WARN|ERROR", done.stderr
+    ), done.output
+
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", (HERE.parents[1] / "docs/bindings.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["ucc", "ucx"])
+def test_example_of_the_thin_bindings(crew: Any, code: str) -> None:
+    crew(code, 3, timeout=90)
+
+
+def test_planner_and_engine_mean_the_same_short_calls() -> None:
+    limits = int(lib.UCCH_PARCEL_BYTES), int(lib.UCCH_PARCEL_RANKS)
+    assert limits == (ranking.PARCEL_LIMIT, ranking.MOST_WITH_PARCELS)
