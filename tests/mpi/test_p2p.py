@@ -38,6 +38,30 @@ def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
     assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
 
 
+def test_what_a_rank_does_not_receive_that_has_freed_the_communicator(crew) -> None:
+    """It has made no call there, and waits for nobody. The sender hears that, from its wait and, if it has dropped the
+    request, from Free, which blamed its own requests."""
+    script = """
+other = comm.Dup()
+if rank == 0:
+    comm.mpi.Barrier()
+    other._runner.timeout = other._messages.timeout = 0.3
+    big = np.zeros(1 << 20)
+    caught(u.CollectiveTimeout, other.Isend(big, 1, 3).Wait)
+    other.Isend(big, 1, 3)
+    caught(u.CollectiveTimeout, other.Free)
+else:
+    other.Free()
+    comm.mpi.Barrier()
+comm.Barrier()
+print("end", flush=True)
+"""
+    _judge_errors(crew(HEAD + script, 2), 2, (
+        "(the limit was 0.3 s); rank(s) [1] have freed this communicator",
+        "1 call(s) whose requests were dropped have not ended after 0.3 s",
+    ))  # fmt: skip
+
+
 def test_what_never_comes(crew) -> None:
     """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
     script = """

@@ -258,7 +258,12 @@ class Board:
 
     def given_back(self) -> bool:
         """True if all ranks free it."""
-        return bool(lib.ucch_board_given_back(self.native))
+        return bool(lib.ucch_board_given_back(self.native, -1))
+
+    def freed_by(self) -> list[int]:
+        """Ranks that have freed it, as far as this host's page shows."""
+        slots = enumerate(self.ranks) if self.shared else ()
+        return [rank for i, rank in slots if lib.ucch_board_given_back(self.native, i)]
 
     def leave(self) -> None:
         """Tell the other ranks that this one makes no more calls."""
