@@ -100,8 +100,9 @@ def _teams(teams: Sequence[Sequence[int]]) -> str:
 def render(found: dict[str, Any]) -> str:
     """The facts as text for people."""
     wire = found["wire"]
+    ranks = counted(found["ranks"], "rank")
     lines = [
-        f"{found['collective']} of {size_text(found['bytes'])} over {counted(found['ranks'], 'rank')}: {found['islands']}",
+        f"{found['collective']} of {size_text(found['bytes'])} over {ranks}: {found['islands']}",
         f"topology   {found['fingerprint']}" + (f", weights {found['weights']}" if found["weights"] else ""),
         f"runs       {found['algorithm']} in {counted(found['fragments'], 'fragment')}"
         f"{', queued in streams' if found['queued'] else ''} (chosen by: {found['by']})",
