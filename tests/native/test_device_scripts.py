@@ -154,6 +154,7 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
     ("rma: started by streams of one vendor", rma.STREAMS, "nvidia:2", {}, OWN),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
+    ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
     ("rma: beside an allreduce", rma.CROWD, "nvidia:2,amd:1", {}, ()),
     *(("pages", pages.EVERY, layout, {}, ())
       for layout in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2")),
