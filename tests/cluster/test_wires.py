@@ -112,7 +112,9 @@ def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, st
 def test_a_part_is_used_again_for_other_hosts(on_crew: Callable[..., Any]) -> None:
     """Ranks 0 and 1 are on one host, 0 and 2 on two: the ring to rank 1 of a communicator is pinned in another length
     where both see it than where wires carry it."""
-    script = channel_scripts.COMMON + """
+    script = (
+        channel_scripts.COMMON
+        + """
 with Communicator() as comm:
     r = comm.rank
     for colors in ([0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1]):
@@ -123,6 +125,7 @@ with Communicator() as comm:
                 assert (y.peek == numbers(n, 0, n) + numbers(n, 1, n)).all(), n
             assert "queued" in part.plan_summary(), part.plan_summary()
 """
+    )
     on_crew(script, *MIXED, **OWN_QUEUES)
 
 
