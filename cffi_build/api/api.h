@@ -289,7 +289,7 @@ typedef struct ucch_circle ucch_circle;
 
 int ucch_link_new(int fd, double silence);
 int ucch_link_ask(int link);
-void ucch_links_stop(void);
+void ucch_links_stop(int well);
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks);
 void ucch_circle_lost(ucch_circle *circle, int rank);

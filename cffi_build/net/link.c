@@ -254,12 +254,13 @@ int ucch_link_ask(int link) {
     return fate;
 }
 
-/* Say farewell and end the thread; the process is about to end. */
-void ucch_links_stop(void) {
+/* End the thread; the process is about to end. Say farewell if it ends well: else the peers are to take it for dead, and
+ * wait for nothing of it. */
+void ucch_links_stop(int well) {
     ucch_links_lock();
     int was = running;
     if (was && listener.on_turn) listener.on_turn();
-    for (int i = 0; was && i < nlinks; i++)
+    for (int i = 0; was && well && i < nlinks; i++)
         ucch_link_send(i, BYE, 0, NULL, 0);
     for (double until = ucch_now() + FAREWELL_S; was && ucch_now() < until;) {
         int left = 0;

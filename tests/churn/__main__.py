@@ -1,7 +1,6 @@
 """Replicas that are killed and started again all the time, and stay alike to the bit: python -m tests.churn --help.
 
-The parameters at the end are computed once more from who took part in which step. A table of the processes' memory and
-descriptors is kept meanwhile.
+The parameters at the end are computed once more from who took part in which step.
 """
 
 import argparse
@@ -36,7 +35,6 @@ class Churn:
         #: Members of the last generation that has made steps.
         self.trained: list[str] = []
         self.kills = self.stops = 0
-        self.curves: list[list[Any]] = []
         self.began = time.monotonic()
 
     def start(self, number: int) -> None:
@@ -80,22 +78,11 @@ class Churn:
             self.processes[number].wait()
             self.kills += 1
 
-    def sample(self) -> None:
-        """Memory (kB) and descriptors of each replica."""
-        for number, process in self.processes.items():
-            try:
-                pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-                descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
-            except OSError:
-                continue
-            now = round(time.monotonic() - self.began, 1)
-            self.curves.append([now, number, self.incarnations[number], pages * 4, descriptors, self.generation])
-
     def run(self, seconds: float, faults: int) -> None:
         """Let things happen for so long, or so many times."""
         for number in range(self.ranks):
             self.start(number)
-        fate = restart = sampled = 0.0
+        fate = restart = 0.0
         while (now := time.monotonic()) - self.began < seconds and self.kills + self.stops < faults:
             self.regroup()
             if self.store.check(["unlike"]):
@@ -112,9 +99,6 @@ class Churn:
                     raise AssertionError(f"replica {number} ended with status {status}")
                 self.start(number)
                 restart = now + self.random.uniform(0, 1)
-            if now > sampled + 2:
-                sampled = now
-                self.sample()
             time.sleep(0.02)
 
     def end(self) -> dict[str, Any]:
@@ -162,7 +146,6 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=sys.maxsize, help="kills and stops after which it ends as well")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--curves", help="file for (second, replica, incarnation, kB, descriptors)")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     churn = Churn(options.ranks, options.seed)
@@ -172,15 +155,7 @@ def main() -> None:
         assert (churn.expected(state) == np.array(state["parameters"])).all(), "the parameters are wrong"
     finally:
         churn.close()
-        if options.curves:
-            Path(options.curves).write_text("\n".join(map(json.dumps, churn.curves)))
     print(f"right: {state['step']} steps in {churn.generation} generations, {churn.kills} kills, {churn.stops} stops")
-    for number in range(options.ranks):
-        rows = [row for row in churn.curves if row[1] == number]
-        longest = max({row[2] for row in rows}, key=[row[2] for row in rows].count)
-        own = [row for row in rows if row[2] == longest]
-        print(f"replica {number}: {own[0][3]} to {own[-1][3]} kB, {own[0][4]} to {own[-1][4]} descriptors in "
-              f"{own[-1][5] - own[0][5]} generations")  # fmt: skip
 
 
 if __name__ == "__main__":

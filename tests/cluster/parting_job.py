@@ -4,7 +4,8 @@
 as all ranks end; ``early`` while contexts are made; ``stop``: it stops there, and ranks have some seconds; ``late``: it
 gives up, and lives on, when the others have what it has not; ``after`` all have abandoned what they made. ``cut``: it
 is out of reach, and never comes to its end, when all have freed that; ``storeless``: its store alone is out of reach
-then, and it ends.
+then, and it ends; ``failed``: the same by an error, while the others agree on something. ``revoked``: it does not end,
+but revokes a communicator while the others wait in another one.
 """
 
 import os
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import mpi4py
+import numpy as np
 
 from ucc_hetero import Communicator
 from ucc_hetero.bootstrap import agreement
@@ -21,8 +23,9 @@ from ucc_hetero.bootstrap import exit as at_exit
 from ucc_hetero.bootstrap.process import Job
 from ucc_hetero.bootstrap.storecomm import StoreComm
 from ucc_hetero.bootstrap.teams import Teams
+from ucc_hetero.calls.request import run_poll_hooks
 from ucc_hetero.errors import CollectiveTimeout, PeerError
-from ucc_hetero.native.libraries import load
+from ucc_hetero.native.libraries import lib, load
 from ucc_hetero.native.waiting import progress_until
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
@@ -44,6 +47,34 @@ def end(how: str) -> None:
     raise ValueError("this rank is out of its mind")
 
 
+def revoked(comm: Communicator, folder: Path) -> None:
+    """Calls of another communicator go on: whoever waits between hosts looks for what concerns any communicator."""
+    other, found, rank, size = comm.Dup(), np.full(5, -1), comm.rank, comm.size
+
+    def await_all(what: str) -> None:
+        while not all((folder / f"{what}{r}").exists() for r in range(size - 1)):
+            time.sleep(0.01)
+
+    def hear(op: object) -> int:
+        (folder / f"waits{rank}").touch()
+        while not lib.ucch_board_revoked(comm._runner.board.native):
+            lib.ucch_wait(op, 0.01)
+            run_poll_hooks()
+        (folder / f"heard{rank}").touch()
+        return wait(op)
+
+    wait = other._runner.wait
+    if rank == size - 1:
+        await_all("waits")
+        comm.Revoke()
+        await_all("heard")
+    else:
+        other._runner.wait = hear
+    other.Allreduce(np.full(5, rank + 1), found)
+    assert (found == size * (size + 1) // 2).all(), found
+    print(f"rank {rank} right", flush=True)
+
+
 def main() -> None:
     folder, rank, size, how = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     mpi4py.rc.initialize = False
@@ -56,19 +87,26 @@ def main() -> None:
             Job._context = lambda *_: end(how)  # type: ignore[assignment,method-assign]
         elif how == "late":
             agreement.judge_contexts = lambda *_: end(how)
-        elif how not in ("after", "cut", "storeless"):
+        elif how not in ("after", "cut", "storeless", "failed", "revoked"):
             Teams.get = lambda *_: end(how)  # type: ignore[assignment,method-assign]
     elif how == "dead":
         make = Teams.get
         Teams._look_inside = lambda self: None  # type: ignore[method-assign]
         Teams.get = lambda self, *team: progress_until(self.job.ended) and make(self, *team)  # type: ignore[method-assign]
-    seconds = 4.0 if how == "stop" else 0.0
+    seconds = {"stop": 4.0, "revoked": 200.0}.get(how, 0.0)
     try:
         comm = Communicator._adopt(StoreComm.first(Store(folder, rank), rank, range(size), size, seconds))
         if how == "after":
             comm._runner.abandon("as of a group of torch's that is aborted")
             if rank == size - 1:
                 end(how)
+        elif how == "revoked":
+            revoked(comm, folder)
+        elif how == "failed" and rank < size - 1:
+            comm.Agree(1)
+        elif how == "failed":
+            (folder / f"cut{rank}").touch()
+            raise RuntimeError("this rank has an error of its own")
         elif how == "cut":
             comm.Free()
             (folder / "ready").touch()

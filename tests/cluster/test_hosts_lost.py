@@ -19,7 +19,6 @@ from ucc_hetero.launch.emulate import Cluster
 
 pytestmark = pytest.mark.usefixtures("libraries")
 PARTING = Path(__file__).with_name("parting_job.py")
-REVOKED = Path(__file__).with_name("revoked_job.py")
 #: Of calls, which must have no part in it.
 DEADLINE = 300.0
 
@@ -41,13 +40,13 @@ OUTSIDE: dict[str, Callable[[Cluster, int], None]] = {
 def outputs(
     emulate: Callable[..., Cluster], launch: Any, appear: Any, tmp_path: Path, room: int
 ) -> Callable[..., list[str]]:
-    """Call as ``outputs(slots, fault, lost, job)``: output of every rank, in good time of those that are not lost."""
+    """Call as ``outputs(slots, fault, lost)``: output of every rank, in good time of those that are not lost."""
 
-    def run(slots: tuple[int, ...], fault: str, lost: list[int], job: Path) -> list[str]:
+    def run(slots: tuple[int, ...], fault: str, lost: list[int]) -> list[str]:
         cluster = emulate(hosts=len(slots), slots=slots, rate="none")
         size, hosts = sum(slots), [host for host, count in enumerate(slots) for _ in range(count)]
         more = [str(size), fault, ",".join(map(str, lost))]
-        words = [[sys.executable, str(job), str(tmp_path), str(rank), *more] for rank in range(size)]
+        words = [[sys.executable, str(PARTING), str(tmp_path), str(rank), *more] for rank in range(size)]
         ranks = [
             launch(cluster, host, each, env={"UCCH_TIMEOUT": str(DEADLINE)})
             for host, each in zip(hosts, words, strict=True)
@@ -105,7 +104,10 @@ ENDS = {
     "its host, once all is freed": End((2, 1), "cut", "^$"),
     # Its rank ends, by a farewell, and they do not wait for a word of it that never comes.
     "its store, once all is freed": End((2, 1), "storeless", "^$", lost=False),
+    # It ends without a farewell, and is taken for dead, though the store has no word of it.
+    "its store, and then by an error": End((2, 1), "failed", "rank {0} knows: PeerError", lost=False, last="RuntimeError"),
     "is interrupted at its end": End((1, 2), "interrupt", "^$", lost=False, last="KeyboardInterrupt"),
+    "never, and revokes another communicator": End((1, 2), "revoked", "rank {0} right", lost=False, last="right"),
 }  # fmt: skip
 
 
@@ -113,13 +115,7 @@ ENDS = {
 def test_a_rank_ends(outputs: Callable[..., list[str]], name: str) -> None:
     end, last = ENDS[name], sum(ENDS[name].slots) - 1
     how = random.choice(end.hows.split())
-    out = outputs(end.slots, how, [last] * end.lost, PARTING)
+    out = outputs(end.slots, how, [last] * end.lost)
     for rank in range(last):
         assert re.search(end.others.format(rank, 1 - rank), out[rank]), (how, out)
     assert re.search(end.last, out[last]), (how, out)
-
-
-def test_another_communicator_is_revoked(outputs: Callable[..., list[str]]) -> None:
-    """Calls of this one go on: whoever waits between hosts looks for what concerns any communicator."""
-    out = outputs((1, 2), "", [], REVOKED)
-    assert [f"rank {rank} right" in text for rank, text in enumerate(out)] == [True] * 3, out

@@ -180,6 +180,17 @@ def test_doctor_finds_a_slow_link(emulate: Emulate, ucch_run: Run) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
+def test_doctor_finds_ranks_that_differ(emulate: Emulate, ucch_run: Run) -> None:
+    """By a setting that steers libucc: with the value of each rank, and the cure."""
+    hosts = [{"name": "node0", "vendor": "nvidia"}, {"name": "node1", "vendor": "amd"}]
+    document = {"hosts": hosts, "interfaces": ["eth0"], "vendors": {"amd": {"env": {"UCC_TLS": "ucp"}}}}
+    status, found = check(emulate(hosts=2, slots=1), ucch_run, document)
+    said = [line.strip() for line in found["job-disagrees"]["text"].splitlines()]
+    cure = "export the same values on every rank (mpirun or ucch-run: -x NAME=value), or unset them"
+    assert status == 1 and {"UCC_TLS:", "rank 0  (unset)", "rank 1  ucp"} <= {*said} and cure in said[-1], said
+
+
+@pytest.mark.usefixtures("libraries")
 def test_doctor_finds_different_ucx_builds(emulate: Emulate, ucch_run: Run) -> None:
     """The wheel's and the distribution's UCX: the ranks that cannot take part are named, and so is what they lack."""
     status, found = check(emulate(hosts=2, slots=1), ucch_run, different_ucx())

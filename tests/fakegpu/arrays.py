@@ -58,13 +58,18 @@ def begin_case() -> None:
         lib.ucch_device_bind(each.code, device.place_of().device, each.holds)
 
 
+def kernel(name: str, stream: int, memory: int, n: int, value: float) -> None:
+    """Give a stream one of the fake library's own kernels."""
+    args = ctypes.c_void_p(stream), ctypes.c_void_p(memory), ctypes.c_size_t(n), ctypes.c_float(value)
+    assert getattr(ctypes.CDLL(runtime().path), f"fakegpu_{name}")(*args) == 0
+
+
 class Array:
     """``n`` elements on the current device, with the protocol that both vendors' libraries export."""
 
     def __init__(self, n: int, dtype: Any = np.float32) -> None:
         self.dtype, self.size = np.dtype(dtype), n
         self.runtime = runtime()
-        self.library = ctypes.CDLL(self.runtime.path)
         self.block = self.runtime.alloc(max(1, n * self.dtype.itemsize))
         weakref.finalize(self, _dropped.append, self.block.handle).atexit = False
         memory = (ctypes.c_char * self.block.nbytes).from_address(self.block.handle)
@@ -83,13 +88,11 @@ class Array:
 
     def fill(self, stream: device.Stream, value: float) -> None:
         """A kernel: slow, and in its stream's order. float32 only."""
-        args = ctypes.c_void_p(stream.handle), ctypes.c_void_p(self.block.handle), ctypes.c_size_t(self.size)
-        assert self.library.fakegpu_fill(*args, ctypes.c_float(value)) == 0
+        kernel("fill", stream.handle, self.block.handle, self.size, value)
 
     def scale(self, stream: device.Stream, value: float) -> None:
         """Multiply by ``value`` on the stream."""
-        args = ctypes.c_void_p(stream.handle), ctypes.c_void_p(self.block.handle), ctypes.c_size_t(self.size)
-        assert self.library.fakegpu_scale(*args, ctypes.c_float(value)) == 0
+        kernel("scale", stream.handle, self.block.handle, self.size, value)
 
     def copied(self, stream: device.Stream) -> np.ndarray[Any, Any]:
         """The contents as the stream sees them, copied in it and waited for."""

@@ -112,9 +112,7 @@ static void look_at_region(const void *at, unsigned bytes) {
         if (known[i] && (is_in(at, known[i]->base, known[i]->bytes) || is_in(at, known[i]->seen, known[i]->bytes)))
             r = known[i];
     if (!r) {
-        enter();
-        r = find_locked(at);
-        pthread_mutex_unlock(&lock);
+        r = find(at);
         known[0] = known[1];
         known[1] = r;
     }
@@ -373,41 +371,4 @@ int fakegpu_run(const char *name, unsigned blocks, unsigned threads, void **argu
     int status = l ? run_launch(&of, l) : INVALID_VALUE;
     any_memory = 0;
     return status;
-}
-
-int fakegpu_movers(void) { return __atomic_load_n(&movers, __ATOMIC_RELAXED); }
-
-#ifdef FAKE_CUDA
-#define RTC(name) nvrtc##name
-#define RTC_CODE(more) nvrtcGetCUBIN##more
-#else
-#define RTC(name) hiprtc##name
-#define RTC_CODE(more) hiprtcGetCode##more
-#endif
-
-int RTC(CreateProgram)(void **program, const char *source, const char *name, int n, const char **headers,
-                       const char **as) {
-    *program = strdup(source);
-    return n;
-}
-int RTC(CompileProgram)(void *program, int n, const char **options) { return made_of(program) ? OK : INVALID_VALUE; }
-int RTC(GetProgramLogSize)(void *program, size_t *bytes) {
-    *bytes = 10;
-    return OK;
-}
-int RTC(GetProgramLog)(void *program, char *text) {
-    memcpy(text, "too hard!", 10);
-    return OK;
-}
-int RTC_CODE(Size)(void *program, size_t *bytes) {
-    *bytes = strlen(made_of(program)->name) + 1;
-    return OK;
-}
-int RTC_CODE()(void *program, char *code) {
-    strcpy(code, made_of(program)->name);
-    return OK;
-}
-int RTC(DestroyProgram)(void **program) {
-    free(*program);
-    return OK;
 }

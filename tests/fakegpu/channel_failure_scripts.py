@@ -6,8 +6,6 @@ from channel_scripts import COMMON
 #: that the host waits for, and of one whose request is not looked at. What is made anew works.
 MISSING = COMMON
 MISSING += """
-from contextlib import suppress
-from ucc_hetero import CollectiveError
 WAYS = {"waited for": (1000, 300_000), "blocking": (1000,), "not looked at": (1000,)}
 for way, n in [(way, n) for way, lengths in WAYS.items() for n in lengths]:
     comm, stream, x, y = Communicator(), runtime().stream(), Array(n).set(1), Array(n).set(-1)
@@ -90,7 +88,6 @@ for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
 #: A rank dies before what it sends and takes in, or in the middle: nobody waits for ever, or takes garbage for a sum.
 HALFWAY = COMMON
 HALFWAY += """
-import signal
 comm = Communicator()
 r, p, n = comm.rank, comm.size, 2_000_000
 stream, x, y = runtime().stream(), Array(n).set(r + 1), Array(n).set(-1)

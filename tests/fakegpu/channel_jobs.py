@@ -15,6 +15,7 @@ from device_scripts import COLLECTIVES, FEW_QUEUES, OWN_QUEUES
 #: Environment of all: every collective as messages, on devices that are quick.
 USUAL = {"UCCH_TUNE": calls.FLAT, "FAKEGPU_DELAY_US": "20"}
 _LONG = {"UCCH_TIMEOUT": "200"}
+_DRAWN = {"DICE": str(secrets.randbelow(1 << 30))}
 _BROKEN = _LONG | {"LENGTH": "1000", **OWN_QUEUES}
 
 
@@ -36,7 +37,6 @@ JOBS = {
     "the driver waits": Job(lives.KEPT, OWN_QUEUES),
     "no pinned memory is left": Job(lives.PINNED_OUT),
     "calls under way at the end": Job(lives.LEFT),
-    "short calls are one kernel": Job(lives.SHORT, {"UCCH_TUNE": "", **FEW_QUEUES}),
     "long calls": Job(lives.LONG, {"UCCH_WIRE_SLOT": "64K", "DICE": "5"}),
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
     "a rank that never calls": Job(
@@ -51,13 +51,12 @@ JOBS = {
     "ranks that call different things": Job(
         failures.DIFFERENT, _LONG, {"MismatchError before .* after CollectiveError": 4},
     ),
-    "calls in graphs": Job(graphs.REPLAYS), "counts that change elsewhere": Job(graphs.COUNTS),
-    "messages in graphs": Job(graphs.MESSAGES, {"DICE": str(secrets.randbelow(1 << 30))}),
+    "calls in graphs": Job(graphs.REPLAYS, _DRAWN),
+    "several graphs": Job(graphs.REPLAYS, {"LENGTHS": "3000", **_DRAWN, **FEW_QUEUES}),
+    "messages in graphs": Job(graphs.MESSAGES, _DRAWN),
     "messages in graphs that differ": Job(
         graphs.UNLIKE_MESSAGES, _BROKEN, {"not waited for: CollectiveError": 2, "next: CollectiveError": 2},
     ),
-    "a graph outlives": Job(graphs.FREED, OWN_QUEUES),
-    "several graphs": Job(graphs.SEVERAL, {"DICE": "3", **FEW_QUEUES}),
     "refused in graphs": Job(graphs.REFUSED, {"UCCH_TUNE": ""}, never="instead"),
     "a rank that does not replay": Job(
         graphs.BROKEN, _BROKEN | {"WAY": "missing"}, {"next: CollectiveError": 2, "not complete": 1},

@@ -142,7 +142,6 @@ with Communicator() as comm:
 #: A rank whose runtime pins no more: all are told, and there is a way to do without.
 PINNED_OUT = COMMON
 PINNED_OUT += """
-from ucc_hetero.errors import DeviceError, RefusedError
 if int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")) == 1:
     os.environ["FAKEGPU_PINNED_MB"] = "180"
 comms = [Communicator() for _ in range(10)]
@@ -250,23 +249,6 @@ with Communicator() as comm:
         assert slots in rings() and "not used yet" not in rings(), rings()
     assert made["allreduce"] == made["bcast"] == {True}
     print("right", rings(), flush=True)
-"""
-
-#: Short calls go from every rank straight to every other, in one kernel; long ones, and those on the host, as ever.
-SHORT = COMMON
-SHORT += """
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    for k, n in enumerate((1, 1000, 60_000, 400_000)):
-        x, y = Array(n).set(numbers(k, r, n)), Array(n).set(-4)
-        comm.Allreduce(x, y)
-        assert (y.peek == np.sum([numbers(k, q, n) for q in range(p)], axis=0)).all()
-        choice, _, execution = comm._runner.used[f"allreduce float32[{n}] SUM"]
-        assert (choice.algorithm == "flat", execution.name == "QUEUED") == (n < 100_000,) * 2, (n, choice, execution)
-    comm.Allreduce(numbers(9, r, 1000), total := np.zeros(1000, np.float32))
-    assert (total == np.sum([numbers(9, q, 1000) for q in range(p)], axis=0)).all()
-    ((choice, *_),) = [found for label, found in comm._runner.used.items() if label.endswith(" host")]
-    assert not choice.queued
 """
 
 #: Calls between hosts that rings hold, which one kernel moves, and longer ones, several slots at a time and, of the

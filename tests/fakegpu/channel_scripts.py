@@ -8,16 +8,8 @@ from ucc_hetero.planner.collectives import ROWS
 FLAT = "#".join(f"{name}:@flat" for name in ROWS if name != "barrier")
 
 COMMON = """
-import ctypes
-import os
-import threading
-import time
-import numpy as np
-from arrays import Array, Gate, runtime
-from mpi4py import MPI
-from ucc_hetero import AVG, IN_PLACE, MAX, SUM, Communicator
+from ranks import *
 from ucc_hetero.calls import preparation
-from ucc_hetero.native.libraries import lib
 # collective -> whether its calls on devices were queued in streams whole, for all that were prepared.
 made = {}
 
@@ -30,29 +22,10 @@ class Noted(getattr(preparation.Prepared, "noted", preparation.Prepared)):
         super().__init__(bound, kind, program, rank, staged, stream)
 
 preparation.Prepared = Noted
-
-def numbers(k, rank, n, dtype=np.float32):
-    "What a rank brings into the k-th call; every rank knows it. Sums of them are exact."
-    return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
-
-def reached(stream):
-    "Wait until the stream has done all that it was given; a job that hangs is killed."
-    done = runtime().event()
-    done.record(stream.handle)
-    while not done.done():
-        time.sleep(1e-3)
-
-def failure(call):
-    "The name of the error that something raises."
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__
-    return "nothing"
 """
 
 #: With calls of tests/mpi/collective_call.py.
-CALLS = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{COMMON}"
+CALLS = f"{COMMON}\nsys.path.insert(0, {str(HERE)!r})"
 CALLS += """
 from collective_call import Call, Case
 from collective_cases import IN_STREAMS, start
@@ -103,10 +76,7 @@ with Communicator() as comm:
 
 #: All ranks have the same bits, whichever of them holds zeros of which sign and what is no number.
 REPLICAS = """
-from itertools import product
-import numpy as np
-from arrays import Array
-from ucc_hetero import MAX, MIN, SUM, IN_PLACE, Communicator
+from ranks import *
 
 with Communicator() as comm:
     odd = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.0], np.float32)

@@ -30,11 +30,7 @@ COLLECTIVES = program("collective_cases.py")
 MISTAKES = program("refusal_cases.py", "15")
 
 STREAMS = """
-import ctypes
-import threading
-import numpy as np
-from arrays import Array, Gate, runtime
-from ucc_hetero import Communicator
+from ranks import *
 N = 3000
 sleep_with_gil = ctypes.PyDLL(None).usleep
 
@@ -96,11 +92,7 @@ with Communicator() as comm:
 """
 
 REFUSALS = """
-import numpy as np
-import pytest
-from arrays import Array, runtime
-from ucc_hetero import Communicator
-from ucc_hetero.errors import DeviceError, MismatchError
+from ranks import *
 
 def refused(kind, text, call, *args, **keywords):
     with pytest.raises(kind) as caught:
@@ -138,10 +130,7 @@ with Communicator() as comm:
 """
 
 TIMEOUT = """
-import time
-from arrays import Array, runtime
-from ucc_hetero import Communicator
-from ucc_hetero.errors import CollectiveTimeout
+from ranks import *
 comm = Communicator()
 gpu, x, y = runtime(), Array(64), Array(64)
 stream, done = gpu.stream(), gpu.event()

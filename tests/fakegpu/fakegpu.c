@@ -149,11 +149,9 @@ static int device_count(void) { return devices; }
 
 /* 0 for freed memory, which nothing changes any more. */
 static int live(const void *address) {
-    enter();
-    region *r = find_locked(address);
+    const region *r = find(address);
     int freed = r && r->freed;
-    misuses += freed;
-    pthread_mutex_unlock(&lock);
+    __atomic_add_fetch(&misuses, freed, __ATOMIC_RELAXED);
     return !freed;
 }
 
@@ -244,8 +242,11 @@ static void run(queue *s, const work *w) {
 #include "graphs.h"
 #include "queues.h"
 
-/* Without a current device a real runtime refuses as well. */
-static int usable(void) { return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK; }
+/* Where a thread has chosen no device, CUDA refuses, and HIP takes the first one. */
+static int usable(void) {
+    if (HIP && current < 0) current = 0;
+    return !started ? INVALID_VALUE : current < 0 ? INVALID_CONTEXT : OK;
+}
 
 /* Read the settings of the environment, which count from now. */
 static void read_settings(void) {
@@ -321,33 +322,25 @@ int fakegpu_scale(void *handle, float *data, size_t n, float value) {
     return submit(handle, (work){.kind = SCALE, .dst = data, .bytes = n * sizeof(float), .value = value});
 }
 
-int fakegpu_misuses(void) {
-    enter();
-    int n = misuses;
-    pthread_mutex_unlock(&lock);
-    return n;
-}
-
 /* Memory of a case of a crew that is over: no work uses it any more, and nobody waits for that. */
 void fakegpu_forget(void *address) {
+    region *r = find(address);
     enter();
-    region *r = find_locked(address);
-    if (r && r->base == (char *)address && !r->freed) poison_locked(r);
+    if (begins(r, address)) poison_locked(r);
     pthread_mutex_unlock(&lock);
 }
-
-int fakegpu_streams(void) { return __atomic_load_n(&open_streams, __ATOMIC_RELAXED); }
-
-int fakegpu_given(void) { return __atomic_load_n(&given, __ATOMIC_RELAXED); }
-
-/* Calls that give another process's memory back, and wait for the device. */
-int fakegpu_closing(void) { return __atomic_load_n(&closing, __ATOMIC_RELAXED); }
 
 void fakegpu_stand_pins(int on) { __atomic_store_n(&pins_stand, on, __ATOMIC_SEQ_CST); }
 
-int fakegpu_pins_waiting(void) { return __atomic_load_n(&pins_waiting, __ATOMIC_SEQ_CST); }
-
-int fakegpu_kept(void) { return __atomic_load_n(&kept, __ATOMIC_ACQUIRE); }
+#define COUNT(name, of)                                                                                                \
+    int fakegpu_##name(void) { return __atomic_load_n(&of, __ATOMIC_SEQ_CST); }
+COUNT(misuses, misuses)
+COUNT(streams, open_streams)
+COUNT(given, given)
+COUNT(closing, closing) /* calls that give another process's memory back, and wait for the device */
+COUNT(pins_waiting, pins_waiting)
+COUNT(kept, kept)
+COUNT(movers, movers)
 
 /* UCC and UCX see what it is: host memory. */
 int ucch_memory_type(void) { return 0; }

@@ -7,7 +7,6 @@ CAPTURE += """
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from arrays import Graph
 from ucc_hetero.trace import flight, flight_files
 
 def flown():
@@ -15,95 +14,100 @@ def flown():
     with tempfile.TemporaryDirectory() as folder:
         return flight_files.parse(flight.dump(Path(folder) / "flight").read_bytes())
 
-def bring(array, values, stream):
-    "Contents that are there when the stream gets there, and garbage until then."
-    array.source = Array(array.size).set(values)  # until it has been copied
-    array.set(-77)
-    runtime().copy(array.block.handle, array.source.block.handle, 4 * array.size, stream.handle)
-
 def there(stream, array, want, *about):
     got = array.copied(stream)
     assert (got == want).all(), (about, got[:8], want[:8])
 """
 
-#: Every collective, short and long, replayed with other data each time, and beside calls that are not captured.
+#: Random collectives of two communicators in two streams of each graph, short and long. Graphs are replayed in any
+#: order with other data each time, among calls that are not captured, and outlive their communicators: then they wait
+#: for nobody, and hurt nobody.
 REPLAYS = CAPTURE
 REPLAYS += """
-NAMES = "allreduce reduce bcast allgather allgatherv alltoall reduce_scatter_block scatter gather".split()
+NAMES = "allreduce reduce bcast allgather allgatherv alltoall alltoallv reduce_scatter_block scatter gather".split()
+dice = np.random.default_rng(int(os.environ["DICE"]))  # the same on every rank
 
 def case(name, n):
-    counts = [n, 2 * n, 1, n + 3][:p] if name == "allgatherv" else [n]
-    op = "SUM" if "reduce" in name else None
-    root = 1 if name in ("reduce", "bcast", "scatter", "gather") else -1
-    return Case(name, "float32", op, "graph", False, root, tuple(counts), False, "plain", n)
+    counts = {"allgatherv": [n, 2 * n, 1, n + 3][:p], "alltoallv": dice.integers(0, n + 2, p * p).tolist()}
+    op, in_place = "SUM" if "reduce" in name else None, name == "allreduce" and bool(dice.integers(2))
+    root = int(dice.integers(p)) if name in ("reduce", "bcast", "scatter", "gather") else -1
+    counts = tuple(counts.get(name, [n]))
+    return Case(name, "float32", op, "graph", in_place, root, counts, False, "plain", int(dice.integers(1 << 30)))
 
-def give(call):
-    return getattr(comm, "I" + call.case.name)(*call.args(), stream=stream)
+def give(call, stream):
+    "Those of uneven exchanges wait: they go by what a rank knew of the others' counts the last time."
+    names = call.case.name.capitalize(), "I" + call.case.name
+    return getattr(call.comm, names[call.case.name != "alltoallv"])(*call.args(), stream=stream)
 
-with Communicator() as comm:
-    p, r = comm.size, comm.rank
-    stream, begun = runtime().stream(), flown().now
-    x, y = Array(50).set(1), Array(50)
-    for n in map(int, os.environ["LENGTHS"].split(",")):
-        calls = [Call(case(name, n), comm) for name in NAMES]
+def like(call):
+    "The same, but for what the last rank has for itself of an uneven exchange."
+    *counts, last = call.case.counts
+    return Call(replace(call.case, counts=(*counts, last + 7)), call.comm) if call.case.name == "alltoallv" else call
+
+def captured(calls):
+    "A graph of these calls, whose streams it leaves in order."
+    for each in calls:
+        give(like(each), streams[0])  # its kernels are loaded
+    reached(streams[0])
+    fork, join = runtime().event(), runtime().event()
+    with Graph(streams[0]) as graph:
+        fork.record(streams[0].handle)
+        runtime().wait_event(streams[1].handle, fork)
         for each in calls:
-            give(each)  # its kernels are loaded
-        reached(stream)
-        with Graph(stream) as graph:
-            for each in calls:
-                give(each).Wait()
+            request = give(each, streams[int(dice.integers(2))])
+            if request is not None and dice.integers(2):
+                request.Wait()
+        join.record(streams[1].handle)
+        runtime().wait_event(streams[0].handle, join)
+    return graph
+
+with Communicator() as one, Communicator() as two:
+    p, begun = one.size, flown().now
+    streams = [runtime().stream() for _ in range(2)]
+    x, y = Array(50).set(1), Array(50)
+    for comm in (one, two):
         comm.Allreduce(x, y)
-        with Graph(stream) as other:
-            comm.Iallreduce(IN_PLACE, y, stream=stream)
-        for turn in range(4):
-            for each in calls:
+    with Graph(streams[0]) as again:
+        two.Iallreduce(IN_PLACE, y, stream=streams[0])
+    for n in map(int, os.environ["LENGTHS"].split(",")):
+        parts = [NAMES[:5], NAMES[5:], dice.choice(NAMES, 3).tolist()]
+        calls = [[Call(case(name, n), (one, two)[int(dice.integers(2))]) for name in names] for names in parts]
+        graphs = [captured(each) for each in calls]
+        for turn in range(3):
+            for each in (call for part in calls for call in part):
                 each.refill()
-                [buffer.late(stream) for buffer in each.buffers()]
-            graph.replay(stream)
-            if turn % 2:  # at once, in another stream, and behind the graph
-                comm.Allreduce(x, y)
-                comm.Iallreduce(x, y, stream=stream)
-            for each in calls:
-                right(each, stream)
-            if turn > 1:
-                y.set(1)
-                other.replay(stream)
-                other.replay(stream)
-                there(stream, y, p * p, "in place", n, turn)
-        graph.close()
+                [buffer.late(streams[0]) for buffer in each.buffers()]
+            y.set(1)
+            for pick in dice.permutation([0, 1, 2, 3, 3, 4]).tolist():
+                if pick < 3:
+                    graphs[pick].replay(streams[0])
+                elif pick == 3:  # the sums of sums of one that is replayed at once, once more
+                    again.replay(streams[0])
+                else:  # in another stream, and behind graphs
+                    one.Allreduce(x, other := Array(50))
+                    one.Iallreduce(x, other, stream=streams[0])
+            for each in (call for part in calls for call in part):
+                right(each, streams[0])
+            there(streams[0], y, p * p, n, turn)
+        [graph.close() for graph in graphs]
     assert all(made.values())
-    assert comm._runner.launches == 0
+    assert one._runner.launches == two._runner.launches == 0
     kept = flown().records
     kept = kept[kept["called"] > begun]  # not of scripts that ran here before
     assert (kept["kind"] == lib.UCCH_RECORD_GRAPH).any() and (kept["ended"] > 0).all() and (kept["status"] == 0).all()
-    assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or comm._runner.topology.flat
-"""
-
-#: Counts that have changed between other ranks when a call is captured that the first one made just so before.
-COUNTS = CAPTURE
-COUNTS += """
+    assert set(kept["kind"].tolist()) >= {lib.UCCH_RECORD_STREAM} or one._runner.topology.flat
 with Communicator() as comm:
-    p, stream = comm.size, runtime().stream()
-    same = Case("alltoallv", "float32", None, "in stream", False, -1, (500,) * (p * p), False, "plain", 1)
-    for turn in range(3):
-        one = Call(replace(same, seed=turn), comm)
-        one.refill()
-        comm.Alltoallv(*one.args(), stream=stream)
-        right(one, stream)
-    one = Call(replace(same, counts=(*same.counts[:-1], 507)), comm)
-    with Graph(stream) as graph:
-        comm.Alltoallv(*one.args(), stream=stream)
-    one.refill()
-    graph.replay(stream)
-    right(one, stream)
+    for _ in range(3):
+        again.replay(streams[0])
+        reached(streams[0])
+        comm.Allreduce(x, y.set(-1))
+        assert (y.peek == p).all()
 """
 
 #: Messages between random ranks, of random lengths and tags, posted and waited for in any order and in two streams;
 #: replayed with other data each time, beside messages and calls that are not captured.
 MESSAGES = CAPTURE
 MESSAGES += """
-from ucc_hetero import Request
-
 rng = np.random.default_rng(int(os.environ["DICE"]))
 own = np.random.default_rng([int(os.environ["DICE"]), MPI.COMM_WORLD.rank])
 
@@ -181,12 +185,28 @@ with Communicator() as comm:
         graph.close()
 """
 
-#: Captured messages that differ in tag or length, or that one rank alone replays: streams go on, and the next call says
-#: why. Before that: some that are not waited for, which are in no graph.
-UNLIKE_MESSAGES = CAPTURE
+#: Behind graphs of which something does not come: streams go on, and the next call says why.
+FAILS = CAPTURE
+FAILS += """
+comm, way, failures = Communicator(), os.environ["WAY"], lib.ucch_failures()
+r, streams = comm.rank, [runtime().stream() for _ in range(2)]
+stream = streams[0]
+
+def next_call():
+    for each in streams:
+        reached(each)
+    until = time.monotonic() + 60  # a rank that replays nothing may have nothing that fails before its next call
+    while lib.ucch_failures() == failures and time.monotonic() < until:
+        time.sleep(1e-3)
+    with pytest.raises(CollectiveError) as caught:
+        comm.Iallreduce(x, y, stream=stream).Wait()
+    print(f"next: {type(caught.value).__name__} {caught.value}", flush=True)
+"""
+
+#: Captured messages that differ in tag or length, or that one rank alone replays. Before that: some that are not waited
+#: for, which are in no graph.
+UNLIKE_MESSAGES = FAILS
 UNLIKE_MESSAGES += """
-comm, way = Communicator(), os.environ["WAY"]
-r, stream, failures = comm.rank, runtime().stream(), lib.ucch_failures()
 n, tag = (900 if way == "length" and r else 1000), (4 if way == "tag" and r else 3)
 x, y = Array(1000).set(1), Array(1000)
 comm.Sendrecv(x, 1 - r, 0, y, 1 - r, 0, stream=stream)
@@ -202,62 +222,13 @@ with Graph(stream) as graph:
 comm.mpi.Barrier()
 if way != "missing" or r == 0:
     graph.replay(stream)
-reached(stream)
-until = time.monotonic() + 60
-while lib.ucch_failures() == failures and time.monotonic() < until:
-    time.sleep(1e-3)
-print("next:", failure(lambda: comm.Iallreduce(x, y, stream=stream).Wait()), flush=True)
+next_call()
 MPI.COMM_WORLD.Barrier()
-"""
-
-#: Two communicators, graphs of both and of each, calls in several streams of one capture; replays in any order.
-SEVERAL = CAPTURE
-SEVERAL += """
-with Communicator() as one, Communicator() as two:
-    p, r, n = one.size, one.rank, 3000
-    stream, beside = runtime().stream(), runtime().stream()
-    x, y, z = (Array(n).set(1) for _ in range(3))
-    for comm in (one, two):
-        comm.Allreduce(x, y)
-    fork, join = runtime().event(), runtime().event()
-    with Graph(stream) as both:
-        one.Iallreduce(x, y, stream=stream)
-        fork.record(stream.handle)
-        runtime().wait_event(beside.handle, fork)
-        for k in range(3):  # of one communicator in two streams, which have to be in order
-            one.Iallreduce(IN_PLACE, z, stream=beside)
-            two.Iallreduce(IN_PLACE, y, stream=stream)
-            one.Iallreduce(IN_PLACE, y, stream=stream)
-        join.record(beside.handle)
-        runtime().wait_event(stream.handle, join)
-    graphs = {}
-    for comm in (one, two):
-        with Graph(stream) as graphs[comm]:
-            comm.Iallreduce(IN_PLACE, y, stream=stream)
-    rng = np.random.default_rng(int(os.environ["DICE"]))
-    for k in range(6):
-        total = sum(numbers(k, q, n) for q in range(p))
-        bring(x, numbers(k, r, n), stream)
-        bring(z, numbers(k, r, n), stream)
-        both.replay(stream)
-        want = total.astype(np.float64) * p**6
-        for pick in rng.permutation(4).tolist():
-            comm = (one, two)[pick % 2]
-            if pick < 2:
-                graphs[comm].replay(stream)
-            else:
-                comm.Iallreduce(IN_PLACE, y, stream=stream)
-            want = want * p
-        assert np.array_equal(y.copied(stream), want.astype(np.float32)), (k, y.copied(stream)[:5], want[:5])
-        there(stream, z, total * p**2, "beside", k)
-    for graph in (both, *graphs.values()):
-        graph.close()
 """
 
 #: Calls that cannot be captured say so, on all ranks, and nothing is broken by it.
 REFUSED = CAPTURE
 REFUSED += """
-from ucc_hetero.errors import NotSupported
 def said(call):
     try:
         with Graph(stream):
@@ -288,66 +259,34 @@ with Communicator() as comm:
         there(stream, y, comm.size)
 """
 
-#: A rank that does not replay, or something else, or two graphs at once: streams go on, and the next call says why.
-BROKEN = CAPTURE
+#: A rank that does not replay, or something else, or two graphs at once.
+BROKEN = FAILS
 BROKEN += """
-comm, n = Communicator(), int(os.environ["LENGTH"])
-r, streams = comm.rank, [runtime().stream() for _ in range(2)]
-x, y, z = Array(n).set(1), Array(n), Array(n)
+n = int(os.environ["LENGTH"])
+x, y = Array(n).set(1), Array(n)
 comm.Allreduce(x, y)
 comm.Bcast(x, 0)
 def captured():
     graphs = [Graph(streams[0]) for _ in range(2)]
     with graphs[0]:
-        comm.Iallreduce(x, y, stream=streams[0])
+        comm.Iallreduce(x, y, stream=stream)
     with graphs[1]:
-        comm.Ibcast(x, 0, stream=streams[0])
+        comm.Ibcast(x, 0, stream=stream)
     return graphs
-graphs, way, failures = captured(), os.environ["WAY"], lib.ucch_failures()
+graphs = captured()
 for graph in graphs:
-    graph.replay(streams[0])
-there(streams[0], y, comm.size)
+    graph.replay(stream)
+there(stream, y, comm.size)
 if way != "different":  # of the others, one waits for somebody who does not come
     comm._runner.timeout = 1.0
     graphs = captured()
 comm.mpi.Barrier()
-if way == "overlap" and r == 0:
-    graphs[0].replay(streams[0])
-    graphs[1].replay(streams[1])
-if way == "missing" and r == 0:
-    graphs[0].replay(streams[0])
 if way == "different":
-    graphs[0 if r == 0 else 1].replay(streams[0])
-    graphs[1 if r == 0 else 0].replay(streams[0])
-for stream in streams:
-    reached(stream)
-until = time.monotonic() + 60  # a rank that replays nothing may have nothing that fails before its next call
-while lib.ucch_failures() == failures and time.monotonic() < until:
-    time.sleep(1e-3)
-try:
-    comm.Iallreduce(x, y, stream=streams[0]).Wait()
-except Exception as error:
-    print(f"next: {type(error).__name__} {error}", flush=True)
-graphs[0].replay(streams[0])
-reached(streams[0])  # at once, with nobody
+    [graph.replay(stream) for graph in (graphs if r == 0 else graphs[::-1])]
+elif r == 0:
+    [graph.replay(each) for graph, each in zip(graphs, streams[: 1 + (way == "overlap")])]
+next_call()
+graphs[0].replay(stream)
+reached(stream)  # at once, with nobody
 MPI.COMM_WORLD.Barrier()
-"""
-
-#: A graph outlives its communicator: it waits for nobody, and hurts nobody.
-FREED = CAPTURE
-FREED += """
-n = 100_000
-with Communicator() as comm:
-    stream, x, y = runtime().stream(), Array(n).set(1), Array(n)
-    comm.Allreduce(x, y)
-    with Graph(stream) as graph:
-        comm.Iallreduce(x, y, stream=stream)
-    graph.replay(stream)
-    there(stream, y, comm.size)
-with Communicator() as comm:
-    for k in range(3):
-        graph.replay(stream)
-        reached(stream)
-        comm.Allreduce(x, y.set(-1))
-        assert (y.peek == comm.size).all()
 """

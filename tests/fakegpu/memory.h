@@ -26,12 +26,27 @@ static region *find_locked(const void *address) {
     return NULL;
 }
 
-/* -1 for what the runtime does not know. */
-static int kind_of(const void *address) {
+/* Regions are never given back. */
+static region *find(const void *address) {
     enter();
     region *r = find_locked(address);
-    int kind = r && !r->freed ? r->kind : -1;
     pthread_mutex_unlock(&lock);
+    return r;
+}
+
+/* True if memory that is there begins at this address. */
+static int begins(const region *r, const void *address) { return r && r->base == (const char *)address && !r->freed; }
+
+static void look_up(const void *address, int *kind, int *device) {
+    const region *r = find(address);
+    *kind = r && !r->freed ? r->kind : -1;
+    *device = r ? r->device : 0;
+}
+
+/* -1 for what the runtime does not know. */
+static int kind_of(const void *address) {
+    int kind, device;
+    look_up(address, &kind, &device);
     return kind;
 }
 
@@ -116,19 +131,15 @@ static int see_host(void *where, size_t bytes) {
 
 /* No more; found by nobody from now on. */
 static int unsee_host(void *where) {
-    enter();
-    region *r = find_locked(where);
-    int status = r && r->base == (char *)where && r->kind == PINNED_MEMORY ? OK : INVALID_VALUE;
-    if (status == OK) r->bytes = 0;
-    pthread_mutex_unlock(&lock);
-    return status;
+    region *r = find(where);
+    if (!begins(r, where) || r->kind != PINNED_MEMORY) return INVALID_VALUE;
+    r->bytes = 0;
+    return OK;
 }
 
 static int seen_at(void **seen, void *memory) {
-    enter();
-    region *r = find_locked(memory);
+    const region *r = find(memory);
     *seen = r && r->seen ? r->seen + ((char *)memory - r->base) : memory;
-    pthread_mutex_unlock(&lock);
     return r && r->kind != DEVICE_MEMORY ? OK : INVALID_VALUE;
 }
 
@@ -141,18 +152,10 @@ typedef struct share {
 } share;
 
 static int share_memory(share *out, void *address) {
-    enter();
-    region *r = find_locked(address);
-    int there = r && !r->freed && r->file >= 0 && r->base == (char *)address;
-    if (there)
-        *out = (share){.pid = getpid(),
-                       .file = r->file,
-                       .bytes = r->bytes,
-                       .device = r->device,
-                       .board = board_of(r->device),
-                       .fine = r->fine};
-    pthread_mutex_unlock(&lock);
-    return there ? OK : INVALID_VALUE;
+    const region *r = find(address);
+    if (!begins(r, address) || r->file < 0) return INVALID_VALUE;
+    *out = (share){getpid(), r->file, r->bytes, r->device, board_of(r->device), r->fine, ""};
+    return OK;
 }
 
 /* True if HIP opens the memory as the peer's: HIP 7 takes the device of that number here for the peer. */
@@ -196,7 +199,7 @@ static int open_memory(void **address, const share *from) {
     return note(r, address);
 }
 
-static void wait_for_device(int device, int does);
+static void wait_for_device(int device);
 
 static void poison_locked(region *r) {
     r->freed = 1;
@@ -215,37 +218,23 @@ static void poison_locked(region *r) {
 
 /* Overwritten at once, whatever still uses it, and never used again, so that every later use meets the poison. */
 static int release(void *address, int kind) {
+    region *r = find(address);
     if (refused()) return refused();
+    if (!begins(r, address) || r->kind != kind) return INVALID_VALUE;
+    if (HIP) wait_for_device(r->device);
     enter();
-    region *r = find_locked(address);
-    int status = r && r->base == (char *)address && !r->freed && r->kind == kind ? OK : INVALID_VALUE;
+    poison_locked(r);
     pthread_mutex_unlock(&lock);
-    if (status == OK) wait_for_device(r->device, HIP);
-    enter();
-    if (status == OK) poison_locked(r);
-    pthread_mutex_unlock(&lock);
-    return status;
+    return OK;
 }
 
 /* Give another process's back: nothing may use it any more. */
 static int close_memory(void *address) {
-    enter();
-    region *r = find_locked(address);
-    int status = r && r->base == (char *)address && r->owner && !r->freed ? OK : INVALID_VALUE;
-    pthread_mutex_unlock(&lock);
+    region *r = find(address);
+    if (!begins(r, address) || !r->owner) return INVALID_VALUE;
     __atomic_add_fetch(&closing, 1, __ATOMIC_RELAXED);
-    if (status == OK) wait_for_device(current < 0 ? 0 : current, 1);
+    wait_for_device(current < 0 ? 0 : current);
     __atomic_sub_fetch(&closing, 1, __ATOMIC_RELAXED);
-    enter();
-    if (status == OK) r->freed = 1;
-    pthread_mutex_unlock(&lock);
-    return status;
-}
-
-static void look_up(const void *address, int *kind, int *device) {
-    enter();
-    region *r = find_locked(address);
-    *kind = r && !r->freed ? r->kind : -1;
-    *device = r ? r->device : 0;
-    pthread_mutex_unlock(&lock);
+    r->freed = 1;
+    return OK;
 }

@@ -3,13 +3,8 @@
 from device_scripts import program
 
 COMMON = """
-import time
-import numpy as np
-import pytest
-from arrays import Array
-from mpi4py import MPI
-from ucc_hetero import Communicator
-from ucc_hetero.errors import TruncationError
+from ranks import *
+from ucc_hetero.p2p import messages as p2p
 
 LONG = 300_000  # float32: longer than what libucp sends unasked
 """
@@ -18,10 +13,6 @@ MATCHING = program("message_cases.py")
 
 #: How a rank ends whose peer has died: it says what each of its calls raises.
 TOLD = """
-import os
-import signal
-from ucc_hetero.errors import UCCHError
-
 def told(*calls):
     for call in calls:
         try:
@@ -62,8 +53,6 @@ with Communicator() as comm:
 #: A receive that is given up takes nothing of what comes later; a send that is given up goes on until it is received.
 GIVEN_UP = COMMON
 GIVEN_UP += """
-from ucc_hetero.p2p import messages as p2p
-from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
     host = lambda n: np.empty(n, np.float32)
@@ -98,8 +87,6 @@ with Communicator() as comm:
 #: Long messages leave the devices' multiprocessors to others: copy engines move them, to devices and to hosts.
 COPIES = COMMON
 COPIES += """
-import ctypes
-from arrays import runtime
 with Communicator() as comm:
     r, n, driver = comm.rank, 6_000_000, ctypes.CDLL(runtime().path)
     x, y, host = Array(n), Array(n), np.empty(n, np.float32)
@@ -115,18 +102,9 @@ with Communicator() as comm:
 #: Messages that start in streams: what is there by then goes out, in its order, and nothing arrives before.
 STREAMS = COMMON
 STREAMS += """
-import threading
-from arrays import Gate, runtime
-from ucc_hetero.p2p import messages as p2p
-from ucc_hetero.errors import CollectiveTimeout
-
-def held(gpu, seconds):
-    "A stream that goes on after a while, if it does, and what it waits for. How long decides no test."
-    stream = gpu.stream()
-    gate = Gate(stream)
-    if seconds:
-        threading.Timer(seconds, gate.open).start()
-    return stream, gate
+def soon(gate, seconds):
+    "Open it after a while. How long decides no test."
+    threading.Timer(seconds, gate.open).start()
 
 with Communicator() as comm:
     p, r = comm.size, comm.rank
@@ -135,12 +113,12 @@ with Communicator() as comm:
     gpu.use(comm._runner.members.place.device)
     # The data comes late, short and long, from the device and the host; a message behind it does not overtake it.
     for n in (10, 5000, LONG):
-        stream, gate = held(gpu, 0)
+        stream, gate = held()
         source, x, y, z = Array(n).set(100 + r), Array(n).set(-1), Array(n).set(-2), Array(n).set(-3)
         gpu.copy(x.block.handle, source.block.handle, 4 * n, stream.handle)
         sends = [comm.Isend(x, right, 5, stream=stream), comm.Isend(Array(n).set(200 + r), right, 5)]
         sends += [comm.Isend(np.full(n, 300 + r, np.float32), right, 5)]
-        threading.Timer(0.2, gate.open).start()  # had the host waited for the stream, it would not get here
+        soon(gate, 0.2)  # had the host waited for the stream, it would not get here
         host = np.zeros(n, np.float32)
         comm.Recv(y, left, 5)
         comm.Recv(z, MPI.ANY_SOURCE, 5, status)
@@ -149,7 +127,8 @@ with Communicator() as comm:
         [s.Wait() for s in sends]
     # What is received does not arrive while the stream still works with the memory; nor does what is posted later.
     for n in (5000, LONG):
-        stream, gate = held(gpu, 0.2)
+        stream, gate = held()
+        soon(gate, 0.2)
         x, y, z = Array(n).set(r), Array(n), Array(n)
         y.fill(stream, -7.0)
         one, two = comm.Irecv(y, left, 6, stream=stream), comm.Irecv(z, left, 6)
@@ -159,7 +138,8 @@ with Communicator() as comm:
         two.Wait()
         assert (y.peek == left).all() and (z.peek == 50 + left).all(), (n, y.peek[:3], z.peek[:3])
     # Both at a time, synchronous ones, and forms that the host waits for.
-    stream, gate = held(gpu, 0.1)
+    stream, gate = held()
+    soon(gate, 0.1)
     x, y = Array(LONG), Array(LONG).set(-1)
     x.fill(stream, 7.0 + r)
     comm.Sendrecv(x, right, 1, y, left, 1, stream=stream)
@@ -174,7 +154,7 @@ with Communicator() as comm:
     send.Wait()
     assert (y.peek == 11 + left).all()
     # A receive whose stream never gets there is taken back, or ends with its time; those behind it go on.
-    stuck, gate = held(gpu, 0)
+    stuck, gate = held()
     waiting = comm.Irecv(Array(LONG), left, 8, stream=stuck)
     waiting.Cancel()
     waiting.Wait(status)
@@ -203,22 +183,14 @@ with Communicator() as comm:
     while p2p._held:
         comm.Iprobe(left, 11)
         time.sleep(1e-4)
-    for wrong, error in (("nonsense", TypeError), (object(), TypeError)):
-        with pytest.raises(error):
-            comm.Isend(x, right, stream=wrong)
-    try:
+    with pytest.raises(Exception, match="contiguous"):  # what is not there yet is not copied
         comm.Isend(np.zeros(100, np.float32)[::2], right, stream=0)
-        raise AssertionError("what is not there yet was copied")
-    except Exception as error:
-        assert "contiguous" in str(error), error
 """
 
 #: A receiver whose time is over while the data comes, to a device or the host: nothing more is written to its memory,
 #: its sender is done, and the next message comes.
 ON_ITS_WAY = COMMON
 ON_ITS_WAY += """
-from ucc_hetero.p2p import messages as p2p
-from ucc_hetero.errors import CollectiveTimeout
 with Communicator() as comm:
     r = comm.rank
     n = 12_000_000  # more than a ring holds
@@ -248,13 +220,11 @@ with Communicator() as comm:
 """
 
 #: The device of rank 1 is slow: its host, which takes other messages, gives no slots away that the stream has to read.
-EARLY = """
-import os
-from mpi4py import MPI
-os.environ["FAKEGPU_DELAY_US"] = "50000" if MPI.COMM_WORLD.rank else "0"
-"""
-EARLY += COMMON
+EARLY = COMMON
 EARLY += """
+from arrays import begin_case
+os.environ["FAKEGPU_DELAY_US"] = "50000" if MPI.COMM_WORLD.rank else "0"
+begin_case()
 with Communicator() as comm:
     r, n, rng = comm.rank, 1_500_000, np.random.default_rng(comm.mpi.bcast(time.time_ns()))
     x = [rng.integers(-99, 99, n).astype("f4") for _ in range(6)]
@@ -273,10 +243,6 @@ with Communicator() as comm:
 #: others go on; and what its device cannot have is told to both, of that message alone.
 PINS = COMMON
 PINS += """
-import ctypes
-import os
-from arrays import runtime
-from ucc_hetero.errors import CollectiveError, DeviceError
 with Communicator() as comm:
     r, driver = comm.rank, ctypes.CDLL(runtime().path)
     x, y, status = Array(LONG), Array(LONG).set(-1), MPI.Status()

@@ -110,30 +110,42 @@ static void pass_driver(void) {
     pthread_mutex_unlock(&driver);
 }
 
+/* The most work that any stream of a device has, or of this one; -1: of any device. */
+static int most_work(const stream *one, int device) {
+    int most = 0;
+    enter();
+    for (const stream *s = one ? one : streams; s; s = one ? NULL : s->next)
+        if ((device < 0 || s->device == device) && s->unfinished > most) most = s->unfinished;
+    pthread_mutex_unlock(&lock);
+    return most;
+}
+
+/* Wait for all streams of a device, as HIP does before it frees anything there. */
+static void wait_for_device(int device) {
+    while (most_work(NULL, device))
+        usleep(LOOK_US);
+}
+
+/* Keep the driver until streams have less work than this. */
+static void keep_driver(const stream *s, int least) {
+    for (int busy = 1; busy; usleep(busy ? LOOK_US : 0)) {
+        busy = most_work(s, -1) >= least;
+        __atomic_store_n(&kept, busy, __ATOMIC_RELEASE);
+    }
+}
+
 /* A kernel that is not loaded is, once the device has come to rest. */
 static void load_kernel(int *loaded) {
     pthread_mutex_lock(&driver);
-    for (int busy = !*loaded; busy; usleep(busy ? LOOK_US : 0)) {
-        busy = 0;
-        enter();
-        for (stream *s = streams; s && !busy; s = s->next)
-            busy = s->unfinished;
-        pthread_mutex_unlock(&lock);
-        __atomic_store_n(&kept, busy, __ATOMIC_RELEASE);
-    }
+    if (!*loaded) keep_driver(NULL, 1);
     *loaded = 1;
     pthread_mutex_unlock(&driver);
 }
 
 /* A stream that is full keeps the driver from everybody, as CUDA's seems to behind some 1,000 kernels. */
-static void wait_for_room(stream *s) {
+static void wait_for_room(const stream *s) {
     pthread_mutex_lock(&driver);
-    for (int full = most_ahead > 0; full; usleep(full ? LOOK_US : 0)) {
-        enter();
-        full = s->unfinished >= most_ahead;
-        pthread_mutex_unlock(&lock);
-        __atomic_store_n(&kept, full, __ATOMIC_RELEASE);
-    }
+    if (most_ahead > 0) keep_driver(s, most_ahead);
     pthread_mutex_unlock(&driver);
 }
 
@@ -192,26 +204,10 @@ static int copy_async(void *dst, const void *src, size_t bytes, void *handle) {
 
 static int synchronize(void *handle) {
     if (refused()) return refused();
-    stream *s = stream_of(handle);
-    enter();
-    while (s->unfinished) {
-        pthread_mutex_unlock(&lock);
+    const stream *s = stream_of(handle);
+    while (most_work(s, -1))
         usleep(LOOK_US);
-        enter();
-    }
-    pthread_mutex_unlock(&lock);
     return OK;
-}
-
-/* Wait for all streams of a device, as HIP does before it frees anything there. */
-static void wait_for_device(int device, int does) {
-    for (int busy = does; busy; usleep(busy ? LOOK_US : 0)) {
-        busy = 0;
-        enter();
-        for (stream *s = streams; s && !busy; s = s->next)
-            busy = s->device == device && s->unfinished;
-        pthread_mutex_unlock(&lock);
-    }
 }
 
 static int record(event *e, void *handle) {

@@ -137,16 +137,12 @@ class Tensor(torch.Tensor):
 
     def div_(self, other: float) -> Tensor:
         """A kernel in the current stream; float32 only."""
-        library, stream = ctypes.CDLL(RUNTIME.path), ctypes.c_void_p(state.current.cuda_stream)
-        args = ctypes.c_void_p(self.data_ptr()), ctypes.c_size_t(self.numel()), ctypes.c_float(1 / other)
-        assert library.fakegpu_scale(stream, *args) == 0
+        arrays.kernel("scale", state.current.cuda_stream, self.data_ptr(), self.numel(), 1 / other)
         return self
 
     def fill(self, value: float) -> Tensor:
         """A kernel in the current stream; float32 only."""
-        library, stream = ctypes.CDLL(RUNTIME.path), ctypes.c_void_p(state.current.cuda_stream)
-        args = ctypes.c_void_p(self.data_ptr()), ctypes.c_size_t(self.numel()), ctypes.c_float(value)
-        assert library.fakegpu_fill(stream, *args) == 0
+        arrays.kernel("fill", state.current.cuda_stream, self.data_ptr(), self.numel(), value)
         return self
 
     def seen(self) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The first ten minutes of a stranger: a fresh clone, README's and the first page's blocks word for word, nothing set.
+"""The first ten minutes of a stranger: a fresh clone, README's and the first page's blocks word for word, nothing set;
+and what sdist and wheel have.
 
 `clone` is where `make demo` and README install in place; `openmpi` and `mpich` are environments with the wheel. Blocks
 behind a comment `<!-- needs ... -->` need what a machine alone does not have.
@@ -9,7 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,11 +87,17 @@ def clone(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(place: Path, clone: Path, environ: dict[str, str]) -> Path:
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", place, clone]
-    done = run(pip, place, environ)
+def dist(place: Path, clone: Path, environ: dict[str, str]) -> Path:
+    """A folder with an sdist and the wheel that was built from it: one for every Python from 3.10 on."""
+    pytest.importorskip("build", reason="building needs the extra 'dev'")
+    done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", clone], place, environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    return next(place.glob("*.whl"))
+    return place / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return next(dist.glob("*.whl"))
 
 
 def as_nobody() -> dict[str, Any]:
@@ -195,3 +205,48 @@ def test_an_ordinary_user(installed: dict[str, str], example: Path) -> None:
         pytest.skip("an ordinary user cannot start this Python: it is in a folder of root's")
     done = run(["ucch-run", "-np", "2", "python", "example.py"], example, env, **as_nobody())
     assert done.returncode == 0 and "1 3.0" in done.stdout and "root" not in done.stderr, done.stdout + done.stderr
+
+
+# --- sdist and wheel have all that is there ---------------------------------------------------------------------------
+
+
+def modules(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+
+
+def test_sdist_has_all_sources(dist: Path) -> None:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("cffi_build", "docs", "examples", "tests", "tools", "ucc_hetero"):
+        sources = [
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in {".c", ".cuh", ".h", ".md", ".py"}
+            and path.stem != "_native"
+            and path.parent.name != "_generated"  # what `make docs` leaves
+        ]
+        assert {path.relative_to(ROOT).as_posix() for path in sources} <= names
+
+
+def test_wheel_is_whole(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, package in (("ucc_hetero", ""), ("benchmarks", "bench/"), ("mpi_launch", "launch/")):
+        assert {f"ucc_hetero/{package}{name}" for name in modules(ROOT / folder)} <= names
+    kernels = [path for path in (ROOT / "ucc_hetero").rglob("*") if path.suffix in {".cuh", ".h"}]
+    assert kernels and {path.relative_to(ROOT).as_posix() for path in kernels} <= names
+    assert "ucc_hetero/py.typed" in names
+    top = {name.partition("/")[0].partition("-")[0].removesuffix(".py") for name in names}
+    assert top == {"ucc_hetero", "_ucc_hetero_autoload"}, "a generic name"
+
+
+@pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="no stable ABI without the GIL")
+def test_wheel_is_for_the_stable_abi(wheel: Path) -> None:
+    assert "-cp310-abi3-linux" in wheel.name
+    assert "ucc_hetero/_native.abi3.so" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_wheel_imports(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "import ucc_hetero.bench, ucc_hetero.launch; from ucc_hetero.native import libraries as l; print(l.__file__)"
+    found = run([sys.executable, "-c", code], tmp_path, os.environ)
+    assert found.stdout.strip() == str(tmp_path / "ucc_hetero" / "native" / "libraries.py"), found.stderr

@@ -8,6 +8,7 @@ Every case prints ``ok NAME`` on rank 0 when all ranks have passed it.
 """
 
 import faulthandler
+import itertools
 import os
 import sys
 import traceback
@@ -61,92 +62,66 @@ def same(got: Any, want: Any) -> None:
 
 
 @case
-def collectives(comm: Communicator, kind: Any) -> None:
+def calls(comm: Communicator, kind: Any) -> None:
+    """Of every shape, under way together and waited for in another order, with several types; random ones of all forms
+    are in test_random_calls.py."""
     p, r = comm.size, comm.rank
-    for n in SIZES:
-        for dtype in ("float32", "int64", "float16"):
-            each, wide = everyone(comm, n, dtype), everyone(comm, n * p, dtype)
-            x, y, g = kind.put(each[r]), kind.into(blank(n, dtype)), kind.into(blank(n * p, dtype))
-            w = kind.put(wide[r])
-            comm.Allreduce(x, y)
-            same(kind.get(y), each.sum(0))
-            comm.Allreduce(None, y, MAX)
-            same(kind.get(y), each.sum(0))
-            comm.Allgather(x, g)
-            same(kind.get(g), each.ravel())
-            comm.Alltoall(w, g)
-            same(kind.get(g), wide[:, r * n : (r + 1) * n].ravel())
-            comm.Reduce_scatter_block(w, y)
-            same(kind.get(y), wide.sum(0)[r * n : (r + 1) * n])
-            comm.Reduce(x, y if r == p - 1 else None, root=p - 1)
-            same(kind.get(y), each.sum(0) if r == p - 1 else wide.sum(0)[r * n : (r + 1) * n])
-            comm.Bcast(x if r == 0 else y, 0)
-            same(kind.get(x if r == 0 else y), each[0])
-            comm.Gather(x, g if r == 0 else None, 0)
-            comm.Scatter(g if r == 0 else None, y, 0)
-            same(kind.get(y), each[r])
+    for n, dtype in itertools.product(SIZES, ("float32", "int64", "float16")):
+        each, wide = everyone(comm, n, dtype), everyone(comm, n * p, dtype)
+        x, w, bcast = kind.put(each[r]), kind.put(wide[r]), kind.put(each[0]) if r == 0 else kind.into(blank(n, dtype))
+        one, part, last = (kind.into(blank(n, dtype)) for _ in range(3))
+        whole, turned, gathered = (kind.into(blank(n * p, dtype)) for _ in range(3))
+        two = kind.into(each[r])
         uneven = [n + rank for rank in range(p)]
-        mine, all_of = kind.put(data(r, uneven[r])), kind.into(blank(sum(uneven)))
-        comm.Allgatherv(mine, [all_of, uneven])
-        same(kind.get(all_of), np.concatenate([data(rank, k) for rank, k in enumerate(uneven)]))
-
-
-@case
-def averages(comm: Communicator, kind: Any) -> None:
-    each = everyone(comm, 5000)
-    x, y = kind.put(each[comm.rank]), kind.into(blank(5000))
-    comm.Allreduce(x, y, AVG)
-    same(kind.get(y), each.mean(0))
+        mine, joined = kind.put(data(r, uneven[r])), kind.into(blank(sum(uneven)))
+        under_way = [
+            comm.Iallreduce(x, one), comm.Iallreduce(None, two, MAX), comm.Ibcast(bcast, 0), comm.Iallgather(x, whole),
+            comm.Ialltoall(w, turned), comm.Ireduce_scatter_block(w, part),
+            comm.Ireduce(x, last if r == p - 1 else None, root=p - 1), comm.Iallgatherv(mine, [joined, uneven]),
+            comm.Igather(x, gathered if r == 0 else None, 0),
+        ]  # fmt: skip
+        for request in reversed(under_way):
+            request.Wait()
+        same(kind.get(one), each.sum(0))
+        same(kind.get(two), each.max(0))
+        same(kind.get(bcast), each[0])
+        same(kind.get(whole), each.ravel())
+        same(kind.get(gathered), each.ravel() if r == 0 else blank(n * p, dtype))
+        same(kind.get(turned), wide[:, r * n : (r + 1) * n].ravel())
+        same(kind.get(part), wide.sum(0)[r * n : (r + 1) * n])
+        same(kind.get(last), each.sum(0) if r == p - 1 else blank(n, dtype))
+        same(kind.get(joined), np.concatenate([data(rank, k) for rank, k in enumerate(uneven)]))
+        comm.Scatter(whole if r == 0 else None, two, 0)
+        same(kind.get(two), each[r])
+    repeated = comm.Allreduce_init(x, two, AVG)
+    for _ in range(3):
+        repeated.Start()
+        repeated.Wait()
+    same(kind.get(two), (each.astype("float64").sum(0) / p).astype(dtype))
+    repeated.Free()
 
 
 @case
 def products(comm: Communicator, kind: Any) -> None:
     """Bits of a product of complex numbers are the same on all ranks."""
-    numbers = np.random.default_rng([comm.rank, 7])
-    for n in SIZES:
-        mine = numbers.normal(size=2 * n).astype("float32").view("complex64")
-        x, y = kind.put(mine), kind.into(blank(n, "complex64"))
-        comm.Allreduce(x, y, PROD)
-        got = kind.get(y)
-        np.testing.assert_allclose(got, np.prod(comm.allgather(mine), axis=0), rtol=1e-5, atol=1e-5)
-        same(got, comm.bcast(got))
+    mine = np.random.default_rng([comm.rank, 7]).normal(size=2 * SIZES[-1]).astype("float32").view("complex64")
+    x, y = kind.put(mine), kind.into(blank(mine.size, "complex64"))
+    comm.Allreduce(x, y, PROD)
+    got = kind.get(y)
+    np.testing.assert_allclose(got, np.prod(comm.allgather(mine), axis=0), rtol=1e-5, atol=1e-5)
+    same(got, comm.bcast(got))
 
 
 @case
 def messages(comm: Communicator, kind: Any) -> None:
-    p, r = comm.size, comm.rank
-    right, left = (r + 1) % p, (r - 1) % p
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for n in (*SIZES, 5_000_000):
-        x, y, z = kind.put(data(r, n)), kind.into(blank(n)), kind.into(blank(n))
-        comm.Sendrecv(x, right, 1, y, left, 1)
-        same(kind.get(y), data(left, n))
+        x, y, z = kind.put(data(comm.rank, n)), kind.into(blank(n)), kind.into(blank(n))
         requests = [comm.Irecv(y, right, 2), comm.Irecv(z, left, 3), comm.Isend(x, left, 2), comm.Isend(x, right, 3)]
         for request in requests:
             request.Wait()
         same(kind.get(y), data(right, n))
         same(kind.get(z), data(left, n))
-
-
-@case
-def requests(comm: Communicator, kind: Any) -> None:
-    """Several calls under way, waited for in another order; and one that is repeated."""
-    n, p, r = 70_000, comm.size, comm.rank
-    each = everyone(comm, n)
-    x, a, b = kind.put(each[r]), kind.into(blank(n)), kind.into(blank(n * p))
-    c = kind.put(each[r]) if r == 0 else kind.into(blank(n))
-    under_way = [comm.Iallreduce(x, a), comm.Iallgather(x, b), comm.Ibcast(c, 0)]
-    for request in reversed(under_way):
-        request.Wait()
-    same(kind.get(a), each.sum(0))
-    same(kind.get(b), each.ravel())
-    same(kind.get(c), each[0])
-    out = kind.into(blank(n))
-    repeated = comm.Allreduce_init(x, out)
-    for _ in range(3):
-        repeated.Start()
-        repeated.Wait()
-        same(kind.get(out), each.sum(0))
-    repeated.Free()
 
 
 @case

@@ -11,10 +11,7 @@ from array_kinds import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = Path(__file__).parent / "array_cases.py"
-CASES = [
-    "collectives", "averages", "products", "messages", "requests", "forms", "streams", "messages_in_streams",
-    "another_device", "mistakes",
-]  # fmt: skip
+CASES = ["calls", "products", "messages", "forms", "streams", "messages_in_streams", "another_device", "mistakes"]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +48,7 @@ def test_two_vendors(mpirun: Run, hip_over_cuda: Path, kind: str, channels: str)
 def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) -> None:
     """No way between them but through the host: slower, and right."""
     env = {"UCX_TLS": "^cuda_ipc", "NCCL_P2P_DISABLE": "1"}
-    cases = ["collectives", "messages", "streams", "messages_in_streams"]
+    cases = ["calls", "messages", "streams", "messages_in_streams"]
     run(mpirun, "raw", cases, **env)
     run(mpirun, "raw", cases, CASES_ODD_HIP=str(hip_over_cuda), UCCH_STAGING="direct", **env)
 
@@ -59,7 +56,7 @@ def test_devices_that_do_not_reach_each_other(mpirun: Run, hip_over_cuda: Path) 
 @TWO
 def test_a_rank_without_a_device(mpirun: Run) -> None:
     """Its libucp does not know the memory of the other's device, from where it could not receive (docs/bridge.md)."""
-    run(mpirun, "raw", ["collectives", "averages", "messages", "requests"], CASES_ODD_BLIND="1")
+    run(mpirun, "raw", ["calls", "messages"], CASES_ODD_BLIND="1")
 
 
 @TWO
@@ -85,12 +82,14 @@ def test_memory_runs_out(mpirun: Run, hip_over_cuda: Path, vendors: str) -> None
     assert all(end == "right" or re.match(rf"\w+(Error|Timeout): rank {rank}", end) for rank, end in ends.items()), ends
 
 
-LEFT = """
+BEGIN = """
 import time
 import torch
-from ucc_hetero import Communicator
+from ucc_hetero import Communicator, DeviceError
 from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank)
+torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+"""
+LEFT = f"""{BEGIN}
 with Communicator() as comm:
     stream, x, y = torch.cuda.Stream(), torch.ones(2, device="cuda"), torch.full((2,), -7.0, device="cuda")
     torch.cuda.synchronize()
@@ -101,7 +100,7 @@ with Communicator() as comm:
     until = time.monotonic() + 5
     while (left := comm._runner.launches) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not left, f"{left} calls that have ended are kept"
+    assert not left, (left, "calls that have ended are kept")
     print("all collected", flush=True)
 """
 
@@ -112,11 +111,7 @@ def test_calls_that_are_not_waited_for_are_collected(mpirun: Run) -> None:
     assert mpirun(LEFT, 2, env={"PYTHONPATH": str(ROOT)}, timeout=120).said("all collected") == 2
 
 
-DEFAULT_STREAM = """
-import torch
-from ucc_hetero import Communicator
-from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+DEFAULT_STREAM = f"""{BEGIN}
 comm = Communicator()
 for _ in range(20):  # in the default stream, where libucc's own kernels wait for nothing
     x, y = torch.full((1 << 20,), comm.rank + 1.0, device="cuda"), torch.full((1 << 20,), -7.0, device="cuda")
@@ -153,11 +148,7 @@ def test_a_persistent_call_that_is_never_started(mpirun: Run) -> None:
     assert mpirun(NEVER_STARTED, 2, env=env, timeout=60).said("right") == 2
 
 
-CANNOT_BEGIN = """
-import torch
-from ucc_hetero import Communicator, DeviceError
-from mpi4py import MPI
-torch.cuda.set_device(MPI.COMM_WORLD.rank % torch.cuda.device_count())
+CANNOT_BEGIN = f"""{BEGIN}
 x, y = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, device="cuda")
 for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
     with Communicator() as comm:

@@ -78,38 +78,6 @@ def nothing_from_some(comm: Any) -> list[Any]:
     return [out, back]
 
 
-def scattered_in_place(comm: Any) -> list[Any]:
-    """Memory beyond the result stays as it is."""
-    size = comm.Get_size()
-    results = []
-    for n in (1, 2, 5):
-        one, two = data(comm, n * size), data(comm, n * size, "i")
-        comm.Reduce_scatter_block(MPI.IN_PLACE, one)
-        comm.Reduce_scatter(MPI.IN_PLACE, two, [n] * size, MPI.MAX)
-        results += [one[:n], two[:n]]
-        if isinstance(comm, Communicator):
-            assert (one[n:] == data(comm, n * size)[n:]).all() and (two[n:] == data(comm, n * size, "i")[n:]).all()
-    return results
-
-
-def displaced(comm: Any) -> list[Any]:
-    """``[array, (count, displacement)]`` on either side; made again, which looks up what was done last time."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    counts = [r % 2 + 1 for r in range(size)]
-    mine, total = counts[rank], sum(counts)
-    results: list[Any] = []
-    for again in range(3):
-        source = data(comm, 3 * total + 4) + again
-        every, at_root, part, reduced, w = blank(total), blank(total), blank(mine + 3), blank(mine + 2), blank(total)
-        comm.Allgatherv([source, (mine, 3)], [every, counts])
-        comm.Gatherv([source, mine, 2, MPI.DOUBLE], [at_root, counts] if rank == 0 else None, 0)
-        comm.Scatterv([source, (counts, [2 * r for r in range(size)])], [part, (mine, 2), "d"], 0)
-        comm.Reduce_scatter([source, (total, 1)], [reduced, (mine, 2)], counts)
-        comm.Allreduce([source, (total, 2)], [w, (total, 0)])
-        results += [every, at_root, part, reduced, w]
-    return results
-
-
 def known_and_unknown_counts(comm: Any) -> list[Any]:
     """A blocking call whose counts are what rank 0 knew of those of a non-blocking one before."""
     rank, size = comm.Get_rank(), comm.Get_size()
@@ -131,14 +99,15 @@ def known_and_unknown_counts(comm: Any) -> list[Any]:
 def pairs(comm: Any) -> list[Any]:
     """MINLOC and MAXLOC on MPI's pair types."""
     results: list[Any] = []
-    for op, form in product((MPI.MAXLOC, MPI.MINLOC), FORMS):
+    for (op, name), form in product(((MPI.MAXLOC, "maxloc"), (MPI.MINLOC, "MinLoc")), FORMS):
+        said = name if isinstance(comm, Communicator) and form == "{}" else op
         mine, out = np.zeros(100, PAIR), np.zeros(100, PAIR)
 
         def fill(mine: Array = mine) -> None:
             rank = comm.Get_rank()
             mine["value"], mine["index"] = np.random.default_rng([3, rank]).integers(0, 9, 100), rank
 
-        run(comm, form, "Allreduce", [mine, MPI.DOUBLE_INT], [out, MPI.DOUBLE_INT], op, fill=fill)
+        run(comm, form, "Allreduce", [mine, MPI.DOUBLE_INT], [out, MPI.DOUBLE_INT], said, fill=fill)
         results += [out["value"], out["index"]]
     return results
 
@@ -250,7 +219,7 @@ def redistributed(comm: Any) -> list[Any]:
 
 #: All of them.
 CALLS: tuple[Calls, ...] = (
-    empty, nothing_from_some, scattered_in_place, displaced, known_and_unknown_counts, pairs, own_operation,
+    empty, nothing_from_some, known_and_unknown_counts, pairs, own_operation,
     own_operation_on_long_vectors, with_gaps, redistributed,
 )  # fmt: skip
 

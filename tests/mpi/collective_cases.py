@@ -90,7 +90,7 @@ def fill_in(rng: np.random.Generator, size: int, seed: int, kind: Kind) -> Case:
         counts = tuple(map(int, table.ravel()))
     root = int(rng.integers(size)) if ROWS[name].rooted else -1
     gaps = name in WITH_DISPLACEMENTS and bool(rng.random() < 0.6)
-    spec = str(rng.choice(["plain", "count", "dtype", "both"]))
+    spec = str(rng.choice(["plain", "count", "dtype", "both", "at"]))
     return Case(name, dtype, op, form, in_place, root, counts, gaps, spec, seed)
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ucc_hetero import SUM, Communicator, PersistentRequest, Request
+from ucc_hetero import SUM, Communicator, Request
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import numbers
 from ucc_hetero.bootstrap.board import PAGES
@@ -48,64 +49,112 @@ def everyone(comm: Communicator) -> list[int]:
     return list(range(comm.size))
 
 
-def case_split(comm: Communicator) -> None:
-    """By parity, in reverse order, with ranks in none; splits of splits."""
-    parity = [r for r in everyone(comm) if r % 2 == comm.rank % 2]
-    with comm.Split(comm.rank % 2, -comm.rank) as half:
-        assert isinstance(half, Communicator)
-        check(half, parity[::-1])
-        with half.Split(0, -half.rank) as again:
-            check(again, parity)
-    none = comm.Split(MPI.UNDEFINED if comm.rank == 0 else 1)
-    if comm.rank == 0:
-        assert none == MPI.COMM_NULL and not none
-    else:
-        assert none != MPI.COMM_NULL and none
-        check(none, everyone(comm)[1:])
-        none.Free()
-    with comm.Split_type(MPI.COMM_TYPE_SHARED) as node:
-        check(node, everyone(comm))
+#: Communicators that are made of one at a time.
+MANY = 4
 
 
-def case_dup_and_groups(comm: Communicator) -> None:
-    """Dup, Create, Create_group: the first over all ranks, the last over its members only."""
-    with comm.Dup() as same, same.Clone() as third:
-        # A message of one is not received by another.
-        request = comm.Isend(np.array([1]), comm.rank, 3)
-        assert not same.Iprobe() and not third.Iprobe() and comm.Probe()
-        comm.Recv(np.zeros(1, int))
-        request.Wait()
-        check(third, everyone(comm))
-    assert third != same and not third
-    group = comm.Get_group().Incl([comm.size - 1, 0])
-    created = comm.Create(group)
-    if comm.rank in (0, comm.size - 1):
-        check(created, [comm.size - 1, 0])
-        assert created.Get_group().Get_size() == 2
-        created.Free()
-        only = comm.Create_group(group)
-        check(only, [comm.size - 1, 0])
-        only.Free()
-    else:
-        assert created == MPI.COMM_NULL
+def order(comm: Any) -> list[int]:
+    """The ranks of MPI.COMM_WORLD in a communicator of MPI's."""
+    return comm.allgather(MPI.COMM_WORLD.rank)
 
 
-def case_same_ranks_again(comm: Communicator) -> None:
-    """One after the other, in any order of ranks, two at a time, and while a rank is behind in the last one's end."""
-    dice = random.Random(MPI.COMM_WORLD.bcast(random.random()))  # alike on all ranks
-    order, kept = everyone(comm), comm.Dup()
-    for _ in range(12):
-        dice.shuffle(order)
-        made = comm.Split(dice.randrange(2), order.index(comm.rank))
-        other = made.Dup()
-        for each in dice.sample([made, other], 2):
-            check(each, order)
-        first, second = dice.sample([made, other], 2)
-        first.Free()
-        check(second, order)
-        second.Free()
-    check(kept, everyone(comm))
-    kept.Free()
+def ways(dice: random.Random, size: int) -> dict[str, Callable[[Any], Any]]:
+    """Ways to make a communicator from one of so many ranks, of ours or of MPI's."""
+    colours = [dice.choice([0, 0, 1, MPI.UNDEFINED]) for _ in range(size)]
+    keys, some = [dice.randrange(-3, 3) for _ in range(size)], dice.sample(range(size), dice.randint(1, size))
+    periods = [dice.random() < 0.5 for _ in range(2)]
+    grid = dice.choice([[size // 2, 2], [2, size // 2]] if size > 1 else [[1, 1]])
+
+    def of_group(comm: Any, tag: int) -> Any:
+        group = comm.Get_group().Incl(some)
+        made = comm.Create(group) if tag < 0 else comm.Create_group(group, tag)
+        group.Free()
+        return made
+
+    return {
+        "Dup": lambda comm: comm.Dup(), "Clone": lambda comm: comm.Clone(),
+        "Split": lambda comm: comm.Split(colours[comm.rank], keys[comm.rank]),
+        "Split_type": lambda comm: comm.Split_type(MPI.COMM_TYPE_SHARED, keys[comm.rank]),
+        "Create": lambda comm: of_group(comm, -1),
+        "Create_group": lambda comm: of_group(comm, 5) if comm.rank in some else MPI.COMM_NULL,
+        "a line": lambda comm: comm.Create_cart([size], periods[:1]),
+        "a grid": lambda comm: comm.Create_cart(grid, periods),
+    }  # fmt: skip
+
+
+#: A communicator, and its ranks.
+Made = tuple[Communicator, list[int]]
+
+
+def children(comm: Communicator, dice: random.Random, names: Sequence[str]) -> Iterator[tuple[int, Made]]:
+    """Communicators made in some ways; their ranks are those of what MPI makes so, in the same order."""
+    for number, name in enumerate(names):
+        make = ways(dice, comm.size)[name]
+        theirs = make(comm.mpi)
+        if name in ("Dup", "Split") and dice.random() < 0.3:  # of MPI's, which may be freed at once
+            parent = make(comm.mpi)
+            made: Any = Communicator(parent) if parent != MPI.COMM_NULL else parent
+            if parent != MPI.COMM_NULL:
+                parent.Free()
+        else:
+            made = make(comm)
+        assert bool(made) == (made != MPI.COMM_NULL) == (theirs != MPI.COMM_NULL), name
+        if not made:
+            continue
+        assert isinstance(made, Communicator)
+        if name in ("a line", "a grid"):
+            on_a_grid(made, theirs)
+        yield number, (made, order(theirs))
+        theirs.Free()
+
+
+def on_a_grid(made: Communicator, theirs: Any) -> None:
+    """Coordinates, neighbours, messages to them, and rows are those of MPI's grid."""
+    assert (made.dim, made.Get_coords(made.rank)) == (theirs.dim, theirs.Get_coords(theirs.rank))
+    for direction in range(made.dim):
+        source, dest = made.Shift(direction, 1)
+        assert (source, dest) == theirs.Shift(direction, 1)
+        made.Sendrecv(np.array([made.rank]), dest, 0, into := np.full(1, -1), source, 0)
+        assert into[0] == (source if source != MPI.PROC_NULL else -1)
+    keep = [False] * (made.dim - 1) + [True]
+    with made.Sub(keep) as row:
+        check(row, order(rows := theirs.Sub(keep)))
+        rows.Free()
+
+
+def case_random(comm: Communicator) -> None:
+    """Communicators of communicators, made in every way, used at once in an order of each rank's own."""
+    whole = comm.topology.island_of
+
+    def grow(parent: Communicator, names: Sequence[str], depth: int) -> None:
+        dice, own = random.Random(parent.bcast(random.random())), random.Random(random.random())
+        numbers, made = range(MANY), dict(children(parent, dice, names))
+        totals = {number: np.full(3000, -1.0) for number in made}
+        requests = [
+            made[number][0].Iallreduce(np.full(3000, float(comm.rank)), totals[number])
+            for number in own.sample([*made], len(made))
+        ]
+        requests += [made[number][0].Ibarrier() for number in own.sample([*made], len(made))]
+        Request.Waitall(requests)
+        for number, (each, members) in made.items():
+            assert (totals[number] == sum(members)).all(), members
+            islands = each.topology.island_of
+            for a, b in itertools.combinations(range(each.size), 2):
+                assert (islands[a] == islands[b]) == (whole[members[a]] == whole[members[b]])
+        one, following = dice.choice(numbers), dice.sample(every, MANY)
+        if depth and one in made:
+            grow(made[one][0], following, depth - 1)
+        for each, members in (made[number] for number in dice.sample(numbers, MANY) if number in made):
+            check(each, members)
+            each.Free()
+            each.Free()
+
+    every, dice = [*ways(random.Random(0), 1)], random.Random(comm.bcast(random.random()))
+    for _ in range(2):
+        dice.shuffle(every)
+        for first in range(0, len(every), MANY):
+            grow(comm, every[first:][:MANY], 2)
+    check(comm, everyone(comm))
 
 
 def case_few_rounds(comm: Communicator) -> None:
@@ -163,17 +212,6 @@ def case_without_a_call(comm: Communicator) -> None:
         check(made, everyone(comm))
 
 
-def case_first_calls_in_any_order(comm: Communicator) -> None:
-    """Communicators that are made from one that has had teams make theirs by themselves, in an order of each rank's."""
-    made = [comm.Split(0, comm.rank) if i % 2 else comm.Dup() for i in range(4)]
-    outs = [np.zeros(50_000) for _ in made]
-    order = random.Random(comm.rank).sample(range(len(made)), len(made))
-    Request.Waitall([made[i].Iallreduce(np.full(50_000, comm.rank + i, float), outs[i]) for i in order])
-    for i, each in enumerate(made):
-        assert (outs[i] == sum(range(comm.size)) + i * comm.size).all()
-        each.Free()
-
-
 def case_colors_that_one_rank_mistakes(comm: Communicator) -> None:
     """The others learn of it at once: MPI would let them wait for ever."""
     for color, key, word in ((-2, 0, "color -2"), (1 << 31, 0, "color 2147483648"), (0, 1 << 31, "key 2147483648")):
@@ -193,38 +231,9 @@ def case_settings_of_the_parent(comm: Communicator) -> None:
             assert ours == parents
 
 
-def case_cart(comm: Communicator) -> None:
-    """A ring with its neighbours; a grid with its rows."""
-    with comm.Create_cart([comm.size], periods=[True]) as ring:
-        source, dest = ring.Shift(0, 1)
-        ring.Sendrecv(np.array([ring.rank]), dest, 0, into := np.zeros(1, int), source, 0)
-        assert into[0] == (ring.rank - 1) % ring.size
-        assert ring.Get_coords(ring.rank) == [ring.rank] and ring.dim == 1
-    line = comm.Create_cart([comm.size])
-    assert line.Shift(0, 1)[0] == (line.rank - 1 if line.rank else MPI.PROC_NULL)
-    line.Sendrecv(np.array([line.rank]), line.Shift(0, 1)[1], 0, into, line.Shift(0, 1)[0], 0)
-    line.Free()
-    grid = comm.Create_cart([comm.size // 2, 2])
-    if comm.rank < comm.size // 2 * 2:
-        row = grid.Sub([False, True])
-        check(row, [comm.rank - comm.rank % 2, comm.rank - comm.rank % 2 + 1])
-        row.Free()
-        grid.Free()
-    else:
-        assert grid == MPI.COMM_NULL
-
-
 def case_parents(comm: Communicator) -> None:
-    """Any intracommunicator of mpi4py is a parent, and a communicator of ours too; it may be freed at once."""
+    """What is no intracommunicator is refused; one of ours is a parent, too."""
     world = MPI.COMM_WORLD
-    for parent in (
-        world.Dup(), world.Split(0, -world.rank), world.Split_type(MPI.COMM_TYPE_SHARED),
-        world.Create(world.Get_group()), world.Create_group(world.Get_group()), world.Create_cart([world.size]),
-    ):  # fmt: skip
-        made, order = Communicator(parent), parent.allgather(world.rank)
-        parent.Free()
-        check(made, order)
-        made.Free()
     with Communicator(MPI.COMM_SELF) as alone, Communicator(comm) as same:
         check(alone, [world.rank])
         check(same, everyone(comm))
@@ -261,26 +270,6 @@ def case_identity(comm: Communicator) -> None:
         refused(AttributeError, lambda: comm.Create_intercomm, "comm.mpi.Create_intercomm")
         refused(AttributeError, lambda: comm.all_reduce, "did you mean Allreduce?")
         refused(AttributeError, lambda: comm.AllGather, "did you mean Allgather?")
-
-
-def case_names_of_operations(comm: Communicator) -> None:
-    """A name as text is the operation, in any case and in every form of call."""
-    p, me = comm.size, comm.rank
-    mine, out, blocks = np.full(3, me + 1), np.zeros(3, int), np.full(3 * p, me + 1)
-    sums = comm.Allreduce, comm.Iallreduce, comm.Allreduce_init, comm.Reduce, comm.Reduce_scatter_block, comm.Scan
-    for name in ("sum", "Sum", "SUM"):
-        for call in sums:
-            out[:] = 0
-            request = call(blocks if call == comm.Reduce_scatter_block else mine, out, name)
-            if isinstance(request, PersistentRequest):
-                request.Start()
-            if request is not None:
-                request.Wait()
-            ranks = me + 1 if call == comm.Scan else p if call != comm.Reduce or me == 0 else 0
-            assert (out == ranks * (ranks + 1) // 2).all(), (name, call)
-    pair, most = np.array([(me, me)], "i,i"), np.zeros(1, "i,i")
-    comm.Allreduce([pair, 1, MPI.INT_INT], [most, 1, MPI.INT_INT], "maxloc")
-    assert most[0].tolist() == (p - 1, p - 1)
 
 
 def case_objects(comm: Communicator) -> None:
@@ -352,43 +341,6 @@ def case_after_free(comm: Communicator) -> None:
     kept.Free()
 
 
-def case_islands_of_parts(comm: Communicator) -> None:
-    """The islands of a part are the parts of the islands, in the part's own numbers."""
-    whole = comm.topology.island_of
-    for key in (comm.rank, -comm.rank):
-        with comm.Split(int(comm.rank > 0), key) as part:
-            ranks = comm.mpi.Split(int(comm.rank > 0), key).allgather(comm.rank)
-            of_part = part.topology.island_of
-            for a, b in itertools.combinations(range(part.size), 2):
-                assert (of_part[a] == of_part[b]) == (whole[ranks[a]] == whole[ranks[b]])
-            check(part, ranks)
-
-
-def case_subsets_in_any_order(comm: Communicator) -> None:
-    """Subsets are communicators, of four ranks all; they work at once, in an order of each rank's own."""
-    world = MPI.COMM_WORLD
-    subsets = [s for k in range(1, comm.size + 1) for s in itertools.combinations(range(comm.size), k)]
-    subsets = random.Random(comm.bcast(random.random())).sample(subsets, min(15, len(subsets)))
-    made = {}
-    for number, ranks in enumerate(subsets):
-        if comm.rank in ranks:
-            group = world.Get_group().Incl(ranks)
-            made[ranks] = comm.Create_group(group, number)
-            group.Free()
-    rng = random.Random(comm.rank)
-    for _ in range(3):
-        order = rng.sample(sorted(made), len(made))
-        outs = {ranks: np.zeros(3000) for ranks in order}
-        requests = [made[ranks].Iallreduce(np.full(3000, float(comm.rank)), outs[ranks]) for ranks in order]
-        requests += [made[ranks].Ibarrier() for ranks in order]
-        Request.Waitall(requests)
-        for ranks, out in outs.items():
-            assert (out == sum(ranks)).all(), (ranks, out)
-    for ranks in made:
-        check(made[ranks], list(ranks))
-        made[ranks].Free()
-
-
 def case_unreceived_messages(comm: Communicator) -> None:
     """Messages that nobody received end with their communicator, and reach no later one."""
     for _ in range(3):
@@ -427,7 +379,7 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
     assert start < numbers.MOST
 
 
-def case_threads(comm: Communicator) -> None:
+def threads_with_communicators(comm: Communicator) -> None:
     """Threads create, use and free communicators of their own at the same time."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
@@ -495,7 +447,7 @@ def case_groups_beside_duplicates(comm: Communicator) -> None:
 
 
 def case_threads_that_free_late(comm: Communicator) -> None:
-    """The same, while threads of some ranks have not come to the end of Free and those of others create again."""
+    """Threads make, use and free them, while those of some ranks have not come to the end of Free and others go on."""
     close = Teams.close
 
     def late(teams: Teams, *args: Any, **more: Any) -> None:
@@ -504,4 +456,4 @@ def case_threads_that_free_late(comm: Communicator) -> None:
 
     with mock.patch.object(Teams, "close", late):
         for _ in range(4):
-            case_threads(comm)
+            threads_with_communicators(comm)

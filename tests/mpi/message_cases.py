@@ -51,22 +51,6 @@ def case_random(comm: Communicator) -> None:
     random_messages.by_rules_of_mpi(comm)
 
 
-def case_buffer_forms(comm: Communicator) -> None:
-    """mpi4py's forms, strided arrays on both sides, other datatypes."""
-    right, left = neighbours(comm)
-    grid = np.arange(40.0).reshape(5, 8) + 100 * comm.rank
-    into = np.full((5, 8), -1.0)
-    comm.Sendrecv(grid[:, ::2], right, 0, into[:, 1::2], left, 0)
-    assert (into[:, 1::2] == np.arange(40.0).reshape(5, 8)[:, ::2] + 100 * left).all() and (into[:, ::2] == -1).all()
-    ints = np.arange(10, dtype=np.int32)
-    comm.Sendrecv([ints, 4, MPI.INT], right, 0, [into.reshape(-1).view(np.int32), MPI.INT], left, 0)
-    assert (into.reshape(-1).view(np.int32)[:4] == ints[:4]).all()
-    comm.Sendrecv(bytearray(b"four"), right, 0, word := bytearray(4), left, 0)
-    assert word == b"four"
-    comm.Sendrecv(np.array([1 + 2j], "c8"), right, 0, z := np.zeros(1, "c8"), left, 0)
-    assert z[0] == 1 + 2j
-
-
 def case_synchronous(comm: Communicator) -> None:
     """Such a send is over when it is received, and not before. Probes see it, however many there were, until it is
     taken out: to be received, or thrown away."""

@@ -105,21 +105,6 @@ def case_all_topologies(comm: Communicator) -> None:
         topo.Free()
 
 
-def case_columns(comm: Communicator) -> None:
-    """The borders of a field on a grid, as datatypes with gaps, both ways at once."""
-    topo = comm.Create_cart([comm.size], periods=[True])
-    field = np.random.default_rng(comm.rank).random((6, 5))
-    other = field.copy()
-    column = MPI.DOUBLE.Create_vector(6, 1, 5).Commit()
-    size = MPI.DOUBLE.extent
-    sends, takes = ([1, 1], [size, 3 * size]), ([1, 1], [0, 4 * size])
-    topo.Neighbor_alltoallw([field, sends, [column] * 2], [field, takes, [column] * 2])
-    topo.mpi.Neighbor_alltoallw([other, sends, [column] * 2], [other, takes, [column] * 2])
-    assert (field == other).all()
-    column.Free()
-    topo.Free()
-
-
 def case_callers_messages_are_apart(comm: Communicator) -> None:
     """A receive from anyone takes no message of a neighbourhood collective."""
     topo = comm.Create_cart([comm.size], periods=[True])

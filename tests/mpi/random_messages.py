@@ -117,8 +117,13 @@ class Dice:
     def spelt(self, memory: Any) -> Any:
         """One of mpi4py's ways to say where a message is."""
         n = seen(memory).size
-        gaps = n > 1 and isinstance(memory, np.ndarray) and not memory.flags.c_contiguous
-        return memory if gaps else self.pick([memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]])
+        forms = [memory, [memory, n], [memory, MPI.FLOAT], [memory, n, MPI.FLOAT]]
+        if isinstance(memory, np.ndarray):
+            if n > 1 and not memory.flags.c_contiguous:
+                return memory
+            forms += [memoryview(memory), memory.view(np.int32), [memory.view("u1"), 4 * n, MPI.BYTE]]
+            forms += [memory.view("c8") for _ in range(n % 2 == 0)]
+        return self.pick(forms)
 
     def place(self, source: int, tag: int) -> dict[str, int]:
         """Arguments that say whom a message is from; what may be anything is named, or left out."""

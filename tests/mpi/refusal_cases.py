@@ -55,8 +55,10 @@ def draw_trial(rng: np.random.Generator) -> Trial:
     mistakes = (
         ["object"] + ["op"] * bool(case.op) + ["root"] * (case.root >= 0) + ["freed"] * (case.form == "persistent")
     )
-    if case.root < 0 and not case.in_place and min(case.counts):  # a rank that has one side alone sees none of these
-        mistakes += ["short"] + ["type"] * (case.name not in UNEVEN)
+    listed = case.name != "reduce_scatter" or len(set(case.counts)) > 1  # else all ranks see that blocks do not fit
+    # A rank that has one side alone sees none of these.
+    if case.root < 0 and not case.in_place and min(case.counts):
+        mistakes += ["short"] * listed + ["type"] * (case.name not in UNEVEN)
     culprits = tuple(range(size)) if rng.random() < 0.3 else (int(rng.integers(size)),)
     own_op = case.op == "SUM" and case.dtype == "float64" and case.form in ("blocking", "request") and not on_device
     return Trial(case, str(rng.choice(mistakes)), culprits, own_op, int(rng.integers(4)))

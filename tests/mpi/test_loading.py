@@ -1,11 +1,9 @@
 """UCX and UCC that a process ends up with, whatever was imported first, and what it says about it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import python
 
 pytestmark = pytest.mark.usefixtures("hooked")
 
@@ -38,51 +36,8 @@ def test_mpi_first(mpirun) -> None:
             assert "import ucc_hetero before mpi4py.MPI" in line
 
 
-def alone(script: str, **env: str) -> str:
-    """Errors of a process that no mpirun has started, and that has to fail."""
-    job = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **env}, capture_output=True, text=True, timeout=300
-    )  # fmt: skip
-    assert job.returncode != 0, job.stdout
-    return job.stderr
-
-
-@pytest.mark.parametrize("first", ["", "from mpi4py import MPI; "])
-def test_a_wrong_choice_of_ucx(first: str, tmp_path: Path) -> None:
-    """It was ignored where MPI had loaded a UCX."""
-    said = alone(first + "import ucc_hetero; ucc_hetero.Communicator()", UCCH_UCX_DIR=str(tmp_path))
-    assert f"UCCH_UCX_DIR={tmp_path}: {tmp_path} lacks libucs.so.0; name the folder of a UCX" in said
-
-
-@pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_the_launcher_of_another_mpi(name: str) -> None:
-    """Each rank was a job of its own, with results of its own and status 0."""
-    said = alone("import ucc_hetero; ucc_hetero.Communicator()", **{name: "3"})
-    assert f"{name}=3: a launcher has started 3 ranks, but each is alone in its MPI" in said
-
-
-@pytest.mark.parametrize(
-    ("launcher", "env", "cure"),
-    [
-        ("torchrun", {"WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "none"}, "start the script with mpirun"),
-        ("srun", {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0"}, "srun --mpi=pmix"),
-    ],
-)
-def test_a_launcher_without_mpi(launcher: str, env: dict[str, str], cure: str) -> None:
-    """Likewise."""
-    said = alone("import ucc_hetero; ucc_hetero.Communicator()", **env)
-    assert f"{launcher} has started 3 ranks, but each is alone in its MPI: {cure}" in said
-
-
-def test_log_files_have_the_ranks_names(mpirun, tmp_path: Path) -> None:
-    """From the first line on: the rank was not known yet when the file was opened."""
-    env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
-    mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
-    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
-    assert sorted(logs) == ["0.log", "1.log"], logs
-    assert all(f" [{name[0]}/host] UCCH INFO " in text for name, text in logs.items()), logs
-
-
+OURS = "import ucc_hetero; ucc_hetero.Communicator()"
+#: A library of MPI's that cannot be loaded; the communicator says it again.
 NO_MPI = r"""
 import ucc_hetero
 from mpi4py import _mpiabi
@@ -92,14 +47,49 @@ _mpiabi._dlopen_libmpi = none
 try:
     from mpi4py import MPI
 except ImportError:
-    ucc_hetero.Communicator()  # says it again
+    ucc_hetero.Communicator()
 """
+LACKS = "UCCH_UCX_DIR=/: / lacks libucs.so.0; name the folder of a UCX"
+OTHER_MPI = "=3: a launcher has started 3 ranks, but each is alone in its MPI"
+NO_LAUNCHER = "{} has started 3 ranks, but each is alone in its MPI: {}"
+#: Processes that no mpirun has started, and that have to fail: their script, their variables, and what they say.
+ALONE: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+    "a wrong choice of UCX": (OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
+    # It was ignored where MPI had loaded a UCX.
+    "a wrong choice of UCX, MPI first": ("from mpi4py import MPI; " + OURS, {"UCCH_UCX_DIR": "/"}, (LACKS,)),
+    # Each rank was a job of its own, with results of its own and status 0.
+    "Hydra's launcher": (OURS, {"PMI_SIZE": "3"}, ("PMI_SIZE" + OTHER_MPI,)),
+    "Open MPI's launcher": (OURS, {"OMPI_COMM_WORLD_SIZE": "3"}, ("OMPI_COMM_WORLD_SIZE" + OTHER_MPI,)),
+    "torchrun": (OURS, {"WORLD_SIZE": "3", "TORCHELASTIC_RUN_ID": "none"},
+                 (NO_LAUNCHER.format("torchrun", "start the script with mpirun"),)),
+    "srun": (OURS, {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0"},
+             (NO_LAUNCHER.format("srun", "srun --mpi=pmix"),)),
+    "no MPI": (NO_MPI, {}, ("mpi4py finds no MPI library (libmpi.so): install one", "MPI4PY_LIBMPI",
+                            "It tried: libmpi.so: no such file\n")),
+    # MPI would end the process.
+    "MPI has not begun": ("import mpi4py; mpi4py.rc.initialize = False; " + OURS, {},
+                          ("NotSupported: MPI has not begun: call MPI.Init_thread()",)),
+    "MPI is over": ("from mpi4py import MPI; MPI.Finalize(); " + OURS, {}, ("NotSupported: MPI has been finalised",)),
+    # A free-threaded CPython whose lock stays off: in words, with the cure.
+    "no lock of the interpreter": ("import sys; sys._is_gil_enabled = lambda: False; import ucc_hetero", {},
+                                   ("ImportError", "PYTHON_GIL=1")),
+}  # fmt: skip
 
 
-def test_no_mpi() -> None:
-    said = alone(NO_MPI)
-    assert "mpi4py finds no MPI library (libmpi.so): install one" in said and "MPI4PY_LIBMPI" in said, said
-    assert "It tried: libmpi.so: no such file" in said.splitlines()[-1]
+@pytest.mark.parametrize("name", ALONE)
+def test_a_process_that_cannot_begin(name: str) -> None:
+    script, env, said = ALONE[name]
+    done = python(script, env=env, check=False)
+    assert done.returncode != 0 and all(words in done.stderr for words in said), done.stderr
+
+
+def test_log_files_have_the_ranks_names(mpirun, tmp_path: Path) -> None:
+    """From the first line on: the rank was not known yet when the file was opened."""
+    env = {"UCCH_LOG_LEVEL": "info", "UCCH_LOG_FILE": f"{tmp_path}/%r.log"}
+    mpirun("import ucc_hetero\nucc_hetero.Communicator()\n", 2, env=env)
+    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+    assert sorted(logs) == ["0.log", "1.log"], logs
+    assert all(f" [{name[0]}/host] UCCH INFO " in text for name, text in logs.items()), logs
 
 
 def test_ranks_with_different_settings_are_refused_with_a_table(mpirun) -> None:
@@ -133,10 +123,3 @@ def test_a_wrong_layout_is_refused_on_every_rank(mpirun) -> None:
     job = mpirun(script, 3, env={"UCCH_EMULATE": "nvidia:2,amd:2"}, cold=True)
     said = "UCCH_EMULATE: 'nvidia:2,amd:2' places 4 ranks, but there are 3 frames 2"  # the script's, and one of ours
     assert job.stdout.count(said) == 3, job.output
-
-
-def test_refused_without_the_interpreters_lock() -> None:
-    """A free-threaded CPython whose lock stays off: in words, with the cure."""
-    script = "import sys; sys._is_gil_enabled = lambda: False; import ucc_hetero"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1 and "ImportError" in done.stderr and "PYTHON_GIL=1" in done.stderr, done.stderr

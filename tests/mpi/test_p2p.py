@@ -3,11 +3,10 @@
 import os
 import random
 import re
-from collections.abc import Sequence
 
 import pytest
 
-from .scripts import HEAD
+from .scripts import HEAD, Job
 
 #: Messages around a ring, and a limit for those that never come.
 HEAD += """
@@ -19,52 +18,10 @@ def ring(comm, n):
     assert (into == left).all()
 """
 
-
-def _judge_errors(job, count: int, texts: Sequence[str]) -> None:
-    """Both ranks have come to the end, with so many errors, these among them."""
-    assert job.stdout.count("caught") == count and job.said("end") == 2, job.output
-    for text in texts:
-        assert text in job.stdout, (text, job.output)
-
-
-@pytest.mark.parametrize(("ranks", "layout", "job"), [
-    (2, "", {}), (4, "nvidia:2,amd:2", {}),
-    # Sockets instead of shared memory: other protocols, other borders between them.
-    (3, "nvidia:1,amd:2", {"UCX_TLS": "tcp,self"}),
-], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
-def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
-    env = {"UCCH_TIMEOUT": "200"}
-    done = crew("cases:run_module", ranks, args=["message_cases"], layout=layout, job=job, env=env, timeout=150)
-    assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
-
-
-def test_what_a_rank_does_not_receive_that_has_freed_the_communicator(crew) -> None:
-    """It has made no call there, and waits for nobody. The sender hears that, from its wait and, if it has dropped the
-    request, from Free, which blamed its own requests."""
-    script = """
-other = comm.Dup()
-if rank == 0:
-    comm.mpi.Barrier()
-    other._runner.timeout = other._messages.timeout = 0.3
-    big = np.zeros(1 << 20)
-    caught(u.CollectiveTimeout, other.Isend(big, 1, 3).Wait)
-    other.Isend(big, 1, 3)
-    caught(u.CollectiveTimeout, other.Free)
-else:
-    other.Free()
-    comm.mpi.Barrier()
-comm.Barrier()
-print("end", flush=True)
-"""
-    _judge_errors(crew(HEAD + script, 2), 2, (
-        "(the limit was 0.3 s); rank(s) [1] have freed this communicator",
-        "1 call(s) whose requests were dropped have not ended after 0.3 s",
-    ))  # fmt: skip
-
-
-def test_what_never_comes(crew) -> None:
-    """Every waiting call ends at the deadline and says for what it waited; the communicator goes on."""
-    script = """
+#: On ranks that have run other scripts before.
+ON_A_CREW = {
+    # Every waiting call ends at the deadline and says for what it waited; the communicator goes on.
+    "what never comes": Job("""
 if rank == 0:
     big = np.zeros(1 << 20)
     limit(0.3)
@@ -104,20 +61,35 @@ world.Barrier()
 early.Wait()
 assert (one == 9).all()
 print("end", flush=True)
-"""
-    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    _judge_errors(job, 10, (
+""", 2, {"caught": 10, "^end": 2} | dict.fromkeys((
         "rank 0: receive of up to 32 bytes from rank 1, tag 5: timeout, not complete after 0.3",
         "receive of up to 32 bytes from any rank, any tag: timeout",
         "probe for source 1, tag 5: no message within 0.3",
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
-    ))  # fmt: skip
-
-
-def test_objects_and_buffers_that_are_received_by_the_wrong_method(crew) -> None:
-    """Neither waits longer than the deadline, and each says what has come instead."""
-    script = """
+    )), head=HEAD),
+    # The sender of what nobody receives, as the receiver has freed the communicator without a call, hears that: from its
+    # wait, and from Free, which blamed requests that it had dropped.
+    "a communicator that the receiver has freed": Job("""
+other = comm.Dup()
+if rank == 0:
+    world.Barrier()
+    other._runner.timeout = other._messages.timeout = 0.3
+    big = np.zeros(1 << 20)
+    caught(u.CollectiveTimeout, other.Isend(big, 1, 3).Wait)
+    other.Isend(big, 1, 3)
+    caught(u.CollectiveTimeout, other.Free)
+else:
+    other.Free()
+    world.Barrier()
+comm.Barrier()
+print("end", flush=True)
+""", said={
+        "caught": 2, "^end": 2, r"rank\(s\) \[1\] have freed this communicator": 2,
+        r"1 call\(s\) whose requests were dropped have not ended after 0.3 s": 1,
+    }, head=HEAD),
+    # Neither waits longer than the deadline, and each says what has come instead.
+    "objects and buffers that are received by the wrong method": Job("""
 if rank == 1:
     sent = comm.isend("text", 0, 10), comm.Isend(np.ones(4), 0, 11)
 world.Barrier()
@@ -133,43 +105,14 @@ if rank == 0:
     assert (one == 1).all() and comm.recv(source=MPI.PROC_NULL) is None
 world.Barrier()
 print("end", flush=True)
-"""
-    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    _judge_errors(job, 4, (
+""", 2, {"caught": 4, "^end": 2} | dict.fromkeys(map(re.escape, (
         "rank 0: recv of a Python object from rank 1, tag 5: none came within 0.3 s (UCCH_TIMEOUT)\n",
         "(the limit was 0.3 s); a Python object of send() waits, which recv() receives",
         "from rank 1, tag 11: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits, which Recv() receives",
         "from any rank, any tag: none came within 0.3 s (UCCH_TIMEOUT); a buffer of Send() waits",
-    ))  # fmt: skip
-
-
-def test_messages_of_mpis_move_while_a_call_waits(mpirun) -> None:
-    """Its sender is in our call, which the receiver comes to once it has the message."""
-    script = (
-        HEAD
-        + """
-data, into = (np.random.default_rng([REPLACE, r]).random(4 << 20) for r in range(2))
-for wait in (comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: ring(comm, 3)):
-    if rank == 0:
-        request = world.Isend(data, 1)
-    else:
-        into[:] = 0
-        world.Recv(into, 0)
-        assert (into == data).all()
-    wait()
-    if rank == 0:
-        request.Wait()
-comm.Free()
-print("moved", flush=True)
-""".replace("REPLACE", str(random.randrange(10**6)))
-    )
-    by_tcp = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}  # where a sender has to be there
-    assert mpirun(script, 2, env={"UCCH_TIMEOUT": "20", **by_tcp}, timeout=60).said("moved") == 2
-
-
-def test_interrupts(crew) -> None:
-    """Ctrl-C ends a wait at once; the message that was waited for goes to the next receive."""
-    script = """
+    ))), head=HEAD),
+    # Ctrl-C ends a wait at once; the message that was waited for goes to the next receive.
+    "interrupts": Job("""
 calls = [
     lambda: comm.Recv(one, left, 3),
     lambda: comm.Probe(left, 3),
@@ -208,37 +151,29 @@ if rank == 0:
     caught(u.CollectiveError, lambda: comm.Send(one, 0))
 world.Barrier()
 print("end", flush=True)
-"""
-    job = crew(HEAD + script, 2, env={"UCCH_TIMEOUT": "200"})
-    assert job.said("end") == 2 and "can no longer be used" in job.stdout
+""", 2, {"^end": 2, "can no longer be used": None}, head=HEAD),
+}  # fmt: skip
 
-
-def test_a_peer_that_ends_or_dies(mpirun, recovery: list[str]) -> None:
-    """Ended: a receive from it fails after some seconds. Killed: everything with it fails at once; others go on."""
-    script = """
-ring(comm, 10)
-if rank == size - 1:
-    [world.recv(source=other) for other in range(rank)]
-    os.kill(os.getpid(), signal.SIGKILL)
-world.send(None, size - 1)
-caught(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
-if "all" in sys.argv:
-    caught(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
-    caught(u.PeerError, lambda: comm.Irecv(one, size - 1, 5).Wait())
-    caught(u.PeerError, lambda: comm.Probe(size - 1, 5))
-    other = 1 - rank
-    comm.Sendrecv(np.full(3, rank), other, 5, into := np.zeros(3, int), other, 5)
-    assert (into == other).all()
-    print("end", flush=True)
-    os._exit(0)  # MPI_Finalize would wait for the dead
-"""
-    job = mpirun(
-        HEAD + script, 3, args=["all"] if recovery else [], mpi_args=recovery, env={"UCCH_TIMEOUT": "100"}, check=False
-    )
-    if recovery:  # otherwise mpirun ends the job, perhaps before anybody could speak
-        assert job.said("end") == 2, job.output
-        assert re.search(r"rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left", job.stdout)
-    script = """
+JOBS = {
+    # Its sender is in our call, which the receiver comes to once it has the message; by TCP, where it has to be there.
+    "messages of MPI's move while a call waits": Job(lambda: f"seed = {random.randrange(10**6)}" + """
+data, into = (np.random.default_rng([seed, r]).random(4 << 20) for r in range(2))
+for wait in (comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: ring(comm, 3)):
+    if rank == 0:
+        request = world.Isend(data, 1)
+    else:
+        into[:] = 0
+        world.Recv(into, 0)
+        assert (into == data).all()
+    wait()
+    if rank == 0:
+        request.Wait()
+comm.Free()
+print("moved", flush=True)
+""", 2, {"^moved": 2}, head=HEAD,
+        env={"UCCH_TIMEOUT": "20", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self"}),
+    # A receive from it fails after some seconds; what it has sent is received after its end.
+    "a peer ends": Job("""
 if rank == 1:
     comm.Isend(np.full(100, 5.0), 0, 1)  # received after its sender has come to its end
     sys.exit(0)
@@ -248,14 +183,29 @@ comm.Recv(five := np.zeros(100), 1, 1)
 assert (five == 5).all()
 caught(u.PeerError, lambda: comm.Recv(one, 1, 2))
 print("end", flush=True)
-"""
-    job = mpirun(HEAD + script, 2, env={"UCCH_TIMEOUT": "100"})
-    assert "end" in job.stdout.splitlines() and "rank 1 has left the job or died" in job.stdout
+""", 2, {"^end": 1, "rank 1 has left the job or died": None}, head=HEAD),
+}  # fmt: skip
 
-
-def test_a_sender_that_dies_while_its_memory_is_read(mpirun, recovery: list[str]) -> None:
-    """The receiver has all of the message, or is told that the sender has gone."""
-    script = """
+DEATHS = {
+    # Everything with it fails at once; others go on.
+    "a peer dies": Job("""
+ring(comm, 10)
+if rank == size - 1:
+    [world.recv(source=other) for other in range(rank)]
+    os.kill(os.getpid(), signal.SIGKILL)
+world.send(None, size - 1)
+caught(u.PeerError, lambda: comm.Recv(one, size - 1, 5))
+caught(u.PeerError, lambda: comm.Ssend(one, size - 1, 5))
+caught(u.PeerError, lambda: comm.Irecv(one, size - 1, 5).Wait())
+caught(u.PeerError, lambda: comm.Probe(size - 1, 5))
+other = 1 - rank
+comm.Sendrecv(np.full(3, rank), other, 5, into := np.zeros(3, int), other, 5)
+assert (into == other).all()
+print("end", flush=True)
+os._exit(0)  # MPI_Finalize would wait for the dead
+""", 3, {"^end": 2, "rank 0: receive of up to 32 bytes from rank 2, tag 5: rank 2 has left": None}, head=HEAD),
+    # The receiver has all of the message, or is told that the sender has gone.
+    "a sender dies while its memory is read": Job("""
 if rank == 1:
     send = comm.Isend(np.full(8 << 20, 7.0), 0, 5)
     world.send(os.getpid(), 0)
@@ -271,9 +221,37 @@ except u.PeerError as error:
     assert "rank 1 has left the job or died" in str(error)
 print("end", flush=True)
 os._exit(0)  # MPI_Finalize would wait for the dead
-"""
-    job = mpirun(HEAD + script, 2, mpi_args=recovery, env={"UCCH_TIMEOUT": "100"}, check=False)
-    assert not recovery or job.said("end") == 1, job.output
+""", 2, {"^end": 1}, head=HEAD),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "layout", "job"), [
+    (2, "", {}), (4, "nvidia:2,amd:2", {}),
+    # Sockets instead of shared memory: other protocols, other borders between them.
+    (3, "nvidia:1,amd:2", {"UCX_TLS": "tcp,self"}),
+], ids=["shared-memory", "mixed", "sockets"])  # fmt: skip
+def test_messages(crew, ranks: int, layout: str, job: dict[str, str]) -> None:
+    env = {"UCCH_TIMEOUT": "200"}
+    done = crew("cases:run_module", ranks, args=["message_cases"], layout=layout, job=job, env=env, timeout=150)
+    assert "WARN" not in done.stderr and "ERROR" not in done.stderr, done.output
+
+
+@pytest.mark.parametrize("name", ON_A_CREW)
+def test_calls(crew, name: str) -> None:
+    ON_A_CREW[name].run(crew)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_jobs(mpirun, name: str) -> None:
+    JOBS[name].run(mpirun)
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_deaths(mpirun, recovery: list[str], name: str) -> None:
+    """Where mpirun lets the others live; they end before anybody can speak, perhaps, where it does not."""
+    if not recovery:
+        pytest.skip("needs Open MPI 5")
+    DEATHS[name].run(mpirun, mpi_args=recovery, check=False)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Resources that calls leave behind, processes that fork, jobs that are killed, threads, signals, and early ends."""
+"""Resources that calls leave behind, processes that fork, jobs that are killed, threads, and signals."""
 
 import random
 from pathlib import Path
@@ -6,21 +6,50 @@ from typing import Any
 
 import pytest
 
-from .scripts import HEAD
+from .scripts import HEAD, Job
 
+#: Raises what a signal's handler has raised out of a call on rank 0, in which the others do not take part.
+SIGNALLED = """
+def handler(*_):
+    raise InterruptedError("asked to end")
 
-def test_nothing_grows(crew: Any) -> None:
-    """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
-    args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
-    args += ["--transfers", "20", "--groups", "0"]
-    layout, env = random.choice(["", "nvidia:1,amd:1"]), {"UCCH_TIMEOUT": "100"}
-    job = crew("tools/soak.py", 2, args=args, layout=layout, env=env, timeout=120)
-    assert job.stdout.count("more rounds") == 5 and "grown" not in job.stdout, job.output
+def made():
+    "A communicator whose calls have been made before, which is another way for short ones."
+    own = u.Communicator(comm)
+    for n in (1000, 1):
+        own.Allreduce(x[:n], y[:n])
+    return own
 
+def waits(call, number):
+    own, before = made(), signal.signal(number, handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()  # most likely in the call
+    try:
+        call(own)
+        raise SystemExit("the call has ended")
+    finally:
+        signal.signal(number, before)
 
-def test_a_forked_child_is_refused(crew: Any) -> None:
-    """It used to take part in its parent's calls. The parent goes on."""
-    script = """
+def persistent(comm):
+    request = comm.Allreduce_init(x, y)
+    request.Start()
+    request.Wait()
+
+WAYS = {
+    "blocking": lambda comm: comm.Allreduce(x, y),
+    "started": lambda comm: comm.Iallreduce(x, y).Wait(),
+    "persistent": persistent,
+    "message": lambda comm: comm.Recv(y, 1),
+    "short": lambda comm: comm.Allreduce(x[:1], y[:1]),
+}
+"""
+
+WAYS = ("blocking", "started", "persistent", "message", "short")
+LAYOUTS = ("", "nvidia:1,amd:1")
+
+#: On ranks that have run other scripts before.
+ON_A_CREW = {
+    # It used to take part in its parent's calls. The parent goes on.
+    "a forked child is refused": Job("""
 x, y = np.ones(10), np.empty(10)
 comm.Allreduce(x, y)
 again = comm.Allreduce_init(x, y)
@@ -52,75 +81,22 @@ comm.Send(x, 1 - rank)
 receive.Wait()
 assert (z == 1).all()
 print("right", flush=True)
-"""
-    job = crew(HEAD + script, 2)
-    assert job.stdout.split() == ["right"] * 2, job.output
-
-
-def test_processes_that_a_rank_starts_are_alone(mpirun: Any) -> None:
-    """They used to be that rank once more in MPI, and the rank itself crashed. What tells ranks and sizes stays."""
-    script = """
-import subprocess, sys
-child = '''
-import os
-import numpy as np, ucc_hetero as u
-comm = u.Communicator()
-y = np.empty(3)
-comm.Allreduce(np.full(3, 4.0), y)
-print(comm.size, *y, os.environ["OMPI_COMM_WORLD_SIZE"])
-'''
-print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout, flush=True)
-x, y = np.ones(10), np.empty(10)
-comm.Allreduce(x, y)
-assert (y == size).all()
-"""
-    job = mpirun(HEAD + script, 2)
-    assert job.stdout.split() == ["1", "4.0", "4.0", "4.0", "2"] * 2, job.output
-
-
-def test_a_rank_that_may_open_few_files(mpirun: Any) -> None:
-    """Each step failed in its own words, from a timeout to an abort, and none named the limit."""
-    script = """
-import os, resource
-from mpi4py import MPI
-import ucc_hetero as u
-used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
-left = [0, 20][MPI.COMM_WORLD.rank]
-resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + left, hard))
-try:
-    u.Communicator()
-except ValueError as error:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    assert f"ulimit -n is {used - 1 + left}" in str(error) and "rank 0: only 0 more" in str(error), error
-    print("right", flush=True)
-"""
-    job = mpirun(script, 2)
-    assert job.stdout.split() == ["right"] * 2, job.output
-
-
-def test_nothing_is_left_of_a_job_that_is_killed(mpirun: Any, tmp_path: Path) -> None:
-    """Open MPI's own segments are its business; those of UCX are in a folder where no other job has any."""
-    script = """
-x, y = np.ones(1 << 18), np.empty(1 << 18)
-comm.Allreduce(x, y)
-comm.Iallreduce(x, y)
-print(f"pid {os.getpid()}", flush=True)
-comm.mpi.Barrier()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    before = {path.name for path in Path("/dev/shm").iterdir()}
-    (segments := tmp_path / "segments").mkdir()
-    env = {"UCCH_EMULATE": "nvidia:2,amd:1", "UCX_POSIX_DIR": str(segments)}
-    job = mpirun(HEAD + script, 3, env=env, check=False)
-    assert job.said("pid") == 3, job.output
-    left = {path.name for path in Path("/dev/shm").iterdir()} - before
-    assert not [name for name in left if "ucch" in name] and not list(segments.iterdir()), left
-
-
-@pytest.mark.parametrize("layout", ["", "nvidia:1,amd:1"])
-def test_threads_with_communicators_of_their_own(crew: Any, layout: str) -> None:
-    """Each makes calls of all forms, in its own order; some make communicators meanwhile."""
-    script = """
+""", 2, {"^right$": 2}),
+    # Handlers run within the call, and what they raise comes out of it.
+    "a signal in a call": Job("""
+for name, call in WAYS.items():
+    if rank == 0:
+        try:
+            waits(call, signal.SIGINT)
+        except InterruptedError as error:
+            print(name, error, flush=True)
+    else:
+        kept = made()  # has not left it
+    comm.mpi.Barrier()
+""", 2, {rf"^{way} asked to end": 1 for way in WAYS}, env={}, head=HEAD + SIGNALLED),
+} | {
+    # Each makes calls of all forms, in its own order; some make communicators meanwhile.
+    f"threads with communicators of their own, {layout or 'one vendor'}": Job("""
 import sys
 usual = sys.getswitchinterval()
 sys.setswitchinterval(1e-5)
@@ -161,104 +137,84 @@ threads = [threading.Thread(target=work, args=each) for each in enumerate(comms)
 sys.setswitchinterval(usual)
 assert not wrong
 print("right", flush=True)
-"""
-    job = crew(HEAD + script, 2, layout=layout, env={"UCCH_TIMEOUT": "200"}, timeout=100)
-    assert job.stdout.split() == ["right"] * 2, job.output
+""", 2, {"^right$": 2}, more={"layout": layout, "timeout": 100})
+    for layout in LAYOUTS
+}  # fmt: skip
 
-
-#: Raises what a signal's handler has raised out of a call on rank 0, in which the others do not take part.
-SIGNALLED = """
-def handler(*_):
-    raise InterruptedError("asked to end")
-
-def made():
-    "A communicator whose calls have been made before, which is another way for short ones."
-    own = u.Communicator(comm)
-    for n in (1000, 1):
-        own.Allreduce(x[:n], y[:n])
-    return own
-
-def waits(call, number):
-    own, before = made(), signal.signal(number, handler)
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()  # most likely in the call
-    try:
-        call(own)
-        raise SystemExit("the call has ended")
-    finally:
-        signal.signal(number, before)
-
-def persistent(comm):
-    request = comm.Allreduce_init(x, y)
-    request.Start()
-    request.Wait()
-
-WAYS = {
-    "blocking": lambda comm: comm.Allreduce(x, y),
-    "started": lambda comm: comm.Iallreduce(x, y).Wait(),
-    "persistent": persistent,
-    "message": lambda comm: comm.Recv(y, 1),
-    "short": lambda comm: comm.Allreduce(x[:1], y[:1]),
-}
-"""
-
-
-def test_a_signal_in_a_call(crew: Any) -> None:
-    """Handlers run within the call, and what they raise comes out of it."""
-    script = """
-for name, call in WAYS.items():
-    if rank == 0:
-        try:
-            waits(call, signal.SIGINT)
-        except InterruptedError as error:
-            print(name, error, flush=True)
-    else:
-        kept = made()  # has not left it
-    comm.mpi.Barrier()
-"""
-    job = crew(HEAD + SIGNALLED + script, 2, timeout=60)
-    ways = ("blocking", "started", "persistent", "message", "short")
-    assert job.stdout.splitlines() == [f"{way} asked to end" for way in ways], job.output
-
-
-def test_a_signal_in_a_call_ends_the_job(mpirun: Any) -> None:
-    script = """
+JOBS = {
+    # They used to be that rank once more in MPI, and the rank itself crashed. What tells ranks and sizes stays.
+    "processes that a rank starts are alone": Job("""
+import subprocess, sys
+child = '''
+import os
+import numpy as np, ucc_hetero as u
+comm = u.Communicator()
+y = np.empty(3)
+comm.Allreduce(np.full(3, 4.0), y)
+print(comm.size, *y, os.environ["OMPI_COMM_WORLD_SIZE"])
+'''
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout, flush=True)
+x, y = np.ones(10), np.empty(10)
+comm.Allreduce(x, y)
+assert (y == size).all()
+""", 2, {"^1 4.0 4.0 4.0 2$": 2}),
+    # Each step failed in its own words, from a timeout to an abort, and none named the limit.
+    "a rank may open few files": Job("""
+import os, resource
+from mpi4py import MPI
+import ucc_hetero as u
+used, (_, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+left = [0, 20][MPI.COMM_WORLD.rank]
+resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + left, hard))
+try:
+    u.Communicator()
+except ValueError as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    assert f"ulimit -n is {used - 1 + left}" in str(error) and "rank 0: only 0 more" in str(error), error
+    print("right", flush=True)
+""", 2, {"^right$": 2}, head=""),
+    "a signal in a call ends the job": Job("""
 if rank == 0:
     waits(WAYS["blocking"], signal.SIGTERM)
 kept = made()
 time.sleep(1000)
-"""
-    job = mpirun(HEAD + SIGNALLED + script, 2, check=False, timeout=60)
-    assert job.returncode == 1 and "InterruptedError: asked to end" in job.stderr, job.output
+""", 2, {"InterruptedError: asked to end": None}, status=1, head=HEAD + SIGNALLED),
+}  # fmt: skip
 
 
-def test_the_interpreter_ends_with_calls_under_way(mpirun: Any) -> None:
-    """Requests that are not waited for, in another thread, too."""
+@pytest.mark.parametrize("name", ON_A_CREW)
+def test_calls(crew: Any, name: str) -> None:
+    ON_A_CREW[name].run(crew)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_jobs(mpirun: Any, name: str) -> None:
+    JOBS[name].run(mpirun, check=False)
+
+
+def test_nothing_grows(crew: Any) -> None:
+    """A sample of what docs/native.md says of a million calls (tools/soak.py); groups of torch: test_torch_ends.py."""
+    args = ["--collectives", "10000", "--communicators", "100", "--refusals", "40", "--failures", "20"]
+    args += ["--transfers", "20", "--groups", "0"]
+    layout, env = random.choice(LAYOUTS), {"UCCH_TIMEOUT": "100"}
+    job = crew("tools/soak.py", 2, args=args, layout=layout, env=env, timeout=120)
+    assert job.stdout.count("more rounds") == 5 and "grown" not in job.stdout, job.output
+
+
+def test_nothing_is_left_of_a_job_that_is_killed(mpirun: Any, tmp_path: Path) -> None:
+    """Open MPI's own segments are its business; those of UCX are in a folder where no other job has any."""
     script = """
-x, y = np.ones(300_000), np.empty(300_000)
-kept = [comm.Iallreduce(x, y) for _ in range(5)] + [comm.Irecv(np.empty(5), 1 - rank, 9)]
-other = comm.Dup()
-thread = threading.Thread(target=lambda: [other.Iallreduce(x, np.empty(300_000)) for _ in range(3)])
-thread.start()
-thread.join()
-print("at the end", flush=True)
+x, y = np.ones(1 << 18), np.empty(1 << 18)
+comm.Allreduce(x, y)
 comm.Iallreduce(x, y)
+print(f"pid {os.getpid()}", flush=True)
+comm.mpi.Barrier()
+os.kill(os.getpid(), signal.SIGKILL)
 """
-    job = mpirun(HEAD + script, 2, timeout=60)
-    assert job.said("at the end") == 2 and "Traceback" not in job.stderr, job.output
-
-
-@pytest.mark.parametrize("call", ["comm.Allreduce(x, y, op)", "comm.Iallreduce(x, y, op).Wait()"])
-def test_an_exception_in_an_operation_of_the_users(mpirun: Any, call: str) -> None:
-    """MPI calls it, and mpi4py ends the job with its traceback: no rank takes garbage for a sum, or waits."""
-    script = f"""
-from mpi4py import MPI
-def add(a, b, datatype):
-    raise KeyError("mine alone")
-op = MPI.Op.Create(add, commute=True)
-x, y = np.ones(5), np.empty(5)
-{call}
-print("a result", flush=True)
-"""
-    job = mpirun(HEAD + script, 2, check=False, timeout=60)
-    assert job.returncode and "KeyError" in job.stderr and "a result" not in job.stdout, job.output
-    assert "'mine alone'" in job.stderr, job.output  # mpirun's own words may come in between
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+    (segments := tmp_path / "segments").mkdir()
+    env = {"UCCH_EMULATE": "nvidia:2,amd:1", "UCX_POSIX_DIR": str(segments)}
+    job = mpirun(HEAD + script, 3, env=env, check=False)
+    assert job.said("pid") == 3, job.output
+    left = {path.name for path in Path("/dev/shm").iterdir()} - before
+    assert not [name for name in left if "ucch" in name] and not list(segments.iterdir()), left

@@ -159,29 +159,22 @@ def test_what_ranks_see_of_each_other(steps: int) -> None:
                 assert [lib.ucch_board_seq(board, i) for i in SLOTS] == model.calls, done
 
 
-def test_a_dead_process_is_gone() -> None:
+@pytest.mark.parametrize("has_board", [True, False])
+def test_a_dead_process_is_gone(has_board: bool) -> None:
+    """Also before it has its board, and though nobody has asked for its status."""
     page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
     memory = ffi.from_buffer(page)
-    ours = lib.ucch_board_new(memory, 2, 0, ffi.new("int[]", [0, 1]), 1)
+    ours = lib.ucch_board_new(memory, 2, 0, [0, 1], 1)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        # The first field of a slot is its process's id.
-        ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
+        assert not lib.ucch_process_ended(child.pid)
+        if has_board:  # the first field of a slot is its process's id
+            ffi.cast("int64_t *", memory + lib.ucch_board_bytes(1))[0] = child.pid
+        else:
+            lib.ucch_board_expect(ours, [os.getpid(), child.pid])
         assert lib.ucch_board_gone(ours, 1) == -1
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert lib.ucch_board_gone(ours, 1) == 1, "it has ended, though nobody has asked for its status"
-    assert lib.ucch_board_gone(ours, 1) == 1
-    lib.ucch_board_free(ours)
-
-
-def test_one_that_dies_before_it_has_its_board_is_gone() -> None:
-    page = mmap.mmap(-1, int(lib.ucch_board_bytes(2)))
-    ours = lib.ucch_board_new(ffi.from_buffer(page), 2, 0, [0, 1], 1)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert not lib.ucch_process_ended(child.pid)
-        lib.ucch_board_expect(ours, [os.getpid(), child.pid])
-        assert lib.ucch_board_gone(ours, 1) == -1
-        child.kill()
+        assert lib.ucch_board_gone(ours, 1) == 1
     assert lib.ucch_board_gone(ours, 1) == 1
     lib.ucch_board_free(ours)
 

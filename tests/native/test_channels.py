@@ -28,7 +28,6 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("nobody takes garbage for a result", THREE, {}),
     ("ranks that call different things", PAIR, {}),
     ("calls under way at the end", THREE, {}),
-    ("short calls are one kernel", FOUR, {}),
     ("no compiler", PAIR, {}),
     ("calls in graphs", PAIR, {"LENGTHS": "1,1000,60000", **FEW_QUEUES}),
     ("calls in graphs", FOUR, {"LENGTHS": "3,5000", "UCCH_TUNE": "", "UCCH_WIRE_SLOT": "16K"}),
@@ -38,12 +37,10 @@ CASES: list[tuple[str, str, dict[str, str]]] = [
     ("several graphs", FOUR, {}),
     ("refused in graphs", PAIR, {"WHY": "make such a call once before"}),
     ("refused in graphs", PAIR, {"WHY": "UCCH_CHANNELS=n", "UCCH_CHANNELS": "n", **OWN_QUEUES}),
-    ("counts that change elsewhere", THREE, {}),
     ("calls in graphs", "amd:3", {"LENGTHS": "1,60000", **OWN_QUEUES}),
     ("a rank that does not replay", PAIR, {}),
     ("ranks that replay different things", PAIR, {}),
     ("two graphs at a time", PAIR, {}),
-    ("a graph outlives", PAIR, {}),
 ]
 
 

@@ -14,6 +14,7 @@ from ucc_hetero.native.libraries import ffi, lib
 
 CALLS, OPINION, GONE, WAITS = 2, 3, 4, 5
 KEY = 0x1234567890ABCDEF
+OPINIONS, ENDS, WAITING = f"<QiI{lib.UCCH_REFUSAL_BYTES}s", "<QQii", f"<Qd{lib.UCCH_LABEL_BYTES}s"
 
 
 class Rank:
@@ -43,6 +44,15 @@ class Rank:
             if found in kinds:
                 return data
 
+    def opinion(self) -> tuple[int, int, int, bytes]:
+        """(call, rank, signature, words) of the next opinion."""
+        call, rank, signature, text = struct.unpack(OPINIONS, self.hear(OPINION))
+        return call, rank, signature, text.rstrip(b"\0")
+
+    def say_calls(self, *hashes: int) -> None:
+        """The test's own calls, from the first."""
+        self.say(CALLS, struct.pack(f"<QQ{len(hashes)}I", 1, len(hashes), *hashes))
+
     def _exactly(self, count: int) -> bytes:
         parts = b""
         while len(parts) < count:
@@ -71,10 +81,6 @@ def rank() -> Iterator[Callable[[float], Rank]]:
         lib.ucch_board_free(each.board)
 
 
-def calls(first: int, hashes: list[int]) -> bytes:
-    return struct.pack(f"<QQ{len(hashes)}I", first, len(hashes), *hashes)
-
-
 def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) -> None:
     here = rank()
     signatures = [7 << 32 | 9, 11, 13]
@@ -82,10 +88,9 @@ def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) ->
         here.call(signature, f"call {number}")
     first, count, *hashes = struct.unpack("<QQ3I", here.hear(CALLS))
     assert (first, count) == (1, 3) and 0 not in hashes
-    here.say(CALLS, calls(1, [hashes[0], hashes[1] ^ 2, hashes[2]]))
-    call, who, digest, label = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
-    assert (call, who, digest, label.rstrip(b"\0")) == (2, 0, hashes[1], b"call 1")
-    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 2, 1, hashes[1] ^ 2, b"another"))
+    here.say_calls(hashes[0], hashes[1] ^ 2, hashes[2])
+    assert here.opinion() == (2, 0, hashes[1], b"call 1")
+    here.say(OPINION, struct.pack(OPINIONS, 2, 1, hashes[1] ^ 2, b"another"))
     until(lambda: lib.ucch_board_mismatch(here.board, 2) == -3)
     assert lib.ucch_board_mismatch(here.board, 1) == -1 and lib.ucch_board_mismatch(here.board, 3) == -3
     text, whose = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("int *")
@@ -94,21 +99,21 @@ def test_calls_that_differ_are_known_on_both_sides(rank: Callable[..., Rank]) ->
 
 def test_a_call_is_compared_that_others_made_before(rank: Callable[..., Rank]) -> None:
     here = rank()
-    here.say(CALLS, calls(1, [1, 3, 5]))
+    here.say_calls(1, 3, 5)
     until(lambda: lib.ucch_board_behind(here.board, 0, 4) == 1)
     assert lib.ucch_board_behind(here.board, 0, 3) == -1
     here.call(1, "the same")
     here.call(8, "not the same")
-    assert struct.unpack("<Q", here.hear(OPINION)[:8]) == (2,)
+    assert here.opinion()[0] == 2
 
 
 def test_a_rank_says_in_which_call_it_waits(rank: Callable[..., Rank]) -> None:
     """And that it does so no more; one that has failed in it need not say so, as others then ask why."""
-    here, form = rank(), f"<Qd{lib.UCCH_LABEL_BYTES}s"
+    here = rank()
     for fails in (False, True):
         call = here.call(8, "a long one")
         lib.ucch_board_open(here.board, 1)
-        found, seconds, label = struct.unpack(form, here.hear(WAITS))
+        found, seconds, label = struct.unpack(WAITING, here.hear(WAITS))
         assert (found, label.rstrip(b"\0")) == (call, b"a long one") and seconds > 0
         if fails:
             lib.ucch_board_failed(here.board, call)
@@ -123,7 +128,7 @@ def test_a_rank_of_another_host_that_waits_elsewhere(rank: Callable[..., Rank]) 
     label, seconds = ffi.new("char[]", int(lib.UCCH_LABEL_BYTES)), ffi.new("double *")
 
     def waits(call: int, since: float = 7.0) -> None:
-        here.say(WAITS, struct.pack(f"<Qd{lib.UCCH_LABEL_BYTES}s", call, since, f"call {call}".encode()))
+        here.say(WAITS, struct.pack(WAITING, call, since, f"call {call}".encode()))
 
     def known() -> int:
         return int(lib.ucch_board_waiter(beside, 2, label, seconds))
@@ -149,9 +154,8 @@ def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> No
     lib.ucch_board_refuse(here.board, b"no")
     here.call(8, "another one")
     _, _, refused, _ = struct.unpack("<QQ2I", here.hear(CALLS))
-    here.say(CALLS, calls(1, [77]))
-    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION))
-    assert opinion == (1, 0, refused, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
+    here.say_calls(77)
+    assert here.opinion() == (1, 0, refused, b"no")
     until(lambda: lib.ucch_board_broken(here.board))
     assert lib.ucch_board_mismatch(here.board, 1) == -1
 
@@ -159,7 +163,7 @@ def test_a_refused_call_that_another_host_makes(rank: Callable[..., Rank]) -> No
 def test_a_call_that_another_host_has_refused(rank: Callable[..., Rank]) -> None:
     """Heard before this rank comes to it."""
     here = rank()
-    here.say(OPINION, struct.pack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
+    here.say(OPINION, struct.pack(OPINIONS, 3, 1, lib.UCCH_REFUSED_CALL, b"why"))
     found, peer = ffi.new("ucch_refusal *"), ffi.new("int *")
     until(lambda: lib.ucch_board_refusal(here.board, found))
     assert (found.call, found.rank, ffi.string(found.text)) == (3, 1, b"why")
@@ -179,52 +183,45 @@ def test_who_leaves_over_a_refused_call_says_that_first(rank: Callable[..., Rank
     lib.ucch_board_refuse(beside, b"no")
     assert lib.ucch_board_broken(here.board)
     lib.ucch_board_leave(here.board)
-    opinion = struct.unpack(f"<QiI{lib.UCCH_REFUSAL_BYTES}s", here.hear(OPINION, GONE))
+    opinion = struct.unpack(OPINIONS, here.hear(OPINION, GONE))
     assert opinion == (1, 1, lib.UCCH_REFUSED_CALL, b"no".ljust(lib.UCCH_REFUSAL_BYTES, b"\0"))
-    assert struct.unpack("<QQii", here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
+    assert struct.unpack(ENDS, here.hear(OPINION, GONE)) == (1, 0, 0, lib.UCCH_LEFT)
     lib.ucch_board_free(beside)
 
 
 def test_a_call_that_is_refused_after_it_was_announced(rank: Callable[..., Rank]) -> None:
     """What others have heard of it is not what it has become: they are told anew, and it is compared anew."""
     here = rank()
-    here.say(CALLS, calls(1, [8]))
+    here.say_calls(8)
     lib.ucch_board_announce(here.board, 8, b"as announced".ljust(lib.UCCH_LABEL_BYTES, b"\0"))
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
     lib.ucch_board_refuse(here.board, b"no")
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, lib.UCCH_REFUSED_CALL)
-    assert struct.unpack("<Qi", here.hear(OPINION)[:12]) == (1, 0)
+    assert here.opinion()[:2] == (1, 0)
     until(lambda: lib.ucch_board_broken(here.board))
 
 
-def test_a_connection_that_breaks_is_a_death(rank: Callable[..., Rank]) -> None:
-    here = rank()
-    here.far.close()
-    until(lambda: here.fate() == lib.UCCH_DIED)
-    assert lib.ucch_board_gone(here.board, 1) == -3
-
-
-def test_silence_is_a_death_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
-    short, patient = rank(1.0), rank(0.0)
-    until(lambda: short.fate() == lib.UCCH_SILENT)
-    assert struct.unpack("<QQii", short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
-    assert patient.fate() == lib.UCCH_THERE
+def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(rank: Callable[..., Rank]) -> None:
+    broken, short, patient = rank(), rank(1.0), rank(0.0)
+    broken.far.close()
+    until(lambda: broken.fate() == lib.UCCH_DIED and short.fate() == lib.UCCH_SILENT)
+    assert lib.ucch_board_gone(broken.board, 1) == -3 and patient.fate() == lib.UCCH_THERE
+    assert struct.unpack(ENDS, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
 
 
 def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     here = rank()
-    here.say(GONE, struct.pack("<QQii", 5, 0, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
-    assert lib.ucch_board_gone(here.board, 5) == -1 and lib.ucch_board_gone(here.board, 6) == -3
+    assert [lib.ucch_board_gone(here.board, call) for call in (5, 6)] == [-1, -3]
     lib.ucch_board_leave(here.board)
-    while struct.unpack("<QQii", here.hear(GONE))[2] != 0:
-        pass
+    until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
 
 
 def test_a_call_that_has_failed_on_another_host(rank: Callable[..., Rank]) -> None:
     """A rank that has made it, too, would not be missed in it."""
     here = rank()
-    here.say(GONE, struct.pack("<QQii", 7, 3, 1, lib.UCCH_LEFT))
+    here.say(GONE, struct.pack(ENDS, 7, 3, 1, lib.UCCH_LEFT))
     until(lambda: lib.ucch_board_gone(here.board, 3) == -3)
     assert [lib.ucch_board_gone(here.board, call) for call in (2, 7, 8)] == [-1, -3, -3]
     assert lib.ucch_board_given_up(here.board, -3) == 3
@@ -238,7 +235,7 @@ def test_who_leaves_and_hears_no_more_is_heard(rank: Callable[..., Rank]) -> Non
     lib.ucch_circle_free(here.circle)
     here.circle = ffi.NULL
     assert struct.unpack("<QQI", here.hear(CALLS)) == (1, 1, 8)
-    assert struct.unpack("<QQii", here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
+    assert struct.unpack(ENDS, here.hear(GONE)) == (1, 1, 0, lib.UCCH_LEFT)
 
 
 NONSENSE = {

@@ -42,9 +42,7 @@ BIG_PAGES = pages.EVERY.replace("L, B, N, H, D = 2, 70", "L, B, N, H, D = 2, 600
 #: Refused calls among uneven ones keep their numbers: in streams, too, and where ranks hear of the refusal before they
 #: have begun.
 UNEVEN = """
-import numpy as np
-from arrays import Array, runtime
-from ucc_hetero import Communicator, RefusedError
+from ranks import *
 first = Communicator()
 stream = runtime().stream()
 for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.zeros(n, np.float32))):
@@ -72,8 +70,7 @@ for into, make in (({"stream": stream}, Array), ({}, Array), ({}, lambda n: np.z
 """
 #: Nobody waits for requests of calls by way of the host; streams wait for their ends, or hosts where streams must not.
 IN_ORDER = """
-from arrays import Array, runtime
-from ucc_hetero import Communicator
+from ranks import *
 with Communicator() as comm:
     p, x, y = comm.size, Array(70000), [Array(70000) for _ in range(20)]
     stream = runtime().stream()
@@ -86,8 +83,7 @@ with Communicator() as comm:
 """
 #: Streams that cannot be held.
 AT_ONCE = """
-from arrays import Array, runtime
-from ucc_hetero import Communicator
+from ranks import *
 with Communicator() as comm:
     gpu, x, y = runtime(), Array(500), Array(500)
     stream = gpu.stream()
@@ -143,19 +139,17 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
     ("lanes: late", lanes.LATE, "nvidia:1,amd:1", LANES, ANY),
     ("lanes: after many groups", lanes.GROUPS, "nvidia:1,amd:1", {**LANES, "FAKEGPU_AHEAD": "150"}, OWN),
     ("rma: places of pieces", rma.EVERY, "amd:2", SOON, ()),
-    ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, ()),
-    ("rma: straight into opened memory", rma.EVERY, "nvidia:2", {}, ()),
+    ("rma: places on three kinds", rma.EVERY, "nvidia:1,host:1,amd:1", SOON, OWN),
+    ("rma: straight into opened memory", rma.EVERY, "nvidia:2", {}, OWN),
     ("rma: opening is refused", rma.EVERY, "nvidia:2", {"FAKEGPU_NO_PEERS": "1"}, ()),
     ("rma: opened memory is given back", rma.OPENED, "nvidia:3", {}, OWN),
     ("rma: while the driver gives memory back", rma.CLOSING, "nvidia:2", {}, OWN),
     ("rma: slots that nobody else can open", rma.APART, "nvidia:1,amd:2", {}, ()),
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
-    ("rma: started by streams", rma.STREAMS, "nvidia:1,amd:1", {}, OWN),
-    ("rma: started by streams of one vendor", rma.STREAMS, "nvidia:2", {}, OWN),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
     ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
-    ("rma: beside an allreduce", rma.CROWD, "nvidia:2,amd:1", {}, ()),
+    ("rma: between three devices", rma.EVERY, "nvidia:2,amd:1", {}, OWN),
     *(("pages", pages.EVERY, layout, {}, ())
       for layout in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2")),
     ("pages: opened memory", BIG_PAGES, "nvidia:2", {}, ()),

@@ -26,10 +26,7 @@ CASES: list[tuple[str, str | Path, str, dict[str, str]]] = [
     ("calls of callbacks, and the end", torch_scripts.NESTED, PAIR, OWN_QUEUES),
     ("objects beside calls on devices", torch_scripts.BESIDE, PAIR, {"BACKEND": "cpu:ucch,cuda:ucch", **OWN_QUEUES}),
     ("mistakes between messages that repeat", torch_scripts.MISTAKES, PAIR, OWN_QUEUES),
-    # A tensor may be filled once its send was waited for.
-    ("refilled, lanes", torch_scripts.REFILLED, PAIR, OWN_QUEUES),
-    ("refilled, few queues", torch_scripts.REFILLED, PAIR, FEW_QUEUES),
-    # In a group of two vendors: which way is taken, order, tags, batches with both, and errors.
+    # In a group of two vendors: which way is taken, and errors.
     *((f"inside a vendor, its library: {own}", torch_scripts.FABRIC, "nvidia:3,amd:1",
        {"UCCH_TORCH_VENDOR": own, **OWN_QUEUES}) for own in "yn"),
 ]  # fmt: skip

@@ -22,12 +22,18 @@ OUT = ROOT / "build" / "sanitize"
 FINDINGS = OUT / "findings" / str(os.getpid())
 FILES = f"log_path={FINDINGS / 'of'}:suppressions={HERE / 'suppressions.txt'}"
 
-#: Two threads write to the same memory, without the interpreter's lock; little of it, as what races is slow to watch.
-RACE = """
+#: What programs with known faults begin with.
+USED = """
 import threading
 import numpy as np
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.types import DTYPES, OPS
+"""
+
+#: Two threads write to the same memory, without the interpreter's lock; little of it, as what races is slow to watch.
+RACE = (
+    USED
+    + """
 data = np.zeros(1 << 12)
 at, what = ffi.cast("void *", data.ctypes.data), (OPS["SUM"].code, DTYPES["float64"].code)
 threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data.size) for _ in range(50)])
@@ -35,39 +41,23 @@ threads = [threading.Thread(target=lambda: [lib.ucch_combine(*what, at, at, data
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 """
+)
 
 #: Known faults, which have to be found: (words of the finding, program). Short blocks of memory, as numpy would keep
 #: those for itself; undefined behaviour ends in an illegal instruction.
-KNOWN = (
-    (
-        "heap-use-after-free",
-        """
-import numpy as np
-from ucc_hetero.native.libraries import ffi
+KNOWN = tuple((words, USED + program) for words, program in (
+    ("heap-use-after-free", """
 array = np.ones(8)
 gone = ffi.cast("void *", array.ctypes.data)
 del array
 ffi.memmove(bytearray(64), gone, 64)
-""",
-    ),
-    (
-        "heap-buffer-overflow",
-        """
-from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.types import DTYPES, OPS
+"""),
+    ("heap-buffer-overflow", """
 data = ffi.new("double[]", 8)
 lib.ucch_combine(OPS["SUM"].code, DTYPES["float64"].code, data, data, 9)
-""",
-    ),
-    (
-        "AddressSanitizer: ILL",
-        """
-from ucc_hetero.native.libraries import ffi, lib
-from ucc_hetero.types import DTYPES
-lib.ucch_scale(DTYPES["int64"].code, ffi.new("int64_t[]", 8), 8, 0.0)
-""",
-    ),
-)
+"""),
+    ("AddressSanitizer: ILL", 'lib.ucch_scale(DTYPES["int64"].code, ffi.new("int64_t[]", 8), 8, 0.0)'),
+))  # fmt: skip
 
 
 #: What a file of findings has at least one of. AddressSanitizer also warns of stacks that it does not know, which are

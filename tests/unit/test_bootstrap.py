@@ -1,5 +1,6 @@
 """Bootstrap of ranks: what they must agree in, numbers of communicators, and NCCL's first call."""
 
+import math
 import os
 import random
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, faults, numbers, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
+from ucc_hetero.bootstrap.gathering import Gathering
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
 from ucc_hetero.bootstrap.meeting import Seat
@@ -156,7 +158,7 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
         assert used, "they need not"
         return [mine, *used]
 
-    found = numbers.agree(everyone, ask)
+    found = numbers.agree(*zip(*everyone, strict=True), ask)
     numbers.claim(found)
     return found
 
@@ -451,6 +453,21 @@ def test_what_not_all_ranks_have_left_is_nobodys(left: tuple[Any, list[Any]]) ->
     assert not closed and not job.spare and not len(late)
 
 
+def test_the_oldest_is_used_that_a_rank_has_offered_although_it_has_freed_more_since(
+    left: tuple[Any, list[Any]],
+) -> None:
+    """A rank that destroyed it then used another page than the other ranks."""
+    job, closed = left
+    for number in range(MOST_SPARE + 1):
+        made = teams_of(job, [0, 1], number)
+        made.get((0, 1), "native")
+        made.close()
+    oldest = next(iter(job.spare))
+    kept = job.spare[oldest].teams.copy()
+    again = teams_of(job, [0, 1], 70, [oldest])
+    assert again.get((0, 1), "native") in kept.values() and not closed
+
+
 def test_the_oldest_spare_teams_are_destroyed(left: tuple[Any, list[Any]]) -> None:
     """And all that hold memory of a device."""
     job, closed = left
@@ -527,6 +544,19 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.Monkey
     monkeypatch.setattr(timely, "largest_tag", lambda: 9)
     with pytest.raises(PeerError, match=r"rank 1: a test: another rank died, or has given this communicator up"):
         timely.Timely(ranks, 60.0, "a test").allgather(1)
+
+
+def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither MPI's call, nor a rank that is to come to Create_group."""
+    limits: list[float] = []
+    ranks = timely.Timely(SimpleNamespace(), 0.0, "a test")
+    monkeypatch.setattr(faults, "lacking", lambda _: "mpirun ends the job")
+    monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
+    assert ranks.at_once(lambda: 5) == 5
+    job = SimpleNamespace(say=lambda *_: None, hear=lambda place, tag, seconds, look: limits.append(seconds) or 1)
+    known: Any = SimpleNamespace(job=job, rank=1, members=(0, 1))
+    assert Gathering(known, 3, [0, 1], 0, ranks).come(True)
+    assert limits == [math.inf, math.inf]
 
 
 def test_ranks_that_cannot_be_heard_are_lost_and_refuse_nothing() -> None:

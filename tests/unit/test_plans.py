@@ -3,6 +3,7 @@
 import random
 import runpy
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from math import ceil, log2
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def own_part(plan: Plan, topology: Topology, call: Call, choice: Choice, rank: i
             assert [shape_of(o) for o in (*one.src, *one.dst)] == [shape_of(o) for o in (*other.src, *other.dst)]
 
 
+def posted_in_order(plan: Plan, ranks: int) -> None:
+    """Each rank posts its steps stage by stage, and every two ranks those that they share in the same order."""
+    orders = [list(plan.steps_of(rank)) for rank in range(ranks)]
+    for rank, order in enumerate(orders):
+        for f, s, member, step in order:
+            assert step.ranks[member] == rank and any(step is other for other in plan.fragments[f].stages[s])
+        for fragment in range(len(plan.fragments)):
+            stages = [s for f, s, _, _ in order if f == fragment]
+            assert stages == sorted(stages)
+    steps = [{id(step): None for *_, step in order} for order in orders]
+    for a, b in combinations(steps, 2):
+        assert [each for each in a if each in b] == [each for each in b if each in a]
+
+
 @pytest.mark.parametrize("kind", DRAWN)
 @pytest.mark.parametrize("collective, name", EVERY)
 def test_right(collective: str, name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +113,8 @@ def test_right(collective: str, name: str, kind: str, monkeypatch: pytest.Monkey
                 simulation = Simulation(plan, call, in_place, seed)
                 simulation.run()
                 assert simulation.right()
+        if topology.size <= 2 * FEW:
+            posted_in_order(plan, topology.size)
         own_part(plan, topology, call, choice, seed % topology.size)
         assert not queued or all(s.kind in ("message", "barrier") or s.link != "bridge" for *_, s in steps(plan))
 
@@ -173,28 +190,6 @@ def test_no_step_is_idle(topology: Topology, collective: str, name: str) -> None
             continue
         with pytest.raises(InvalidPlan):
             validate(drop(plan, f, s, i), topology, call, ordered=ordered)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_posting_order(data: st.DataObject) -> None:
-    topology = data.draw(plan_cases.topologies())
-    call = data.draw(calls(topology))
-    name = data.draw(st.sampled_from(algorithms.names(call.collective)))
-    plan = make_plan.__wrapped__(topology, call, Choice(name, data.draw(st.integers(1, 4))))
-    orders = [list(plan.steps_of(rank)) for rank in range(call.ranks)]
-    for rank, order in enumerate(orders):
-        for f, s, member, step in order:
-            assert step.ranks[member] == rank and any(step is other for other in plan.fragments[f].stages[s])
-        for fragment in range(len(plan.fragments)):
-            stages = [s for f, s, _, _ in order if f == fragment]
-            assert stages == sorted(stages)
-    # Every two ranks post the steps that they share in the same order.
-    for a in orders:
-        for b in orders:
-            mine, its = ({id(step) for *_, step in order} for order in (a, b))
-            both = mine & its
-            assert [id(s) for *_, s in a if id(s) in both] == [id(s) for *_, s in b if id(s) in both]
 
 
 def teams(plan: Plan, rank: int) -> set[tuple[str, tuple[int, ...]]]:

@@ -102,9 +102,12 @@ def test_plans_are_shown_while_other_threads_make_calls() -> None:
         topology=SimpleNamespace(describe=lambda: "two islands"),
         members=SimpleNamespace(rings=lambda: (), fabric=lambda: ()),
         used=used,
+        beside=[{"allgather": (Choice(), "user", None)}],
     )
     comm._runner = run
-    assert comm.plan_summary().splitlines() == ["two islands", "bcast: flat (model)"]
+    assert comm.plan_summary().splitlines() == [
+        "two islands", "bcast: flat (model)", "allgather: flat (user)",
+    ]  # fmt: skip
 
 
 def test_a_probe_that_waits_naps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter, methodcaller
 from threading import RLock
 from types import TracebackType
 from typing import Any, cast
@@ -116,26 +118,26 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             raise mistake.with_traceback(None) from None  # twenty lines of frames of ours say no more
 
     @classmethod
-    def _adopt(cls, mpi: Any, seat: Seat | None = None) -> Communicator:
+    def _adopt(cls, mpi: Any, seat: Seat | None = None, *, queues: bool = True) -> Communicator:
         """A communicator that owns ``mpi``, without a duplicate of it."""
         comm = cls.__new__(cls)
-        comm._join(mpi, seat)
+        comm._join(mpi, seat, queues)
         return comm
 
-    def _join(self, mpi: Any, seat: Seat | None = None) -> None:
+    def _join(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         self._mpi = mpi
         if seat is not None and seat.ready:
             self._seat = seat
             self.rank: int = seat.known.rank
             self.size: int = seat.known.size
         else:
-            self._begin(seat)
+            self._begin(seat, queues)
             self.rank, self.size = self._runner.rank, self._runner.size
-        exit.living[self] = exit.Living(self._get_runner, self.Free, self._orphan)
+        exit.living[self] = _ways
 
-    def _begin(self, seat: Seat | None) -> None:
+    def _begin(self, seat: Seat | None, queues: bool = True) -> None:
         """Make what calls need; collective, unless the seat is ready."""
-        self._runner = Runner(self._mpi, seat)
+        self._runner = Runner(self._mpi, seat, queues)
         self._fault_watch = FaultWatch(self._runner)
 
     def _begin_late(self) -> None:
@@ -148,9 +150,6 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             except BaseException as error:
                 self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {error}"))
                 raise
-
-    def _get_runner(self) -> Runner:
-        return self._runner
 
     def _orphan(self) -> None:
         """Make the communicator unusable in a child that was forked: it is the parent's."""
@@ -179,6 +178,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         exit.forget(runner)
         mpi = self._mpi
         self._forget()
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
+            vars(self).pop(name, None)
         if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
         if runner.unfit is not None:
@@ -198,8 +199,6 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         """From now on every use raises."""
         exit.living.pop(self, None)
         self._runner, self._messages, self._mpi = cast(Runner, _freed), cast(Messages, _freed), _freed
-        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
-            vars(self).pop(name, None)
 
     @cached_property
     def _messages(self) -> Messages:
@@ -289,7 +288,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         members = self._runner.members
         lines = [self._runner.topology.describe(), *(f"fabric: {text}" for text in members.fabric())]
         lines += [f"rings: {text}" for text in members.rings()]
-        for label, (choice, why, execution) in self._runner.used.copy().items():  # other threads make calls
+        used = [each.copy().items() for each in (self._runner.used, *self._runner.beside)]  # other threads make calls
+        for label, (choice, why, execution) in chain(*used):
             pieces = f", {choice.fragments} fragments" if choice.fragments > 1 else ""
             lines.append(f"{label}: {choice.algorithm}{pieces} ({why}{ways.get(execution, '')})")
         return "\n".join(lines)
@@ -635,12 +635,17 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         return self._runner.persistent(CallSpec("exscan", sendbuf, recvbuf, op))
 
 
+#: What the end of the process does with one that was not freed.
+_ways = exit.Living(attrgetter("_runner"), methodcaller("Free"), methodcaller("_orphan"))
+
+
 # --- for the package's own layers above -------------------------------------------------------------------------------
 
 
-def adopted(mpi: Any) -> Communicator:
-    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it."""
-    return Communicator._adopt(mpi)
+def adopted(mpi: Any, *, queues: bool = True) -> Communicator:
+    """A communicator that owns ``mpi``, an MPI communicator or what stands for one, without a duplicate of it; without
+    channels for calls on devices, unless it ``queues`` some."""
+    return Communicator._adopt(mpi, queues=queues)
 
 
 def runner_of(comm: Communicator) -> Runner:

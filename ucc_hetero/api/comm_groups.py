@@ -78,17 +78,18 @@ class GroupMethods(ABC):
 
     @cached_property
     def _said(self) -> tuple[Any, ...]:
-        """Memory for what this rank says as it comes to make a communicator, and for what all do; its addresses."""
+        """The call that brings all ranks what each says as it comes to make a communicator; where this rank's lies, and
+        where that of all does."""
         mine, found = np.zeros(WORDS, np.int64), np.zeros(WORDS * self._runner.size, np.int64)
-        return mine, found, *(ffi.from_buffer("int64_t[]", each, require_writable=True) for each in (mine, found))
+        addresses = [ffi.from_buffer("int64_t[]", each, require_writable=True) for each in (mine, found)]
+        return CallSpec("allgather", mine, found), *addresses
 
-    def _everyones(self, what: str, said: list[int]) -> list[list[int]]:
+    def _everyones(self, what: str, said: list[int]) -> list[int]:
         """What all ranks say that have come to make a communicator."""
-        mine, found, send_at, recv_at = self._said
+        call, send_at, recv_at = self._said
         send_at[0 : len(said)] = said
-        self._runner.run_labelled(what, CallSpec("allgather", mine, found), send_at, recv_at)
-        numbers = found.tolist()
-        return [numbers[at : at + WORDS] for at in range(0, len(numbers), WORDS)]
+        self._runner.run_labelled(what, call, send_at, recv_at)
+        return list(recv_at)
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

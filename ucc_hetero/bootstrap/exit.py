@@ -32,11 +32,12 @@ from . import faults, links, process, settings, timely, uncaught
 
 
 class Living(NamedTuple):
-    """A communicator that has not been freed: its runner, made if need be, ``Free``, and what a forked child calls."""
+    """Ways with a communicator that has not been freed: to its runner, made if need be, to free it, and what a forked
+    child calls."""
 
-    run: Callable[[], Any]
-    free: Callable[[], None]
-    orphan: Callable[[], None]
+    run: Callable[[Any], Any]
+    free: Callable[[Any], None]
+    orphan: Callable[[Any], None]
 
 
 #: By communicator, in order of creation, which is equal on all ranks of a communicator.
@@ -94,8 +95,8 @@ def _after_fork() -> None:
     global _pid
     if not process.inherited():
         _pid = os.getpid()
-    for each in living.values():
-        each.orphan()
+    for comm, ways in living.items():
+        ways.orphan(comm)
     living.clear()
 
 
@@ -142,7 +143,7 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        links.stop()
+        links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
         if _within_a_call():
             lib.ucch_lock()  # for good: the thread is to do nothing in libraries that are unloaded
@@ -183,15 +184,15 @@ def _end() -> None:
     if worst > _STUCK:
         timeline.finish()
     if worst == _WHOLE:
-        for comm in reversed(list(living.values())):
-            comm.free()
+        for comm, ways in reversed(list(living.items())):
+            ways.free(comm)
         _close()
     if survives:
         faults.leave_late()
 
 
 def _runners() -> list[Any]:
-    return [each.run() for each in living.values()]
+    return [ways.run(comm) for comm, ways in living.items()]
 
 
 def _within_a_call() -> bool:

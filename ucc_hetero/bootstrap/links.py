@@ -197,9 +197,9 @@ def left(processes: Iterable[str]) -> bool:
     return _any(processes, lib.UCCH_LEFT)
 
 
-def stop() -> None:
-    """Tell the peers that this process ends."""
+def stop(well: bool) -> None:
+    """This process ends, and tells the peers so if it does ``well``: else they take it for dead."""
     if _doors and _doors[0].pid == os.getpid():
-        lib.ucch_links_stop()
+        lib.ucch_links_stop(well)
         _doors.pop().socket.close()
         _links.clear()

@@ -83,9 +83,11 @@ class Seat:
         numbers.claim(claimed)
         #: Part of every message tag.
         self.id = claimed % numbers.MOST
-        known.job.drop_spare(seconds, MOST_SPARE)  # in this rank's turn, as libucc destroys teams then
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
         self.left_by, self.spare = known.job.take_spare(known.members, spare, claimed * PAGES)
+        # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to use,
+        # although this one has freed more since it offered that.
+        known.job.drop_spare(seconds, MOST_SPARE)
 
     @property
     def ready(self) -> bool:
@@ -229,45 +231,49 @@ class Again:
 
     Args:
         known: What they know of each other.
-        exchange: Tells all up to `WORDS` numbers of each.
+        exchange: Tells all up to `WORDS` numbers of each; returns `WORDS` of each rank, one behind the other.
         color, key: Which ranks are to be in a communicator with this one, and in which order, as in MPI's ``Split``.
     """
 
-    def __init__(
-        self, known: Known, exchange: Callable[[list[int]], list[list[int]]], color: int = 0, key: int = 0
-    ) -> None:
+    def __init__(self, known: Known, exchange: Callable[[list[int]], list[int]], color: int = 0, key: int = 0) -> None:
         self._known, self._exchange, self._color, self._key = known, exchange, color, key
-        self._said: list[list[int]] = []
+        self._said: list[int] = []
         self._claimed = -1
 
     def come(self, ready: bool) -> bool:
         """True if all ranks have their turns; collective."""
         known = self._known
         if not ready or not known.job.sound():
-            words = [ready, -1, self._color, self._key]
+            words = [ready, -1, 0, self._color, self._key]
         else:
-            (last, next_used), spare = numbers.taken(), process.spare(known.job)
-            words = [ready, last, self._color, self._key, next_used, offer(known.size), len(spare), *spare]
+            spare = process.spare(known.job)
+            words = [ready, *numbers.taken(), self._color, self._key, offer(known.size), len(spare), *spare]
         self._said = self._exchange(words)
-        return min([said[0] for said in self._said]) > 0
+        return min(self._all(0)) > 0
+
+    def _all(self, which: int) -> list[int]:
+        """One number of each rank."""
+        return self._said[which::WORDS]
 
     def agree(self, mpi: Any) -> None:
         """Agree on the new communicator's number, where all ranks want to go on with their job."""
-        if min([said[1] for said in self._said]) < 0:
+        last = self._all(1)
+        if min(last) < 0:
             return
-        self._claimed = numbers.agree([(said[1], said[4]) for said in self._said], mpi.allgather)
+        self._claimed = numbers.agree(last, self._all(2), mpi.allgather)
         if self._claimed >= numbers.MOST:
             # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
             self._known.job.process.discard(self._claimed % numbers.MOST)
 
     def ranks(self) -> list[int]:
         """The ranks of this one's color, in the order of their keys."""
-        return [r for _, r in sorted([(said[3], r) for r, said in enumerate(self._said) if said[2] == self._color])]
+        keys, colors = self._all(4), self._all(3)
+        return [r for _, r in sorted([(keys[r], r) for r, color in enumerate(colors) if color == self._color])]
 
     def seat(self, ranks: Sequence[int], seconds: float) -> Seat | None:
         """This rank's seat in the communicator of these; None where a rank wants no more of their job."""
         if self._claimed < 0:
             return None
-        theirs = [self._said[rank] for rank in ranks]
-        spare = [said[7 : 7 + said[6]] for said in theirs]
-        return Seat(self._known.part(ranks), self._claimed, [said[5] for said in theirs], spare, seconds)
+        files, said = self._all(5), self._said
+        spare = [said[at + 7 : at + 7 + said[at + 6]] for at in [rank * WORDS for rank in ranks]]
+        return Seat(self._known.part(ranks), self._claimed, [files[rank] for rank in ranks], spare, seconds)

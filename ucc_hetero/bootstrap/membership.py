@@ -37,14 +37,14 @@ class Membership:
     """This rank's part in one communicator. Collective to create and to close over ``mpi``, which stays private.
 
     ``timeout`` is that of waiting for the other ranks while teams are made, in seconds. ``seat``: what the ranks have
-    agreed upon, where they know each other. Raises :class:`AgreementError` on every rank when their facts do not fit
-    together.
+    agreed upon, where they know each other. ``queues``: channels are made where calls on devices need some. Raises
+    :class:`AgreementError` on every rank when their facts do not fit together.
     """
 
-    def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float, seat: Seat | None = None, queues: bool = True) -> None:
         self.mpi = timely(mpi, timeout, "the making of a communicator")
         self.links: Links | None = None
-        self._recorded = 0
+        self._recorded, self._queues = 0, queues
         self._unwatch: Callable[[], object] = bool
         #: Channels, and why there are none where devices of several islands could have some.
         self.channels: Channels | None = None
@@ -55,7 +55,8 @@ class Membership:
                 self._try(lambda: seat, timeout)
             else:
                 with met(self.mpi) as said:
-                    claimed = numbers.agree([claim[:2] for claim in said.claims], self.mpi.allgather)
+                    last, next_used, *_ = zip(*said.claims, strict=True)
+                    claimed = numbers.agree(last, next_used, self.mpi.allgather)
                     if claimed >= numbers.MOST:
                         process.process().discard(claimed % numbers.MOST)
                         self.mpi.allgather(None)  # ranks that are past this one may send
@@ -88,7 +89,7 @@ class Membership:
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
-        files, spare = [claim.file for claim in said.claims], [claim.spare for claim in said.claims]
+        *_, files, spare = zip(*said.claims, strict=True)
         return Seat(known, claimed, files, spare, self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
@@ -103,7 +104,7 @@ class Membership:
         self.board = Board(known, seat.files, seat.claimed + 1, seat.spare.page)
         if known.far:  # deaths there are heard of while teams are made
             self._join_board(seat, self.mpi.allgather(self.board.mapped))
-        if not known.bare.flat:
+        if self._queues and not known.bare.flat:
             self._join_channels()
         mapped = None if ready else self._make_teams()
         if not known.far:

@@ -20,18 +20,18 @@ def taken() -> tuple[int, int]:
     return _last[0], _next_used[0]
 
 
-def agree(everyone: Sequence[tuple[int, int]], ask: Callable[[bytes], Iterable[bytes]]) -> int:
+def agree(last: Sequence[int], next_used: Sequence[int], ask: Callable[[bytes], Iterable[bytes]]) -> int:
     """A number above all that these ranks have claimed before. A communicator's number is its rest by `MOST`: one that
     is free on every rank.
 
     Messages that were not received may still be on their way when their communicator is freed: its number rests.
 
     Args:
-        everyone: `taken` of each rank.
+        last, next_used: `taken` of each rank.
         ask: exchanges the numbers in use, as bits; called on all ranks where the next number may be in use on one.
     """
-    following = 1 + max([each[0] for each in everyone])
-    if following < min([each[1] for each in everyone]):
+    following = 1 + max(last)
+    if following < min(next_used):
         return following
     bits = 0
     for each in ask(bytes(_ids)):

@@ -318,9 +318,10 @@ class Job:
             everyones: The numbers of what each of them has spare.
             number: Of something new.
         """
-        common = set(everyones[0]).intersection(*everyones[1:])
-        for each in sorted(common):
-            if each in self.spare and self.spare[each].members == members:
+        first, *others = everyones
+        for each in first:  # in one order on all of them
+            found = self.spare.get(each)
+            if found is not None and found.members == members and all(each in other for other in others):
                 return each, self.spare.pop(each)
         return number, Spare(members, {}, None)
 
@@ -429,7 +430,7 @@ def offer() -> tuple[str, ...]:
 
 def spare(of: Job | None = None) -> tuple[int, ...]:
     """Numbers by which there is something for a communicator of certain ranks: of a job, or of all."""
-    return tuple([number for job in ([of] if of else _jobs) for number in tuple(job.spare)][-MOST_SPARE:])
+    return tuple(of.spare if of else [number for job in _jobs for number in tuple(job.spare)])[-MOST_SPARE:]
 
 
 def job_of(comm: Any, everyone: list[Facts], offers: Sequence[tuple[str, ...]], runtime: DeviceRuntime | None) -> Job:

@@ -5,6 +5,7 @@ MPI's own wait for ever for a rank that was stopped, and its errors say neither 
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 import time
@@ -59,10 +60,11 @@ _watchdog = Watchdog(_end_job)
 
 
 class Timely:
-    """An ``MPI.Comm`` whose collectives end after ``seconds``, or once a rank of it has died; ``what`` they are for."""
+    """An ``MPI.Comm`` whose collectives end after ``seconds`` (0: never), or once a rank of it has died; ``what`` they
+    are for."""
 
     def __init__(self, mpi: Any, seconds: float, what: str) -> None:
-        self._mpi, self.seconds, self._what = mpi, seconds, what
+        self._mpi, self.seconds, self._what = mpi, seconds or math.inf, what
         #: Ranks that have said that they wait, or have waited, for the others.
         self._come: set[int] = set()
         #: When it was seen that a rank has died, or has given up, while this one waits; 0 for never.

@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..native.libraries import ffi, lib, repeater
 from ..native.waiting import progress_until
-from ..planner.select import Tuning
+from ..planner.select import Choice, Tuning
 from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi
 from .mpi_reduction import block_calls
 from .persistent import PersistentRequest, free_all
@@ -77,7 +77,7 @@ _SPIN = 1e-4
 class Runner(State):
     """Everything that the collectives of one communicator need. Collective to create, unless its seat is ready."""
 
-    def __init__(self, mpi: Any, seat: Seat | None = None) -> None:
+    def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         from mpi4py import MPI
 
         #: Makes calls of numpy arrays again in one crossing into C, where that is possible. It has a copy of the time
@@ -86,7 +86,7 @@ class Runner(State):
         every = sampled()
         if repeater and not every:
             self._repeater = repeater(self.run, self._await, MPI.IN_PLACE)
-        super().__init__(mpi, seat)
+        super().__init__(mpi, seat, queues)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
         self.wait: Callable[[Any], int] = wait_op
@@ -96,6 +96,8 @@ class Runner(State):
         self._prepared = Preparation(self, self._cache, self._run_prepared, self._start)
         #: Calls that ran so far, as ``Preparation.used``.
         self.used = self._prepared.used
+        #: The same of communicators whose calls are shown with those of this one.
+        self.beside: list[dict[str, tuple[Choice, str, Execution]]] = []
         #: Calls that can be repeated, by keys that their callers choose.
         self.repeatable: BoundedDict[Hashable, RepeatableCall] = BoundedDict()
         #: Persistent calls that were not freed: their requests must go before their teams.

@@ -59,14 +59,14 @@ class Refusing:
 class State:
     """One communicator as its calls see it: ranks, time limit, and if it can be used. Collective to create.
 
-    ``seat``: what its ranks have agreed upon, where it is made from another one.
+    ``seat`` and ``queues`` as in :class:`.Membership`.
     """
 
-    def __init__(self, mpi: Any, seat: Seat | None = None) -> None:
+    def __init__(self, mpi: Any, seat: Seat | None = None, queues: bool = True) -> None:
         timeout = settings.timeout()
         #: Seconds after which a call fails; 0 = never.
         self.timeout = 0.0 if math.isinf(timeout) else float(timeout)
-        self.members = members = Membership(mpi, self.timeout or 3600.0, seat)
+        self.members = members = Membership(mpi, self.timeout or 3600.0, seat, queues)
         self.mpi, self.rank, self.size = mpi, members.rank, members.size
         self.topology, self.board = members.topology, members.board
         #: Why the communicator can no longer be used; empty while it can.

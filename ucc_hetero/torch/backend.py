@@ -17,6 +17,7 @@ from .. import env, log
 from ..api.comm import Communicator, adopted, runner_of
 from ..bootstrap import exit
 from ..bootstrap.storecomm import Deaths, StoreComm, begin_without_mpi
+from ..bootstrap.timely import timely
 from ..device import local_rank
 from ..errors import UCCHError
 from ..machine import discover, vendors
@@ -88,7 +89,9 @@ def create(opts: Any, backend_options: Any = None) -> ProcessGroupUCCH:
         if comm is None:
             comm = _agreed(opts)
         apart = creation.is_by_device(opts.group_id) and runner_of(comm).members.device.everywhere
-        hosts = comm.Dup() if apart else None  # where a rank has no device, a call may be on tensors of either kind
+        # Where a rank has no device, a call may be on tensors of either kind.
+        seconds = runner_of(comm).timeout
+        hosts = adopted(timely(comm.mpi, seconds, "a new group").Dup(), queues=False) if apart else None
     except UCCHError as failure:
         raise torch_error(failure) from failure
     if opts.group_rank == 0 and not dist.is_initialized():

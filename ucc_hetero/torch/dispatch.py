@@ -98,6 +98,7 @@ class Dispatch:
         self._comms = {0: GroupComm(comm, self.check_aborted)}
         if hosts is not None:
             self._comms[_HOSTS] = GroupComm(hosts, self.check_aborted)
+            self._comms[0].runner.beside.append(self._comms[_HOSTS].runner.used)
         self._hosts = self._comms[0] if hosts is None else self._comms[_HOSTS]
         self._sides: dict[Any, SideStream] = {}
         self._callbacks: dict[int, CallbackThread] = {}

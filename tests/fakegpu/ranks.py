@@ -1,0 +1,50 @@
+"""What scripts of ranks on fake GPUs begin with; importing it chooses this rank's device, before any communicator."""
+
+# Names for scripts.
+# ruff: noqa: F401, F403
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import product
+
+import numpy as np
+import pytest
+from arrays import Array, Gate, Graph, ndarray, runtime
+from mpi4py import MPI
+
+from ucc_hetero import AVG, IN_PLACE, MAX, MIN, SUM, Communicator, Request, device, rma
+from ucc_hetero.errors import *
+from ucc_hetero.native.libraries import lib
+
+
+def numbers(k, rank, n, dtype=np.float32):
+    """What a rank brings into the k-th call; every rank knows it. Sums of them are exact."""
+    return np.random.default_rng([k, rank]).integers(-40, 40, n).astype(dtype)
+
+
+def held():
+    """A stream that waits, and for what."""
+    stream = runtime().stream()
+    return stream, Gate(stream)
+
+
+def reached(stream):
+    """Wait until the stream has done all that it was given; a job that hangs is killed."""
+    done = runtime().event()
+    done.record(stream.handle)
+    while not done.done():
+        time.sleep(1e-3)
+
+
+def failure(call):
+    """The name of the error that something raises."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
