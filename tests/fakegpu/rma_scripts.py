@@ -281,12 +281,10 @@ for each in (given, out, other, wrapped):
     each.close()
     each.close()
 """
-)
 
 #: Peers that come and go leave no memory mapped that they have put from.
-LEAVING = (
-    COMMON
-    + """
+LEAVING = COMMON
+LEAVING += """
 room, seen = memory(100_000)
 
 def mapped():
@@ -305,7 +303,6 @@ for turn in range(5):
     assert mapped() == before, (mapped(), before)
 worker.close()
 """
-)
 
 #: The same by wires.
 FAR = far(EVERY).replace(

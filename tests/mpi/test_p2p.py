@@ -68,8 +68,8 @@ print("end", flush=True)
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     )), head=HEAD),
-    # The sender of what nobody receives, as the receiver has freed the communicator without a call, hears that: from its
-    # wait, and from Free, which blamed requests that it had dropped.
+    # The sender of what nobody receives, as the receiver has freed the communicator without a call, hears that: from
+    # its wait, and from Free, which blamed requests that it had dropped.
     "a communicator that the receiver has freed": Job("""
 other = comm.Dup()
 if rank == 0:
