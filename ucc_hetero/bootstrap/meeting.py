@@ -85,8 +85,8 @@ class Seat:
         self.id = claimed % numbers.MOST
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
         self.left_by, self.spare = known.job.take_spare(known.members, spare, claimed * PAGES)
-        # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to use,
-        # although this one has freed more since it offered that.
+        # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to
+        # use, although this one has freed more since it offered that.
         known.job.drop_spare(seconds, MOST_SPARE)
 
     @property
