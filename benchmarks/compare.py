@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import counted
 from ..machine.launchers import PREFIXES
 from .cases import Call, Case, Pool, in_place_only, longest
 from .interleave import turns
@@ -223,7 +224,7 @@ def _sweep(arguments: argparse.Namespace, peers: Sequence[Peer], world: World) -
     row, dtype = COLLECTIVES[arguments.collective], arguments.dtype
     series = _series(peers)
     pairs = _pairs(series)
-    title = f"{row.method}, {dtype.name}, {world.size} ranks, {arguments.rounds} rounds, medians"
+    title = f"{row.method}, {dtype.name}, {counted(world.size, 'rank')}, {counted(arguments.rounds, 'round')}, medians"
     world.say(_header(series, pairs, title))
     elements = longest(row, max(arguments.most // dtype.itemsize, 1), world.size)
     memory = open_memory("host", 0)
@@ -273,7 +274,7 @@ def _noise(rows: Sequence[dict[str, Any]]) -> str:
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     unclear = [str(row["size"]) for row in rows if any(r["verdict"] == "too noisy" for r in row["ratios"])]
     restless = [str(row["size"]) for row in rows if any(s["spread"] > NOISY for s in row["series"])]
-    text = f"# machine: {cores} cores, load {load:.1f}\n"
+    text = f"# machine: {counted(cores, 'core')}, load {load:.1f}\n"
     if unclear:
         text += (
             f"# too noisy to compare at sizes {', '.join(unclear)}: repeat on a quiet machine or with more --rounds\n"

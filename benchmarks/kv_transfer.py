@@ -21,6 +21,7 @@ import numpy as np
 
 from ucc_hetero import rma
 
+from ..errors import counted
 from .memory import Block, Memory, memory_of
 from .options import BadUsage, ProgramParser, number, value
 from .result_file import write_job
@@ -198,7 +199,7 @@ def run(words: Sequence[str], command: list[str]) -> int:
         raise BadUsage("kv_transfer needs two ranks: mpirun -n 2 python -m ucc_hetero.bench kv_transfer")
     memory = memory_of(world, sizes.accelerator)
     cases = [KVCase(*each) for each in product(sizes.way, sizes.block_size, sizes.pages, sizes.concurrency)]
-    shape = f"{sizes.layers} layers, {sizes.heads} heads of {sizes.dim}"
+    shape = f"{counted(sizes.layers, 'layer')}, {counted(sizes.heads, 'head')} of {sizes.dim}"
     world.say(f"# Pages of a KV cache, {shape}\n")
     world.say("# way     tokens/page   pages  prompts       MiB      GB/s      best  ms to first\n")
     rows = []

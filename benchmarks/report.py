@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from ..errors import counted
 from .curves import LIMIT, Curve, Data, UnknownFile, read_all
 from .options import BadUsage
 
@@ -263,7 +264,7 @@ def page(drawn: Sequence[tuple[Figure, bytes]], files: Sequence[tuple[str, Data]
     """
     return _PAGE.substitute(
         title=escape(title),
-        lead=f"{len(drawn)} figures, {len(files)} result files",
+        lead=f"{counted(len(drawn), 'figure')}, {counted(len(files), 'result file')}",
         links="".join(f'<a href="#{escape(figure.name)}">{escape(figure.title)}</a>' for figure, _ in drawn),
         about=f"<pre>{escape(about)}</pre>" if about else "",
         figures="".join(_section(*each) for each in drawn),
@@ -320,12 +321,13 @@ def run(words: Sequence[str], command: list[str]) -> int:
     folder = Path(arguments.output)
     try:
         if all(name.endswith(ARCHIVE) for name in arguments.files):
-            print(f"{folder}: {write_archives(arguments.files, folder)} figures from {len(arguments.files)} archives")
+            drawn = counted(write_archives(arguments.files, folder), "figure")
+            print(f"{folder}: {drawn} from {counted(len(arguments.files), 'archive')}")
             return 0
         found = write_page(arguments.files, folder / "index.html")
     except UnknownFile as why:
         raise BadUsage(f"report: {why}") from None
     for figure in found:
         (folder / f"{figure.name}.png").write_bytes(render(figure, "png"))
-    print(f"{folder / 'index.html'}: {len(found)} figures from {len(arguments.files)} files")
+    print(f"{folder / 'index.html'}: {counted(len(found), 'figure')} from {counted(len(arguments.files), 'file')}")
     return 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import counted
 from ..machine.vendors import VENDORS
 from .cluster import Cluster, ClusterError, VendorPart
 from .launcher import Launcher
@@ -224,7 +225,7 @@ def _srun(job: Job, launcher: Launcher, environ: Mapping[str, str]) -> list[str]
     components = int(environ.get("SLURM_HET_SIZE", "1"))
     if len(found) != components:
         raise ClusterError(
-            f"the job has {len(found)} parts and this allocation {components} component{'s' * (components > 1)}: srun "
+            f"the job has {len(found)} parts and this allocation {counted(components, 'component')}: srun "
             "starts one part in each; get a heterogeneous allocation that fits (docs/slurm.md)"
         )
     head = [launcher.path, "--mpi=pmix", "--cpu-bind=none", "--kill-on-bad-exit=1", "--quit-on-interrupt"]

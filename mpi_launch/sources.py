@@ -61,15 +61,16 @@ def hostfile(path: Path) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        name, _, count = words[0].partition(":")
+        first = re.fullmatch(r"([^\[\]:]+)(?::(.*))?", words[0])
         given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-        slots = given.get("slots", count or "0")
+        slots = given.get("slots", first[2] if first else None)
         unknown = given.keys() - {"slots", "max_slots", "max-slots", "vendor"}
-        if not slots.isdigit() or len(given) < len(words) - 1 or not name or unknown:
+        is_known = slots is None or re.fullmatch("[1-9][0-9]{0,5}", slots)
+        if not first or not is_known or len(given) < len(words) - 1 or unknown:
             raise ValueError(
                 f"hostfile {path}, line {number}: {line.strip()!r} is not of the form: host slots=2 vendor=amd"
             )
-        found.append(Host(name, int(slots), given.get("vendor", "")))
+        found.append(Host(first[1], int(slots or 0), given.get("vendor", "")))
     return found
 
 

@@ -89,6 +89,11 @@ class LibraryError(UCCHError):
         super().__init__(f"{call} failed: {name} ({status}){'; ' + hint if hint else ''}")
 
 
+def counted(count: int, what: str) -> str:
+    """So many of a thing: ``1 rank``, ``2 ranks``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks as messages name them: ``rank 3``, ``ranks 0, 2``; of more than 16 the first ones."""
     more = ", …" if len(ranks) > 16 else ""

@@ -321,7 +321,7 @@ void *ucch_board_map(const char *path, size_t bytes);
 void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use);
 void ucch_board_give_back(void *page, int mine, uint64_t use, int unused);
-int ucch_board_given_back(const ucch_board *board);
+int ucch_board_given_back(const ucch_board *board, int i);
 void ucch_board_expect(ucch_board *board, const int *pids);
 void ucch_board_clear(ucch_board *board);
 void ucch_board_free(ucch_board *board);

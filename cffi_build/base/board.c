@@ -165,9 +165,10 @@ static int gives_back(const ucch_board *b, int i) {
     return __atomic_load_n(&b->slots[i].given_back, __ATOMIC_ACQUIRE) >= b->use;
 }
 
-/* True if all ranks free the communicator. */
-int ucch_board_given_back(const ucch_board *b) {
-    for (int i = 0; i < b->n; i++)
+/* True if all ranks free the communicator, or have freed it; or that of slot `i`, from 0 on. */
+int ucch_board_given_back(const ucch_board *b, int i) {
+    if (i >= 0) return gives_back(b, i);
+    for (i = 0; i < b->n; i++)
         if (!gives_back(b, i)) return 0;
     return 1;
 }

@@ -254,8 +254,8 @@ int ucch_link_ask(int link) {
     return fate;
 }
 
-/* End the thread; the process is about to end. Say farewell if it ends well: else the peers are to take it for dead, and
- * wait for nothing of it. */
+/* End the thread; the process is about to end. Say farewell if it ends well: else the peers are to take it for dead,
+ * and wait for nothing of it. */
 void ucch_links_stop(int well) {
     ucch_links_lock();
     int was = running;

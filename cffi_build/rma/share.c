@@ -91,6 +91,7 @@ void ucch_slots_free(ucch_slot *slots) {
     UCCH_ON_DEVICE;
     for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
+        s->event = NULL;
         free_memory(s);
     }
 }

@@ -75,7 +75,11 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     int busy;
     while ((busy = ucch_staged_busy(peer)) && ucch_now() < until)
         sched_yield();
-    if (!busy) ucch_carriers_free(peer); /* or its memory stays */
+    if (!busy) { /* or its memory stays */
+        ucch_carriers_free(peer);
+        ucch_slots_free(peer->slots);
+        ucch_share_free(&peer->share);
+    }
     if (ep && !is_gone)
         status = ucch_ep_close(peer->at->worker, ep, timeout);
     else if (ep && peer->by_errors) {

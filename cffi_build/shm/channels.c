@@ -68,6 +68,15 @@ static size_t line_of(int what, int size) {
     return first;
 }
 
+/* Ranks that a part has room for, which takes no memory: communicators of like size use the same parts, one after the
+ * other, and find the rings pinned that an earlier one has used. */
+static int room_for(int size) {
+    int room = 4;
+    while (room < size)
+        room *= 2;
+    return room;
+}
+
 static size_t header_of(int size) {
     return (line_of(HEADER_END, size) * LINE + HEADER_GRAIN - 1) / HEADER_GRAIN * HEADER_GRAIN;
 }
@@ -103,15 +112,16 @@ static size_t stride_of(const ucch_channels *c, int ring, int by_wire) {
 
 static size_t pages_of(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-/* Place in a rank's part of a ring to another, or from one of another host; of rank `size`: where the part ends.
- * Nothing takes memory before it is pinned, so all have the same room. */
-static size_t place_of(const ucch_channels *c, int other, int comes, int ring) {
+/* Place in a rank's part of a ring to another of its host, or to or from one of another host, which is pinned in
+ * another length; of rank `room`: where the part ends. Nothing takes memory before it is pinned, so all have the same
+ * room. */
+static size_t place_of(const ucch_channels *c, int other, int wire, int comes, int ring) {
     size_t at = 0, all = 0;
     for (int i = 0; i < UCCH_RINGS; i++) {
         at = i == ring ? all : at;
         all += pages_of(UCCH_RING_SLOTS * (stride_of(c, i, 0) + UCCH_FLOW_HEADER));
     }
-    return header_of(c->size) + (2 * (size_t)other + (size_t)comes) * all + at;
+    return header_of(c->room) + (3 * (size_t)other + (size_t)(wire ? 1 + comes : 0)) * all + at;
 }
 
 static void forget(ucch_channels *c) {
@@ -138,11 +148,12 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->parts = calloc(n, sizeof(*c->parts));
     c->rank = rank;
     c->size = size;
+    c->room = room_for(size);
     c->slot = slot;
     int well = c->out && c->in && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
-        c->parts[rank] = ucch_mapping_new(key, place_of(c, size, 0, 0));
+        c->parts[rank] = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
     }
     if (!well || !c->parts[rank]) {
         forget(c);
@@ -168,11 +179,11 @@ static ucch_channel channel(const ucch_channels *c, int peer, int comes, int rin
         other = owner == peer ? c->rank : peer;
     const ucch_mapping *part = c->parts[owner];
     size_t line =
-        line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->size) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
-    size_t from = line_of(TAINTED, c->size) + (wire ? 1 + (size_t)peer : 0);
+        line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
+    size_t from = line_of(TAINTED, c->room) + (wire ? 1 + (size_t)peer : 0);
     return (ucch_channel){.published = counter_at(part, line),
                           .consumed = counter_at(part, line + 1),
-                          .ring = part->memory + place_of(c, other, wire && comes, ring) + before(ring, wire),
+                          .ring = part->memory + place_of(c, other, wire, comes, ring) + before(ring, wire),
                           .slot = slot_of(c, ring, wire),
                           .stride = stride_of(c, ring, wire),
                           .by_flags = by_flags(ring, wire),
@@ -187,7 +198,7 @@ static void channels_with(ucch_channels *c, int peer, int comes) {
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
-    size_t bytes = place_of(c, c->size, 0, 0), header = header_of(c->size);
+    size_t bytes = place_of(c, c->room, 0, 0, 0), header = header_of(c->room);
     if (peer != c->rank) c->parts[peer] = ucch_mapping_open(key, pid, file, bytes);
     char *seen;
     int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer], 0, header, &seen) : UCCH_FAIL_PEER;
@@ -198,11 +209,11 @@ int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int fi
     }
     const ucch_mapping *own = c->parts[peer];
     memset(own->memory, 0, header); /* before the peers are told that they may have it */
-    c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->size)).at;
+    c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->room)).at;
     for (int other = 0; other < c->size; other++)
         if (other != peer && !ucch_channels_by_wire(c, other)) channels_with(c, other, 0);
     for (size_t i = 0; i < MOST_CALLS; i++)
-        c->done[i] = counter_at(own, line_of(ENDS, c->size) + i);
+        c->done[i] = counter_at(own, line_of(ENDS, c->room) + i);
     return 0;
 }
 
@@ -313,7 +324,7 @@ static int reserve(ucch_channels *c, int peer, int comes, int ring) {
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived) {
     size_t nth = UCCH_LANES * (size_t)peer + (size_t)which;
     *arrived = c->meetings + nth * MEETINGS;
-    return counter_at(c->parts[c->rank], line_of(LANES, c->size) + nth * (1 + UCCH_LANE_DEPTH));
+    return counter_at(c->parts[c->rank], line_of(LANES, c->room) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
 /* Taken before the engine's lock. */
@@ -343,8 +354,8 @@ size_t ucch_channels_held(const ucch_channels *c) { return c->parts[c->rank]->pi
 
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
-    const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->size)).at;
-    ucch_counter replays = counter_at(c->parts[c->rank], line_of(REPLAYS, c->size));
+    const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->room)).at;
+    ucch_counter replays = counter_at(c->parts[c->rank], line_of(REPLAYS, c->room));
     counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
     if (!all) return UCCH_FAIL_MEMORY;
     c->arrived = all->arrived;

@@ -73,9 +73,9 @@ typedef struct ucch_graphs {
 enum { GRAPH_BANK = 2, BANKS };
 
 struct ucch_channels {
-    ucch_op drain; /* first: once a call has failed, until the streams of all have been let go */
-    int rank, size;
-    size_t slot; /* bytes of the longest between hosts */
+    ucch_op drain;        /* first: once a call has failed, until the streams of all have been let go */
+    int rank, size, room; /* room: ranks that a part has places for */
+    size_t slot;          /* bytes of the longest between hosts */
     int nwires;
     uint64_t serial;        /* alike on all ranks */
     uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */

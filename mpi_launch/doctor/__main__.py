@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..._version import __version__
 from ...closed_pipe import ends_with_its_reader
-from ...errors import UCCHError
+from ...errors import UCCHError, counted
 from ...machine.launchers import number
 from . import amd, checks, facts, findings, job, records
 from .facts import Facts
@@ -53,7 +53,7 @@ def _measure(options: argparse.Namespace, hosts: list[str]) -> list[Finding]:
     try:
         with Communicator() as comm:
             members = runner_of(comm).members
-            text = f"{comm.size} ranks agree on versions and settings: {comm.topology.describe()}"
+            text = f"{counted(comm.size, 'rank')} agree on versions and settings: {comm.topology.describe()}"
             found = [ok("job", text)]
             found += [ok("islands", text) for text in members.fabric()]
             found += measure.canaries(comm)

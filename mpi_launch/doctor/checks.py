@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from ... import env as variables
+from ...errors import counted
 from ...machine.ucx_transports import RDMA, SHARED_MEMORY, WIRE_UP
 from ...machine.vendors import VENDORS, seen
 from .facts import Facts
@@ -109,12 +110,11 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         all_of_them = [pci for v, pci in facts.gpus if v == vendor]
         mine = [pci for pci in all_of_them if pci in usable]
         if mine:
-            yield ok(
-                "gpu", f"{len(mine)} of {len(all_of_them)} {vendor} GPUs, driver {drivers.get(vendor) or 'unknown'}"
-            )
+            known = drivers.get(vendor) or "unknown"
+            yield ok("gpu", f"{len(mine)} of {counted(len(all_of_them), f'{vendor} GPU')}, driver {known}")
         else:
             why = "its driver is not loaded" if vendor not in drivers else "this container was given none"
-            yield finding("gpu-unusable", f"the machine has {len(all_of_them)} {vendor} GPUs, but {why}")
+            yield finding("gpu-unusable", f"the machine has {counted(len(all_of_them), f'{vendor} GPU')}, but {why}")
     if not facts.gpus:
         yield ok("gpu", "none: ranks use host memory")
     small = [device for device in facts.usable if device.small_bar]
@@ -184,7 +184,7 @@ def rdma(facts: Facts) -> Iterator[Finding]:
         if port.layer == "Ethernet" and not port.roce_v2:
             yield finding("roce-gid", f"{port.name} has no RoCE v2 address", port.name)
     if active and facts.memlock < 0:
-        yield ok("rdma", f"{len(active)} active ports, unlimited pinned memory")
+        yield ok("rdma", f"{counted(len(active), 'active port')}, unlimited pinned memory")
 
 
 def fabric(facts: Facts) -> Iterator[Finding]:
@@ -209,7 +209,7 @@ def host(facts: Facts) -> Iterator[Finding]:
     if facts.shm >= MIN_SHM:
         yield ok("shm", f"/dev/shm has {_gib(facts.shm)}")
     if facts.ranks_here <= facts.cores:
-        yield ok("cores", f"{facts.cores} cores for {facts.ranks_here} rank{'s' * (facts.ranks_here > 1)}")
+        yield ok("cores", f"{counted(facts.cores, 'core')} for {counted(facts.ranks_here, 'rank')}")
 
 
 #: Findings that one look at the facts tells: the code, and the text where something is wrong.
@@ -234,7 +234,7 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
     ("ptrace", lambda f: (scope := f.kernel_number("kernel.yama.ptrace_scope"))
      and f"kernel.yama.ptrace_scope is {scope}: ranks cannot copy from each other's memory (cma)"),
     ("cores-few", lambda f: f.ranks_here > f.cores
-     and f"{f.ranks_here} ranks share {f.cores} cores: UCC and UCX wait by polling"),
+     and f"{f.ranks_here} ranks share {counted(f.cores, 'core')}: UCC and UCX wait by polling"),
     ("sched-groups", lambda f: f.kernel.startswith("6.18.") and f.ranks_here >= f.cores
      and f.kernel_number("kernel.sched_autogroup_enabled")
      and "Linux 6.18 shares cores among sessions: threads that yield and nap, as those of waiting ranks do, can keep "
@@ -278,7 +278,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
             f"{', '.join(steering)} has an effect inside islands only: bridges have forced settings",
             cure="unset it, or use UCCH_TUNE to choose algorithms of ucc_hetero",
         )
-    yield ok("settings", f"{len(env)} variables looked at")
+    yield ok("settings", f"{counted(len(env), 'variable')} looked at")
 
 
 def _transports(facts: Facts, words: set[str]) -> Iterator[Finding]:

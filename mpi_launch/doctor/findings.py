@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ...errors import counted
 from ...installed import extra
 from ...machine.rdma import CURE
 from ...planner.topology import ranges
@@ -134,10 +135,9 @@ def merged(by_rank: Sequence[Sequence[Finding]], hosts: Sequence[str]) -> list[F
     result = []
     for each, ranks in who.items():
         names = list(dict.fromkeys(hosts[rank] for rank in ranks))
-        on = ", ".join(names[:3]) + (f" and {len(names) - 3} more hosts" if len(names) > 3 else "")
-        plural = "s" if len(ranks) > 1 else ""
+        on = ", ".join(names[:3]) + (f" and {counted(len(names) - 3, 'more host')}" if len(names) > 3 else "")
         everyone = len(ranks) == len(by_rank)
-        result.append(replace(each, where="" if everyone else f"rank{plural} {ranges(ranks)} on {on}"))
+        result.append(replace(each, where="" if everyone else f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} on {on}"))
     return result
 
 
@@ -157,7 +157,7 @@ def as_text(findings: Iterable[Finding]) -> str:
         lines += [f"{'':<28}{line}" for line in rest]
         lines += [f"{'':<28}cure: {each.cure}"] if each.cure else []
     counts = {level: sum(each.level == level for each in listed) for level in LEVELS}
-    lines.append(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['error']} errors")
+    lines.append(f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counted(counts['error'], 'error')}")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...errors import counted
 from ...native.libraries import lib
 from ...planner.topology import ranges
 from ...trace.flight_files import CAUSES, Comm, Dump
@@ -174,7 +175,7 @@ def _missing(
     since = _ago(group.dumps[first], here[first]["called"])
     for m in late:
         dump = group.dumps[m]
-        gone = "" if group.calls[m] or not dump.lost else f" within its last {len(dump.records)} operations"
+        gone = "" if group.calls[m] or not dump.lost else f" within its last {counted(len(dump.records), 'operation')}"
         text = (
             f"{group.who([m])} has not called {_label(here[first])}, call {seq}{group.name}{gone}, in which "
             f"{group.who(waiting)} wait{'s' if len(waiting) == 1 else ''} since {since}: {_doing(dump)}"

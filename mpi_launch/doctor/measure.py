@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ... import IN_PLACE, MAX, Communicator, UCCHError
 from ...device import Vector, place_of, runtime_of
+from ...errors import counted
 from .findings import Finding, finding, ok
 
 Array = npt.NDArray[Any]
@@ -101,7 +102,7 @@ def canaries(
         wrong = [rank for rank, (_, good) in enumerate(answers) if not good]
         if wrong:
             return [finding("run-wrong", f"{name} gave wrong numbers on ranks {', '.join(map(str, wrong))}")]
-    return [ok("collectives", f"{len(tried)} kinds gave the right numbers on {comm.size} ranks")]
+    return [ok("collectives", f"{counted(len(tried), 'kind')} gave the right numbers on {counted(comm.size, 'rank')}")]
 
 
 def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
@@ -158,7 +159,7 @@ def slow_pairs(measured: dict[tuple[int, int], tuple[float, float]], hosts: list
             continue
         usual = statistics.median_high(sorted(speed for _, speed in those.values()))
         latency = statistics.median(latency for latency, _ in those.values())
-        words = f"{len(those)} pairs {kind}: {latency * 1e6:.1f} us, {usual / 1e9:.2f} GB/s (medians)"
+        words = f"{counted(len(those), 'pair')} {kind}: {latency * 1e6:.1f} us, {usual / 1e9:.2f} GB/s (medians)"
         slow = [pair for pair, (_, speed) in those.items() if speed < SLOW_SHARE * usual]
         if slow and len(those) >= ENOUGH:
             names = ", ".join(f"{a}-{b} ({those[a, b][1] / 1e9:.2f} GB/s)" for a, b in slow[:8])

@@ -106,7 +106,7 @@ ENDS = {
     "its store, once all is freed": End((2, 1), "storeless", "^$", lost=False),
     # It ends without a farewell, and is taken for dead, though the store has no word of it.
     "its store, and then by an error": End(
-        (2, 1), "failed", "rank {0} knows: PeerError", lost=False, last="RuntimeError",
+        (2, 1), "failed", "rank {0} knows: PeerError", lost=False, last="RuntimeError"
     ),
     "is interrupted at its end": End((1, 2), "interrupt", "^$", lost=False, last="KeyboardInterrupt"),
     "never, and revokes another communicator": End((1, 2), "revoked", "rank {0} right", lost=False, last="right"),

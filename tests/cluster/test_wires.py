@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import channel_scripts
 import lane_scripts
 import message_scripts
 import pytest
@@ -106,6 +107,26 @@ def test_messages_of_several_ranks_a_host(on_crew: Callable[..., Any], script: s
 @pytest.mark.parametrize("env", [OWN_QUEUES, SMALL | {"UCCH_HOLD": "n"}], ids=["own queues", "few slots"])
 def test_messages_by_rules_of_mpi(on_crew: Callable[..., Any], env: dict[str, str]) -> None:
     on_crew(message_scripts.MATCHING, *PAIR, **env)
+
+
+def test_a_part_is_used_again_for_other_hosts(on_crew: Callable[..., Any]) -> None:
+    """Ranks 0 and 1 are on one host, 0 and 2 on two: the ring to rank 1 of a communicator is pinned in another length
+    where both see it than where wires carry it."""
+    script = (
+        channel_scripts.COMMON
+        + """
+with Communicator() as comm:
+    r = comm.rank
+    for colors in ([0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1]):
+        with comm.Split(colors[r], r) as part:
+            for n in (100, 300_000):
+                x, y = Array(n).set(numbers(n, part.rank, n)), Array(n).set(-7)
+                part.Allreduce(x, y)
+                assert (y.peek == numbers(n, 0, n) + numbers(n, 1, n)).all(), n
+            assert "queued" in part.plan_summary(), part.plan_summary()
+"""
+    )
+    on_crew(script, *MIXED, **OWN_QUEUES)
 
 
 def test_wires_share_the_ports_of_their_hosts(alone: Callable[..., Any], tmp_path: Path) -> None:

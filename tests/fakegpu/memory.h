@@ -105,6 +105,8 @@ static int allocate(void **address, size_t bytes, int kind) {
 /* True if the driver lets threads wait that pin memory of the host, and how many wait now. */
 static int pins_stand, pins_waiting;
 
+#define ALREADY_REGISTERED 712
+
 /* Memory of the host's that the device comes to see: with HIP elsewhere, if it can be mapped twice. */
 static int see_host(void *where, size_t bytes) {
     __atomic_fetch_add(&pins_waiting, 1, __ATOMIC_SEQ_CST);
@@ -113,8 +115,13 @@ static int see_host(void *where, size_t bytes) {
     __atomic_fetch_sub(&pins_waiting, 1, __ATOMIC_SEQ_CST);
     if (refused()) return refused();
     if (!can_pin(bytes)) return OUT_OF_MEMORY;
+    enter();
+    region *r = find_locked(where);
+    int is_seen = r && r->kind == PINNED_MEMORY && !r->freed;
+    pthread_mutex_unlock(&lock);
+    if (is_seen) return ALREADY_REGISTERED;
     pinned += bytes;
-    region *r = calloc(1, sizeof(*r));
+    r = calloc(1, sizeof(*r));
     void *seen = HIP ? mremap(where, 0, bytes, MREMAP_MAYMOVE) : MAP_FAILED, *unused;
     if (!r) return OUT_OF_MEMORY;
     *r = (region){.base = where, .bytes = bytes, .kind = PINNED_MEMORY, .file = -1};

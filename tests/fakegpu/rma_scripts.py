@@ -282,6 +282,28 @@ for each in (given, out, other, wrapped):
     each.close()
 """
 
+#: Peers that come and go leave no memory mapped that they have put from.
+LEAVING = COMMON
+LEAVING += """
+room, seen = memory(100_000)
+
+def mapped():
+    with open("/proc/self/maps") as lines:
+        return sum("memfd:ucc_hetero" in line for line in lines)
+
+for turn in range(5):
+    other = rma.Worker()
+    theirs, ours = other.connect(worker.address), worker.connect(other.address)
+    given = rng.integers(0, 256, 100_000, dtype=np.uint8)
+    theirs.put(other.register(given), theirs.open(room.descriptor)).Wait()
+    assert (seen == given).all()
+    other.close()
+    ours.close()
+    before = mapped() if not turn else before
+    assert mapped() == before, (mapped(), before)
+worker.close()
+"""
+
 #: The same by wires.
 FAR = far(EVERY).replace(
     """.startswith("direct" if opens else "staged")""",

@@ -68,6 +68,26 @@ print("end", flush=True)
         "synchronous send of 32 bytes to rank 1, tag 7: timeout",
         "send of 8388608 bytes to rank 1, tag 8: timeout",
     )), head=HEAD),
+    # The sender of what nobody receives, as the receiver has freed the communicator without a call, hears that: from
+    # its wait, and from Free, which blamed requests that it had dropped.
+    "a communicator that the receiver has freed": Job("""
+other = comm.Dup()
+if rank == 0:
+    world.Barrier()
+    other._runner.timeout = other._messages.timeout = 0.3
+    big = np.zeros(1 << 20)
+    caught(u.CollectiveTimeout, other.Isend(big, 1, 3).Wait)
+    other.Isend(big, 1, 3)
+    caught(u.CollectiveTimeout, other.Free)
+else:
+    other.Free()
+    world.Barrier()
+comm.Barrier()
+print("end", flush=True)
+""", said={
+        "caught": 2, "^end": 2, r"rank\(s\) \[1\] have freed this communicator": 2,
+        r"1 call\(s\) whose requests were dropped have not ended after 0.3 s": 1,
+    }, head=HEAD),
     # Neither waits longer than the deadline, and each says what has come instead.
     "objects and buffers that are received by the wrong method": Job("""
 if rank == 1:

@@ -207,9 +207,9 @@ def test_a_page_that_was_given_back_without_a_call_is_the_next_ones_at_once() ->
         lib.ucch_board_give_back(memory, 1, use, True)
         assert lib.ucch_board_fate(ours, 1) == lib.UCCH_LEFT and lib.ucch_board_mismatch(ours, 1) == 1
         assert lib.ucch_board_label(ours, 1, 1, text := ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))) == 0
-        assert ffi.string(text) == b"Free" and not lib.ucch_board_given_back(ours)
+        assert ffi.string(text) == b"Free" and not lib.ucch_board_given_back(ours, -1)
         lib.ucch_board_give_back(memory, 0, use, False)
-        assert lib.ucch_board_given_back(ours) and lib.ucch_board_fate(ours, 0) == lib.UCCH_THERE
+        assert lib.ucch_board_given_back(ours, -1) and lib.ucch_board_fate(ours, 0) == lib.UCCH_THERE
         lib.ucch_board_clear(ours)
         lib.ucch_board_free(ours)
 

@@ -148,6 +148,7 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
+    ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
     ("rma: between three devices", rma.EVERY, "nvidia:2,amd:1", {}, OWN),
     *(("pages", pages.EVERY, layout, {}, ())
       for layout in ("nvidia:1,amd:1", "amd:1,nvidia:1", "nvidia:1,host:1", "amd:2")),

@@ -276,7 +276,7 @@ def test_every_pair_once(size: int) -> None:
 def test_text_and_json(tmp_path: Path) -> None:
     found = checks.examine(healthy(tmp_path, nofile=1024, memlock=65536))
     text = findings.as_text(found).splitlines()
-    assert text[-1] == f"{len(found) - 2} ok, 1 warnings, 1 errors"
+    assert text[-1] == f"{len(found) - 2} ok, 1 warning, 1 error"
     assert text[-3].startswith("error    memlock            only 64 KiB of memory may be pinned")
     assert text[-2].strip().startswith("cure: ulimit -l unlimited")
     assert {each["code"] for each in json.loads(findings.as_json(found))["findings"]} >= {"memlock", "nofile", "mpi"}

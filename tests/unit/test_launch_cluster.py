@@ -116,7 +116,8 @@ def test_hostfiles(tmp_path: Path) -> None:
     assert sources.hostfile(path) == [Host("node0", 4, "amd"), Host("node1", 2, ""), Host("node2", 0, "")]
     cluster = parse({"hostfile": "hostfile", "slots": 3, "vendor": "host"}, tmp_path)
     assert cluster.hosts == (Host("node0", 4, "amd"), Host("node1", 2, "host"), Host("node2", 3, "host"))
-    for bad in ("node0 slots=x", "node0 4", ":3", "node0 solts=2"):
+    more = ("[::1] slots=2", "node0 slots=0", "node0 slots=²", "node0 slots=9999999")
+    for bad in ("node0 slots=x", "node0 4", ":3", "node0 solts=2", *more):
         path.write_text("ok\n" + bad + "\n")
         with pytest.raises(ValueError, match="line 2: .* is not of the form: host slots=2"):
             sources.hostfile(path)

@@ -164,6 +164,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
 
         Raises:
             ValueError: Requests of it are still active.
+            CollectiveTimeout: A call whose request was dropped does not end, such as the send of a message that no rank
+                receives.
             DataError: UCCH_CHECK=data has found what no call could raise.
         """
         if "_runner" not in vars(self) and self._free_unused():

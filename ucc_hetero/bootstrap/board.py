@@ -257,6 +257,11 @@ class Board:
         assert self._page is not None
         lib.ucch_board_give_back(self._page.address, self._known.rank, self._use, False)
 
+    def freed_by(self) -> list[int]:
+        """Ranks that have freed it, as far as this host's page shows."""
+        slots = enumerate(self.ranks) if self.shared else ()
+        return [rank for i, rank in slots if lib.ucch_board_given_back(self.native, i)]
+
     def leave(self) -> None:
         """Tell the other ranks that this one makes no more calls."""
         lib.ucch_board_leave(self.native)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..device import DeviceRuntime
-from ..errors import ranks_text
+from ..errors import counted, ranks_text
 from ..machine.facts import Facts
 from ..planner.topology import Topology, numbered
 from ..transport import channels
@@ -74,7 +74,7 @@ def few_files(far: int) -> str:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY or far * _SOCKETS <= most:
         return ""
-    return f"{far * _SOCKETS} sockets for {far} ranks on other hosts, and ulimit -n is {most}"
+    return f"{far * _SOCKETS} sockets for {counted(far, 'rank')} on other hosts, and ulimit -n is {most}"
 
 
 def _spread(everyone: Sequence[Facts]) -> dict[str, list[int]]:

@@ -628,6 +628,11 @@ class Runner(State):
         withdraw(self)
         progress_until(self._all_ended, self.timeout, longest=_NAP)
         if not self.broken:
+            if late := len(dropped(self)):
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: {late} call(s) whose requests were dropped have not ended after "
+                    f"{self.timeout:g} s: has nobody received what they send?{self.freed_text()}"
+                )
             self._refuse_active(self.busy)
         return self.meet(self.timeout)
 
@@ -657,7 +662,7 @@ class Runner(State):
         try:
             if self.board.shows_all:
                 self.board.give_back()
-                all_do = partial(lib.ucch_board_given_back, self.board.native)
+                all_do = partial(lib.ucch_board_given_back, self.board.native, -1)
                 return progress_until(all_do, seconds, self._hopeless, longest=_NAP, spin=_SPIN)
             if not self._leaving:
                 mine, least = array("i", [1]), array("i", [0])

@@ -77,6 +77,11 @@ class State:
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
+    def freed_text(self) -> str:
+        """What to add to an error where ranks have freed the communicator, in which they take no more messages."""
+        freed = self.board.freed_by()
+        return f"; rank(s) {freed} have freed this communicator" if freed else ""
+
     def abandon(self, why: str) -> None:
         """From now on nothing is started, in Python or by the native engine."""
         self.broken = why

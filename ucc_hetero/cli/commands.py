@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from .. import env
+from ..errors import counted
 from ..machine.fabric import fabric_of
 from ..machine.launchers import number
 from ..planner.collectives import ROWS
@@ -179,12 +180,13 @@ def _tune(args: argparse.Namespace) -> int:
 
         found = tune(comm, args.collective or _TUNED, sizes, tell)
         rules = found.save(path, comm.rank) if path else 0
-        what = f"{rules} rules in {path} for {found.bare.describe()}" if path else "no --file: nothing written"
+        written = f"{counted(rules, 'rule')} in {path} for {found.bare.describe()}"
+        what = written if path else "no --file: nothing written"
         tell(f"# {what}", sys.stderr)
         if found.doubtful:
             tell(
-                f"# warning: {found.doubtful} sizes (marked ?) have no rule, as noise was as large as the difference: "
-                "measure again on hosts that do nothing else",
+                f"# warning: no rule for {counted(found.doubtful, 'size')} (marked ?), as noise was as large as the "
+                "difference: measure again on hosts that do nothing else",
                 sys.stderr,
             )
     return 0

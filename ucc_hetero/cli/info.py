@@ -11,6 +11,7 @@ from typing import Any
 from .. import env
 from .._version import __version__
 from ..bindings import ucc
+from ..errors import counted
 from ..machine.discover import cores, host_identity
 from ..machine.fabric import fabric_of
 from ..machine.vendors import VENDORS
@@ -55,7 +56,7 @@ def collect() -> dict[str, Any]:
     return {
         "ucc_hetero": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
-        "host": f"{host_identity().hostname}, {cores()} cores, {platform.machine()}",
+        "host": f"{host_identity().hostname}, {counted(cores(), 'core')}, {platform.machine()}",
         "ucc": {
             "version": libraries.ucc_version,
             "path": libraries.ucc_path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import counted
 from ..planner.collectives import Call
 from ..planner.cost import Traffic, traffic_of
 from ..planner.plan import Plan, Step, regions
@@ -99,16 +100,16 @@ def _teams(teams: Sequence[Sequence[int]]) -> str:
 def render(found: dict[str, Any]) -> str:
     """The facts as text for people."""
     wire = found["wire"]
+    ranks = counted(found["ranks"], "rank")
     lines = [
-        f"{found['collective']} of {size_text(found['bytes'])} over {found['ranks']} ranks: {found['islands']}",
+        f"{found['collective']} of {size_text(found['bytes'])} over {ranks}: {found['islands']}",
         f"topology   {found['fingerprint']}" + (f", weights {found['weights']}" if found["weights"] else ""),
-        f"runs       {found['algorithm']} in {found['fragments']} fragment{'s' if found['fragments'] != 1 else ''}"
+        f"runs       {found['algorithm']} in {counted(found['fragments'], 'fragment')}"
         f"{', queued in streams' if found['queued'] else ''} (chosen by: {found['by']})",
         "stages     of one fragment",
     ]
     for row in found["stages"]:
-        n = len(row["teams"])
-        what = f"{n} team{'s' if n > 1 else ''}"
+        what = counted(len(row["teams"]), "team")
         lines.append(
             f"  {row['stage']:>2}  {row['kind']:<15}{_LINKS[row['link']]:<20}{what:<10}"
             f"{size_text(row['bytes']):>10} each  {_teams(row['teams'])}"
@@ -118,7 +119,7 @@ def render(found: dict[str, Any]) -> str:
     if len(wire["host_out"]) > 1:
         for host, (out, into) in enumerate(zip(wire["host_out"], wire["host_in"], strict=True)):
             if host == 8:
-                lines.append(f"           … {len(wire['host_out']) - 8} more hosts")
+                lines.append(f"           … {counted(len(wire['host_out']) - 8, 'more host')}")
                 break
             lines.append(f"           host {host}: {size_text(out)} leave, {size_text(into)} enter")
     lines.append(f"scratch    at most {size_text(found['scratch'])} by a rank")

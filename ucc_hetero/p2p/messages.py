@@ -618,7 +618,7 @@ class Messages:
             return kind(f"{where}: {text.format(*transfer.envelope(), transfer.peer)}")
         if error.status == lib.UCCH_FAIL_TIMEOUT:
             late = f"{where}: timeout, not complete after {error.elapsed:.3g} s ({limit_text(self.timeout)})"
-            return CollectiveTimeout(late + self._of_other_kind(transfer))
+            return CollectiveTimeout(late + self._of_other_kind(transfer) + self.state.freed_text())
         if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
         known = error.status == lib.UCCH_FAIL_PEER
