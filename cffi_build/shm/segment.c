@@ -121,7 +121,8 @@ int ucch_mapping_pin(ucch_mapping *m, size_t at, size_t bytes, char **seen) {
     return 0;
 }
 
-/* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator of like size: to unpin it could wait for the device, and so for streams that wait for other ranks. */
+/* It is not used here any more. It stays mapped and pinned, on all ranks, for the next communicator of like size: to
+ * unpin it could wait for the device, and so for streams that wait for other ranks. */
 void ucch_mapping_give(ucch_mapping *m) {
     UCCH_LOCKED;
     m->used--;
