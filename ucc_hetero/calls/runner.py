@@ -220,7 +220,7 @@ class Runner(State):
                 if prepared.repeatable:
                     self.repeatable.keep(label, RepeatableCall(prepared.pool, None, False))
                     if prepared.program.recipe is not None:
-                        self._prepared.leave(label, label, prepared.program.recipe)
+                        self._prepared.leave(label, prepared.label, prepared.program.recipe)
                 prepared.give_back()
         except CollectiveTimeout:
             not_met()
