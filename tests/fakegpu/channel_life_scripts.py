@@ -34,7 +34,8 @@ with Communicator() as comm:
     while len(others) < 12:  # none has less than those before
         others.append(Communicator(comm))
         pinned.append(lib.ucch_channels_pinned())
-    more = {after - before for before, after in zip(pinned, pinned[1:])} - {0}  # what cases before have left is used first
+    # What cases before have left is used first.
+    more = {after - before for before, after in zip(pinned, pinned[1:])} - {0}
     assert len(more) < 2 and all(0 < each <= pinned[0] for each in more), pinned
     made.clear()
     failures = []
