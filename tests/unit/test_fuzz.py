@@ -137,7 +137,7 @@ def test_knocks_at_the_door(parts: list[bytes]) -> None:
     for part in parts:
         far.sendall(part)
     if random.random() < 0.5:
-        far.sendall(b"UCHA" + (1).to_bytes(2, "little") + os.urandom(32) + os.urandom(32))
+        far.sendall(b"UCHA" + (2).to_bytes(2, "little") + os.urandom(32) + os.urandom(32))
     far.shutdown(socket.SHUT_WR)
     assert each._believe(ours, {1, 2}) == -1
     ours.close()

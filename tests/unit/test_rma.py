@@ -172,8 +172,8 @@ def test_another_secret_or_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ChannelError, match="ended the connection|broke"):
         pair(b"another secret, as long")
     with sockets() as (ours, theirs):
-        theirs.sendall(b"UCHA\x02\x00" + bytes(32))
-        with pytest.raises(ChannelError, match="speaks version 2, and this is 1"):
+        theirs.sendall(b"UCHA\x01\x00" + bytes(32))
+        with pytest.raises(ChannelError, match="speaks version 1, and this is 2"):
             Channel(ours, SECRET, True)
     monkeypatch.setattr(channels, "PATIENCE", 0.1)
     with sockets() as (ours, theirs), pytest.raises(ChannelError, match="not proved and introduced itself"):
@@ -184,7 +184,7 @@ def test_another_secret_or_version_is_refused(monkeypatch: pytest.MonkeyPatch) -
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
 def test_strangers_are_refused(data: bytes, server: bool, greets: bool) -> None:
     with sockets() as (ours, theirs):
-        theirs.sendall((b"UCHA\x01\x00" + bytes(32) if greets else b"") + data)
+        theirs.sendall((b"UCHA\x02\x00" + bytes(32) if greets else b"") + data)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(ChannelError):
             Channel(ours, SECRET, server)

@@ -629,10 +629,8 @@ class Runner(State):
         progress_until(self._all_ended, self.timeout, longest=_NAP)
         if not self.broken:
             if late := len(dropped(self)):
-                raise CollectiveTimeout(
-                    f"rank {self.rank}: {late} call(s) whose requests were dropped have not ended after "
-                    f"{self.timeout:g} s: has nobody received what they send?{self.freed_text()}"
-                )
+                text = f"{late} call(s) whose requests were dropped have not ended after {self.timeout:g} s"
+                raise CollectiveTimeout(f"rank {self.rank}: {text}: a send waits for its receive{self.freed_text()}")
             self._refuse_active(self.busy)
         return self.meet(self.timeout)
 

@@ -24,7 +24,7 @@ from .. import log
 from ..errors import PeerError
 
 #: Of the protocol; others are refused.
-VERSION = 1
+VERSION = 2
 #: Bytes of a frame's JSON at most.
 MOST = 1 << 20
 #: Seconds within which both sides must have proved themselves.
