@@ -95,9 +95,9 @@ class Known:
         return link == "bridge" or agreement.native_makes_teams_alone()
 
     def makes_teams_alone(self, claimed: int) -> bool:
-        """True if that is so of all teams that most calls of a new communicator need."""
+        """True if that is so of all teams that most calls of a new communicator on one host need."""
         if not self._settled:
-            self._settled = all(self.makes_alone(*each) for each in self.main)
+            self._settled = self.bare.flat and not self.far and all(self.makes_alone(*each) for each in self.main)
         return self._settled and claimed < MOST_NUMBERS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ..errors import AgreementError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
-from ..native.libraries import lib
+from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
 from . import agreement, numbers, process, settings
@@ -22,6 +22,8 @@ from .board import PAGES, offer
 from .known import Known
 from .process import MOST_SPARE
 from .turns import Turn
+
+_GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 
 #: Measured choices that communicators of this process were made with, by the file's name.
 _tables: dict[str, Table] = {}
@@ -71,15 +73,13 @@ class Seat:
     Args:
         known: What they know of each other.
         claimed: The number, as they have claimed it (:mod:`.numbers`).
-        files: What each of them offers for the arrival board.
-        spare: Numbers of what each of them could use again.
+        file: What the first one of this host offers for the arrival board.
+        spare: Numbers of what all of them could use again, in one order on all.
         seconds: The most that the end of an old team may take.
     """
 
-    def __init__(
-        self, known: Known, claimed: int, files: Sequence[int], spare: Sequence[Sequence[int]], seconds: float
-    ) -> None:
-        self.known, self.claimed, self.files = known, claimed, files
+    def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
+        self.known, self.claimed, self.file = known, claimed, file
         numbers.claim(claimed)
         #: Part of every message tag.
         self.id = claimed % numbers.MOST
@@ -92,9 +92,8 @@ class Seat:
     @property
     def ready(self) -> bool:
         """True if each rank makes the communicator by itself, with nothing that can fail; the same on all of them."""
-        known = self.known
-        seen = known.size == 1 or (not known.far and self.spare.page is not None)
-        return seen and known.bare.flat and known.makes_teams_alone(self.claimed)
+        seen = self.spare.page is not None or self.known.size == 1
+        return seen and self.known.makes_teams_alone(self.claimed)
 
     def give_back(self) -> None:
         """Free the communicator, which is `ready`, and in which this rank has made no call: it waits for no other."""
@@ -222,54 +221,56 @@ def met(mpi: Any) -> Iterator[Said]:
         yield meeting.said
 
 
-#: Numbers that a rank says which makes a communicator of one that it has: six, how many can be used again, and these.
-WORDS = 7 + MOST_SPARE
-
-
 class Again:
-    """The ranks of a communicator make another one of some of them.
+    """The ranks of a communicator as they make others of some of them, one after the other.
 
     Args:
         known: What they know of each other.
-        exchange: Tells all up to `WORDS` numbers of each; returns `WORDS` of each rank, one behind the other.
-        color, key: Which ranks are to be in a communicator with this one, and in which order, as in MPI's ``Split``.
+        exchange: In a call of this name, brings all the bytes of each rank's `mine`, into `all`.
     """
 
-    def __init__(self, known: Known, exchange: Callable[[list[int]], list[int]], color: int = 0, key: int = 0) -> None:
-        self._known, self._exchange, self._color, self._key = known, exchange, color, key
-        self._said: list[int] = []
+    def __init__(self, known: Known, exchange: Callable[[str], None]) -> None:
+        self._known, self._exchange = known, exchange
+        self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", known.size)
+        self._ranks, self._spare = ffi.new("int[]", known.size), ffi.new("int64_t[]", MOST_SPARE)
+        #: Which call all of them make, and which ranks are to be in a communicator with this one, in which order: color
+        #: and key, as in MPI's ``Split``.
+        self.call: tuple[str, int, int] = "", 0, 0
+        #: Held while they make one.
+        self.turn = Turn(self._come)
         self._claimed = -1
 
-    def come(self, ready: bool) -> bool:
+    def _come(self, ready: bool) -> bool:
         """True if all ranks have their turns; collective."""
-        known = self._known
-        if not ready or not known.job.sound():
-            words = [ready, -1, 0, self._color, self._key]
-        else:
-            spare = process.spare(known.job)
-            words = [ready, *numbers.taken(), self._color, self._key, offer(known.size), len(spare), *spare]
-        self._said = self._exchange(words)
-        return 0 not in self._said[::WORDS]
+        mine, known = self.mine, self._known
+        what, mine.color, mine.key = self.call
+        mine.ready = ready
+        if ready and known.job.sound():
+            mine.ready, spare = _GOES_ON, process.spare(known.job)
+            mine.last, mine.next_used = numbers.taken()
+            mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(known.size), len(spare), spare
+        self._exchange(what)
+        self._claimed = lib.ucch_words_claim(self.all, known.size)
+        return self._claimed != _NOT_READY
 
-    def agree(self, mpi: Any) -> None:
-        """Agree on the new communicator's number, where all ranks want to go on with their job."""
-        last = self._said[1::WORDS]
-        if -1 in last:
-            return
-        self._claimed = numbers.agree(last, self._said[2::WORDS], mpi.allgather)
+    def agree(self, ask: Callable[[bytes], Iterable[bytes]]) -> bool:
+        """Agree on the number of the new communicator. False where a rank wants no more of their job. ``ask`` as for
+        :func:`.numbers.agree`."""
+        if self._claimed == lib.UCCH_ASK:
+            last, next_used = zip(*((each.last, each.next_used) for each in self.all), strict=True)
+            self._claimed = numbers.agree(last, next_used, ask)
         if self._claimed >= numbers.MOST:
             # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
             self._known.job.process.discard(self._claimed % numbers.MOST)
+        return self._claimed >= 0
 
-    def ranks(self) -> list[int]:
-        """The ranks of this one's color, in the order of their keys."""
-        colors, keys = self._said[3::WORDS], self._said[4::WORDS]
-        return sorted([r for r, color in enumerate(colors) if color == self._color], key=keys.__getitem__)
-
-    def seat(self, ranks: Sequence[int], seconds: float) -> Seat | None:
-        """This rank's seat in the communicator of these; None where a rank wants no more of their job."""
-        if self._claimed < 0:
-            return None
-        rows = [self._said[rank * WORDS + 5 : (rank + 1) * WORDS] for rank in ranks]
-        files, spare = [row[0] for row in rows], [row[2 : 2 + row[1]] for row in rows]
-        return Seat(self._known.part(ranks), self._claimed, files, spare, seconds)
+    def seat(self, ranks: Sequence[int] | None, seconds: float) -> Seat:
+        """This rank's seat in the new communicator of these ranks, or of those of its color."""
+        if ranks is None:
+            count = lib.ucch_words_ranks(self.all, self._known.size, self._known.rank, self._ranks)
+            ranks = ffi.unpack(self._ranks, count)
+        else:
+            self._ranks[0 : len(ranks)] = ranks
+        known, spares = self._known.part(ranks), lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare)
+        file = self.all[ranks[known.near[0]]].file
+        return Seat(known, self._claimed, file, ffi.unpack(self._spare, spares), seconds)

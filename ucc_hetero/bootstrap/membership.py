@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ..bindings import quarantine
@@ -89,8 +89,9 @@ class Membership:
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
-        *_, files, spare = zip(*said.claims, strict=True)
-        return Seat(known, claimed, files, spare, self.mpi.seconds)
+        first, *others = (claim.spare for claim in said.claims)
+        common = [each for each in first if all(each in other for other in others)]
+        return Seat(known, claimed, said.claims[known.near[0]].file, common, self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
         """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
@@ -101,7 +102,7 @@ class Membership:
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
         self.place = known.device.place
         self.teams = Teams(seat, seconds)
-        self.board = Board(known, seat.files, seat.claimed + 1, seat.spare.page)
+        self.board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
         if known.far:  # deaths there are heard of while teams are made
             self._join_board(seat, self.mpi.allgather(self.board.mapped))
         if self._queues and not known.bare.flat:
@@ -186,7 +187,7 @@ class Membership:
                 choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
-    @property
+    @cached_property
     def meets_on_board(self) -> bool:
         """True if short calls go by the arrival board: one that has ended here needs nothing more of this rank."""
         tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS

@@ -43,7 +43,7 @@ TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
 #: Communicators of whose ranks teams or pages are kept for new ones.
-MOST_SPARE = 32
+MOST_SPARE = int(lib.UCCH_SPARES)
 
 #: Seconds that ranks wait longer for the first one's answer than that one does for them.
 _GRACE_S = 1.0
@@ -329,20 +329,17 @@ class Job:
             self.say(place, tag, word)
         return word
 
-    def take_spare(
-        self, members: tuple[int, ...], everyones: Sequence[Sequence[int]], number: int
-    ) -> tuple[int, Spare]:
+    def take_spare(self, members: tuple[int, ...], common: Sequence[int], number: int) -> tuple[int, Spare]:
         """What all of these members have spare, and its number; with this ``number``, and nothing, where that is none.
 
         Args:
             members: Ranks of the job.
-            everyones: The numbers of what each of them has spare.
+            common: Numbers of what all of them have spare, in one order on all of them.
             number: Of something new.
         """
-        first, *others = everyones
-        for each in first:  # in one order on all of them
+        for each in common:
             found = self.spare.get(each)
-            if found is not None and found.members == members and all(each in other for other in others):
+            if found is not None and found.members == members:
                 return each, self.spare.pop(each)
         return number, Spare(members, {}, None)
 
