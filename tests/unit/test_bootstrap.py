@@ -17,13 +17,13 @@ from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import agreement, faults, numbers, timely
+from ucc_hetero.bootstrap import agreement, faults, numbers, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
 from ucc_hetero.bootstrap.gathering import all_ready
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
-from ucc_hetero.bootstrap.meeting import Seat
+from ucc_hetero.bootstrap.meeting import Bids, Seat
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import Teams
@@ -142,6 +142,7 @@ def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator exists yet."""
     monkeypatch.setattr(numbers, "_ids", bytearray(512))
     monkeypatch.setattr(numbers, "_last", [-1])
+    monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
 
 
 def taken(*numbers: int) -> bytes:
@@ -158,9 +159,12 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
         assert used, "they need not"
         return [mine, *used]
 
-    found = numbers.agree(*zip(*everyone, strict=True), ask)
-    numbers.claim(found)
-    return found
+    bids = Bids(len(everyone))
+    for words, (last, next_used) in zip(bids.all, everyone, strict=True):
+        words.ready, words.last, words.next_used = lib.UCCH_GOES_ON, last, next_used
+    assert bids.heard() and bids.agree(ask)
+    numbers.claim(bids._claimed)
+    return bids._claimed
 
 
 def test_numbers_of_communicators() -> None:

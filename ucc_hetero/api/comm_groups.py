@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..bootstrap.gathering import all_ready
-from ..bootstrap.meeting import Again, Seat
+from ..bootstrap.meeting import Again, Bids, Seat
 from ..bootstrap.timely import Timely, timely
 from ..bootstrap.turns import Turn
 from ..calls.arguments import CallSpec
@@ -56,7 +56,7 @@ class GroupMethods(ABC):
             return self._adopt(make())
         again.call = (what, *args) if what == "Split" else (what, 0, 0)
         with again.turn:
-            go_on = again.agree(mpi.allgather)
+            go_on = again.bids.agree(mpi.allgather)
             made = mpi.at_once(make, met=runner.members.meets_on_board) if sure else mpi.apart(make)
             if not made or not go_on:
                 return made and self._adopt(made)
@@ -80,11 +80,11 @@ class GroupMethods(ABC):
     def _again(self) -> Again:
         """What ranks say as they come to make a communicator: one call brings it to all, with memory of its own."""
 
-        def exchange(what: str) -> None:
-            runner.run_labelled(what, call, again.mine, again.all)
+        def exchange(what: str, bids: Bids) -> None:
+            runner.run_labelled(what, call, bids.mine, bids.all)
 
         runner, again = self._runner, Again(self._runner.members.known, exchange)
-        mine, all = (np.frombuffer(ffi.buffer(each), np.int64) for each in (again.mine, again.all))
+        mine, all = (np.frombuffer(ffi.buffer(each), np.int64) for each in (again.bids.mine, again.bids.all))
         call = CallSpec("allgather", mine, all)
         return again
 

@@ -20,7 +20,7 @@ from ..transport import wires
 from . import agreement, numbers, process, settings
 from .board import PAGES, offer
 from .known import Known
-from .process import MOST_SPARE
+from .process import MOST_SPARE, Job
 from .turns import Turn
 
 _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
@@ -29,42 +29,15 @@ _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 _tables: dict[str, Table] = {}
 
 
-class Claim(NamedTuple):
-    """What a rank that has its turn says of the communicator to be made.
-
-    ``last`` and ``next_used`` are `taken` of :mod:`.numbers`, ``file`` is one for the arrival board, ``spare`` has the
-    numbers of what it could use again.
-    """
-
-    last: int
-    next_used: int
-    file: int
-    spare: Sequence[int]
-
-
-class Words(NamedTuple):
-    """What a rank says to ranks that may not know it.
-
-    ``place``: its number in the whole job. ``unchanged`` are the jobs to which it has given the facts that it would
-    give now.
-    """
-
-    process: str
-    place: int
-    offer: tuple[str, ...]
-    unchanged: tuple[str, ...]
-    claim: Claim | None
-
-
 class Said(NamedTuple):
-    """What ranks have told each other that may not have known each other, rank by rank, and the measured choices of
-    all."""
+    """What ranks have told each other that may not have known each other, rank by rank: facts, numbers in the whole
+    job, names of jobs that they could use. And the measured choices of all, and what the next communicator goes by."""
 
     facts: list[Facts]
     places: list[int]
-    claims: list[Claim]
     offers: list[tuple[str, ...]]
     table: Table
+    bids: Bids
 
 
 class Seat:
@@ -105,6 +78,57 @@ class Seat:
         numbers.release(self.id)
 
 
+class Bids:
+    """What ranks say as they come to make a communicator, which has its number and its page by that (base/words.c).
+
+    Args:
+        size: Of these ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._claimed = size, -1
+        #: What this rank says, and what all do.
+        self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", size)
+        self._ranks, self._spare = ffi.new("int[]", size), ffi.new("int64_t[]", MOST_SPARE)
+
+    def say(self, ready: bool, job: Job | None = None) -> None:
+        """Write down what this rank says: if it is ``ready``, and for a communicator of this job, or of any."""
+        mine = self.mine
+        mine.ready = ready
+        if ready and (job is None or job.sound()):
+            mine.ready, spare = _GOES_ON, process.spare(job)
+            mine.last, mine.next_used = numbers.taken()
+            mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
+
+    def heard(self) -> bool:
+        """True if all ranks are ready."""
+        self._claimed = lib.ucch_words_claim(self.all, self._size)
+        return self._claimed != _NOT_READY
+
+    def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
+        """Agree on the number of the new communicator. False where a rank wants no more of their job.
+
+        Args:
+            ask: Exchanges something among all ranks, which call it where the next number may be in use on one.
+        """
+        if self._claimed == lib.UCCH_ASK:
+            self._claimed = numbers.free(1 + max(each.last for each in self.all), ask)
+        if self._claimed >= numbers.MOST:
+            # Before any rank is past what all ranks have to come to: those that are may send.
+            process.process().discard(self._claimed % numbers.MOST)
+        return self._claimed >= 0
+
+    def colored(self, rank: int) -> list[int]:
+        """The ranks of this one's color, in the order of their keys."""
+        return list(ffi.unpack(self._ranks, lib.ucch_words_ranks(self.all, self._size, rank, self._ranks)))
+
+    def seat(self, known: Known, ranks: Sequence[int], seconds: float) -> Seat:
+        """This rank's seat in the new communicator, of these ``ranks``, who know this of each other."""
+        self._ranks[0 : len(ranks)] = ranks
+        spare = ffi.unpack(self._spare, lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare))
+        return Seat(known, self._claimed, self.all[ranks[known.near[0]]].file, spare, seconds)
+
+
 class _Meeting:
     """The ranks of ``mpi`` while they hold their turns at creating, and what they come to know of each other."""
 
@@ -113,53 +137,35 @@ class _Meeting:
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
         self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
-        self.said: Said | None = None
+        self._ports: Any = None
+        if not self._mistake:
+            ports = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
+            self._ports = host_identity().node, ports, frozenset(nics.interfaces().values())
 
     def come(self, ready: bool) -> bool:
-        """Exchange words, and facts where these ranks do not have those of a job in common. True if all ranks are
-        ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
-        everyone = self._mpi.allgather((self._mistake or ready, *self._said_again(ready)))
-        if mistakes := {rank: each for rank, (each, *_) in enumerate(everyone) if isinstance(each, str)}:
+        """True if all ranks are ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
+        come, self._everyones_ports = zip(*self._mpi.allgather((self._mistake or ready, self._ports)), strict=True)
+        if mistakes := {rank: each for rank, each in enumerate(come) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
-        words = [each for _, each, _ in everyone if each is not None]
-        common = set.intersection(*(set(each.unchanged) for each in words)) if len(words) == self._size else set()
-        job = next((job for job in process.all_jobs() if job.name in common), None)
-        if job is None:
-            return self._exchange(ready)
-        self._know([job.facts[job.index[each.process]] for each in words], words, everyone[0][2])
-        return all(each for each, *_ in everyone)
+        return all(come)
 
-    def _know(self, facts: list[Facts], words: list[Words], table: Table) -> None:
-        places, claims, offers = ([getattr(each, of) for each in words] for of in ("place", "claim", "offer"))
-        self.said = Said(facts, places, claims, offers, table)
-
-    def _said_again(self, ready: bool) -> tuple[Words | None, Table]:
-        """The words and the table of a rank that has had communicators before; none where it has more to say."""
-        if not process.begun():
-            return None, NO_TABLE
-        try:
-            return self._say(ready)[1:]
-        except (UCCHError, ValueError):
-            return None, NO_TABLE
-
-    def _say(self, ready: bool) -> tuple[Facts, Words, Table]:
-        """This rank's facts, words and table."""
+    def _say(self) -> tuple[Any, ...]:
+        """This rank's facts, its number in the whole job, jobs, table and bid."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
-        mine = process.process().facts(place, __version__)
-        unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
-        claim = Claim(*numbers.taken(), offer(self._size), process.spare()) if ready else None
-        words = Words(mine.process, number, process.offer(), unchanged, claim)
-        return mine, words, _table() if self._rank == 0 else NO_TABLE
+        facts, bids = process.process().facts(place, __version__), Bids(self._size)
+        log.set_rank(number, facts.vendor)
+        bids.say(True)
+        table = _table() if self._rank == 0 else NO_TABLE
+        return facts.packed(), number, process.offer(), table, bytes(ffi.buffer(bids.mine))
 
-    def _exchange(self, ready: bool) -> bool:
-        """Exchange facts, too. A rank that cannot take part says why to all."""
+    def exchange(self) -> Said:
+        """Tell each other everything. A rank that cannot take part says why to all."""
         self._divide_ports()
         failure: Exception | None = None
+        mine: Any
         try:
-            facts, words, table = self._say(ready)
-            mine: Any = facts.packed(), words, table, ready
-            log.set_rank(words.place, facts.vendor)
+            mine = self._say()
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
         everyone = self._mpi.allgather(mine)
@@ -172,26 +178,26 @@ class _Meeting:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             wrong = AgreementError(f"some ranks of this job cannot take part:\n{lines}")
             raise settings.told(wrong, self._rank) from failure
-        found = [unpacked(each[0]) for each in everyone]
+        packed, places, offers, tables, words = zip(*everyone, strict=True)
+        facts, bids = list(map(unpacked, packed)), Bids(self._size)
         try:
-            agreement.judge(found)
+            agreement.judge(facts)
         except AgreementError as differ:
             raise settings.told(differ, self._rank) from None
-        self._know(found, [e[1] for e in everyone], everyone[0][2])
-        return all(e[3] for e in everyone)
+        ffi.memmove(bids.all, b"".join(words), ffi.sizeof(bids.all))
+        bids.heard()
+        _tables[tables[0].path] = tables[0]
+        return Said(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
         """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
         address another host has, too."""
-        begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
-        offer = () if begun else nics.ports(allowed)
-        mine = frozenset(nics.interfaces().values())
-        everyone = self._mpi.allgather((host_identity().node, offer, mine))
-        nodes, offers, found = zip(*everyone, strict=True)
+        allowed = os.environ.get("UCX_NET_DEVICES", "")
+        nodes, offers, found = zip(*self._everyones_ports, strict=True)
         repeated = nics.repeated(nodes, found)
         offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
         spread = nics.spread(nodes, offers, self._rank)
-        if not begun:
+        if not process.begun():
             joining = spread.joining if allowed in ("", "all") else ()
             nics.use(",".join(joining) or nics.without(repeated, allowed), spread.rails)
         wires.spread(spread.shared)
@@ -216,9 +222,7 @@ def met(mpi: Any) -> Iterator[Said]:
     """
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
-        assert meeting.said is not None, "all have told each other everything"
-        _tables[meeting.said.table.path] = meeting.said.table
-        yield meeting.said
+        yield meeting.exchange()
 
 
 class Again:
@@ -226,51 +230,29 @@ class Again:
 
     Args:
         known: What they know of each other.
-        exchange: In a call of this name, brings all the bytes of each rank's `mine`, into `all`.
+        exchange: In a call of this name, brings all the bytes of each rank's bid.
     """
 
-    def __init__(self, known: Known, exchange: Callable[[str], None]) -> None:
+    def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
         self._known, self._exchange = known, exchange
-        self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", known.size)
-        self._ranks, self._spare = ffi.new("int[]", known.size), ffi.new("int64_t[]", MOST_SPARE)
+        self.bids = Bids(known.size)
         #: Which call all of them make, and which ranks are to be in a communicator with this one, in which order: color
         #: and key, as in MPI's ``Split``.
         self.call: tuple[str, int, int] = "", 0, 0
         #: Held while they make one.
         self.turn = Turn(self._come)
-        self._claimed = -1
 
     def _come(self, ready: bool) -> bool:
         """True if all ranks have their turns; collective."""
-        mine, known = self.mine, self._known
-        what, mine.color, mine.key = self.call
-        mine.ready = ready
-        if ready and known.job.sound():
-            mine.ready, spare = _GOES_ON, process.spare(known.job)
-            mine.last, mine.next_used = numbers.taken()
-            mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(known.size), len(spare), spare
-        self._exchange(what)
-        self._claimed = lib.ucch_words_claim(self.all, known.size)
-        return self._claimed != _NOT_READY
-
-    def agree(self, ask: Callable[[bytes], Iterable[bytes]]) -> bool:
-        """Agree on the number of the new communicator. False where a rank wants no more of their job. ``ask`` as for
-        :func:`.numbers.agree`."""
-        if self._claimed == lib.UCCH_ASK:
-            last, next_used = zip(*((each.last, each.next_used) for each in self.all), strict=True)
-            self._claimed = numbers.agree(last, next_used, ask)
-        if self._claimed >= numbers.MOST:
-            # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
-            self._known.job.process.discard(self._claimed % numbers.MOST)
-        return self._claimed >= 0
+        bids = self.bids
+        what, bids.mine.color, bids.mine.key = self.call
+        bids.say(ready, self._known.job)
+        self._exchange(what, bids)
+        return bids.heard()
 
     def seat(self, ranks: Sequence[int] | None, seconds: float) -> Seat:
         """This rank's seat in the new communicator of these ranks, or of those of its color."""
+        known, bids = self._known, self.bids
         if ranks is None:
-            count = lib.ucch_words_ranks(self.all, self._known.size, self._known.rank, self._ranks)
-            ranks = ffi.unpack(self._ranks, count)
-        else:
-            self._ranks[0 : len(ranks)] = ranks
-        known, spares = self._known.part(ranks), lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare)
-        file = self.all[ranks[known.near[0]]].file
-        return Seat(known, self._claimed, file, ffi.unpack(self._spare, spares), seconds)
+            ranks = bids.colored(known.rank)
+        return bids.seat(known.part(ranks), ranks, seconds)

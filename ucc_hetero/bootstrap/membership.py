@@ -55,12 +55,9 @@ class Membership:
                 self._try(lambda: seat, timeout)
             else:
                 with met(self.mpi) as said:
-                    last, next_used, *_ = zip(*said.claims, strict=True)
-                    claimed = numbers.agree(last, next_used, self.mpi.allgather)
-                    if claimed >= numbers.MOST:
-                        process.process().discard(claimed % numbers.MOST)
-                        self.mpi.allgather(None)  # ranks that are past this one may send
-                    self._try(partial(self._meet, said, claimed), timeout)
+                    said.bids.agree(self.mpi.allgather)
+                    self.mpi.allgather(None)  # ranks that are past this one may send
+                    self._try(partial(self._meet, said), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
@@ -81,7 +78,7 @@ class Membership:
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _meet(self, said: Said, claimed: int) -> Seat:
+    def _meet(self, said: Said) -> Seat:
         """The seat of ranks that may not have met before; collective."""
         rank = int(self.mpi.Get_rank())
         process.meet(said.facts, rank)
@@ -89,9 +86,7 @@ class Membership:
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
-        first, *others = (claim.spare for claim in said.claims)
-        common = [each for each in first if all(each in other for other in others)]
-        return Seat(known, claimed, said.claims[known.near[0]].file, common, self.mpi.seconds)
+        return said.bids.seat(known, range(known.size), self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
         """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
