@@ -20,10 +20,9 @@ from ucc_hetero.bindings.ucc_enums import MemType
 from ucc_hetero.bootstrap import agreement, faults, numbers, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
-from ucc_hetero.bootstrap.gathering import all_ready
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
-from ucc_hetero.bootstrap.meeting import Bids, Seat
+from ucc_hetero.bootstrap.meeting import Bids, Seat, all_ready
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import Teams

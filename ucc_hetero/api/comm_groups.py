@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.gathering import all_ready
-from ..bootstrap.meeting import Again, Bids, Seat
+from ..bootstrap.meeting import Again, Bids, Seat, all_ready
 from ..bootstrap.timely import Timely, timely
 from ..bootstrap.turns import Turn
 from ..calls.arguments import CallSpec

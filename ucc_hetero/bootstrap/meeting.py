@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import env, log
 from .._version import __version__
 from ..device import bind
-from ..errors import AgreementError, UCCHError
+from ..errors import AgreementError, CollectiveTimeout, PeerError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
 from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
-from . import agreement, numbers, process, settings
+from . import agreement, faults, numbers, process, settings
 from .board import PAGES, offer
 from .known import Known
 from .process import MOST_SPARE, Job
+from .timely import Timely, not_met
 from .turns import Turn
 
 _GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
@@ -256,3 +258,40 @@ class Again:
         if ranks is None:
             ranks = bids.colored(known.rank)
         return bids.seat(known.part(ranks), ranks, seconds)
+
+
+#: Tags by which ranks of a communicator come to Create_group.
+_TAGS = 256
+
+
+def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely, ready: bool) -> bool:
+    """True if all of these ranks have their turns at creating, as they tell each other by messages of the job's.
+
+    Open MPI 5.0.11 may hang where threads of a process make communicators at the same time, one by
+    ``MPI_Comm_create_group``.
+
+    Args:
+        known: What the communicator's ranks know of each other.
+        number: The communicator's.
+        ranks: The ranks that come together.
+        tag: Tells those of several threads apart.
+        mpi: MPI's communicator, with a time limit.
+        ready: True if this rank has its turn.
+
+    Raises:
+        CollectiveTimeout: One did not come in time.
+        PeerError: One has died.
+    """
+    where = f"rank {known.rank}: Create_group: rank(s)"
+
+    def look() -> None:
+        if not faults.lacking(mpi) and (dead := sorted({*faults.dead_ranks(mpi)} & {*ranks})):
+            raise PeerError(f"{where} {dead} died")
+
+    places = [known.members[rank] for rank in ranks]
+    own = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
+    if least < 0:
+        not_met()
+        raise CollectiveTimeout(f"{where} [{ranks[-2 - least]}] did not come within {mpi.seconds:g} s (UCCH_TIMEOUT)")
+    return bool(least)
