@@ -89,7 +89,7 @@ class Membership:
         return said.bids.seat(known, range(known.size), self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
-        """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
+        """Come together: the arrival board, channels, teams; collective, unless the seat is ready."""
         #: Number of the communicator, part of every message tag.
         self.id, ready, known = seat.id, seat.ready, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
@@ -97,27 +97,21 @@ class Membership:
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
         self.place = known.device.place
         self.teams = Teams(seat, seconds)
-        self.board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
-        if known.far:  # deaths there are heard of while teams are made
-            self._join_board(seat, self.mpi.allgather(self.board.mapped))
-        if self._queues and not known.bare.flat:
-            self._join_channels()
-        mapped = None if ready else self._make_teams()
-        if not known.far:
-            self._join_board(seat, mapped)
-        for i, page in enumerate(self.board.more, 1):
-            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
-        self.board.more = []
-
-    def _join_board(self, seat: Seat, mapped: list[bool] | None) -> None:
-        """The arrival board, and what connects those of several hosts."""
-        board, known = self.board, self.known
-        board.join(mapped)
+        self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
+        # Before teams are made: deaths are heard of meanwhile.
+        board.join(None if ready else self.mpi.allgather(board.mapped))
         board.id, times = self.id, seat.claimed // numbers.MOST
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
             self.links = Links(self.mpi, board, board.hosts, known.processes)
         self._watch(board.dead_ranks)
+        if self._queues and not known.bare.flat:
+            self._join_channels()
+        if not ready:
+            self._make_teams()
+        for i, page in enumerate(board.more, 1):
+            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
+        board.more = []
 
     def _join_channels(self) -> None:
         """Channels among devices, where calls can be queued."""
@@ -128,19 +122,17 @@ class Membership:
         self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
         self.tuning = replace(self.tuning, queued=self.channels is not None)
 
-    def _make_teams(self) -> list[bool]:
-        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all of them
-        work, and who has the board's page."""
+    def _make_teams(self) -> None:
+        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all work."""
         self.teams.look, self.teams.together = None if faults.lacking(self.mpi) else self.mpi.look, True
         failure = self._first_teams()
-        everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
+        everyone = self.mpi.allgather(str(failure) if failure else "")
         if failure is not None:
             raise failure
-        for rank, (_, text) in enumerate(everyone):
+        for rank, text in enumerate(everyone):
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
-        return [mapped for mapped, _ in everyone]
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
