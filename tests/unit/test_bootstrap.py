@@ -223,7 +223,7 @@ def teams_of(
     main: Sequence[tuple[tuple[int, ...], str]] = (), plain: bool = True,
 ) -> Teams:  # fmt: skip
     """Teams of a new communicator; ``members`` are its ranks in the job, all of which could use what is ``spare``."""
-    job.drop_spare, job.take_spare = partial(Job.drop_spare, job), partial(Job.take_spare, job)
+    job.drop_spare = partial(Job.drop_spare, job)
     known: Any = SimpleNamespace(
         job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
         tuning=SimpleNamespace(plain=plain),

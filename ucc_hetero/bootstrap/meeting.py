@@ -21,7 +21,7 @@ from ..transport import wires
 from . import agreement, faults, numbers, process, settings
 from .board import PAGES, offer
 from .known import Known
-from .process import MOST_SPARE, Job
+from .process import MOST_SPARE, Job, Spare
 from .timely import Timely, not_met
 from .turns import Turn
 
@@ -59,7 +59,12 @@ class Seat:
         #: Part of every message tag.
         self.id = claimed % numbers.MOST
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
-        self.left_by, self.spare = known.job.take_spare(known.members, spare, claimed * PAGES)
+        self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
+        for each in spare:
+            found = known.job.spare.get(each)
+            if found is not None and found.members == known.members:
+                self.left_by, self.spare = each, known.job.spare.pop(each)
+                break
         # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to
         # use, although this one has freed more since it offered that.
         known.job.drop_spare(seconds, MOST_SPARE)
