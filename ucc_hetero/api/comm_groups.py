@@ -59,7 +59,8 @@ class GroupMethods(ABC):
             made = mpi.at_once(make, met=runner.members.meets_on_board) if sure else mpi.apart(make)
             if not made or not go_on:
                 return made and self._adopt(made)
-            return self._adopt(made, again.seat(None if sure else self._ranks_in(made), mpi.seconds))
+            ranks = None if sure else self._ranks_in(made)
+            return self._adopt(made, again.bids.seat(runner.members.known, ranks, mpi.seconds))
 
     def _ranks_in(self, made: Any) -> list[int]:
         """The ranks of a communicator of MPI's, as they are numbered here."""

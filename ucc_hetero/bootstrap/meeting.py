@@ -125,15 +125,17 @@ class Bids:
             process.process().discard(self._claimed % numbers.MOST)
         return self._claimed >= 0
 
-    def colored(self, rank: int) -> list[int]:
-        """The ranks of this one's color, in the order of their keys."""
-        return list(ffi.unpack(self._ranks, lib.ucch_words_ranks(self.all, self._size, rank, self._ranks)))
-
-    def seat(self, known: Known, ranks: Sequence[int], seconds: float) -> Seat:
-        """This rank's seat in the new communicator, of these ``ranks``, who know this of each other."""
-        self._ranks[0 : len(ranks)] = ranks
+    def seat(self, known: Known, ranks: Sequence[int] | None, seconds: float) -> Seat:
+        """This rank's seat in the new communicator: of these ``ranks`` of all that are ``known``, or of those of its
+        color in the order of their keys."""
+        if ranks is None:
+            count = lib.ucch_words_ranks(self.all, self._size, known.rank, self._ranks)
+            ranks = ffi.unpack(self._ranks, count)
+        else:
+            self._ranks[0 : len(ranks)] = ranks
         spare = ffi.unpack(self._spare, lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare))
-        return Seat(known, self._claimed, self.all[ranks[known.near[0]]].file, spare, seconds)
+        part = known.part(ranks)
+        return Seat(part, self._claimed, self.all[ranks[part.near[0]]].file, spare, seconds)
 
 
 class _Meeting:
@@ -256,13 +258,6 @@ class Again:
         bids.say(ready, self._known.job)
         self._exchange(what, bids)
         return bids.heard()
-
-    def seat(self, ranks: Sequence[int] | None, seconds: float) -> Seat:
-        """This rank's seat in the new communicator of these ranks, or of those of its color."""
-        known, bids = self._known, self.bids
-        if ranks is None:
-            ranks = bids.colored(known.rank)
-        return bids.seat(known.part(ranks), ranks, seconds)
 
 
 #: Tags by which ranks of a communicator come to Create_group.

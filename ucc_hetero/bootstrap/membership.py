@@ -91,7 +91,7 @@ class Membership:
     def _create(self, seat: Seat, seconds: float) -> None:
         """Come together: the arrival board, channels, teams; collective, unless the seat is ready."""
         #: Number of the communicator, part of every message tag.
-        self.id, ready, known = seat.id, seat.ready, seat.known
+        self.id, known = seat.id, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
         self.bare, self.topology, self.tuning, self.staged = known.bare, known.topology, known.tuning, known.staged
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
@@ -99,7 +99,7 @@ class Membership:
         self.teams = Teams(seat, seconds)
         self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
         # Before teams are made: deaths are heard of meanwhile.
-        board.join(None if ready else self.mpi.allgather(board.mapped))
+        board.join(None if seat.ready else self.mpi.allgather(board.mapped))
         board.id, times = self.id, seat.claimed // numbers.MOST
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
@@ -107,7 +107,7 @@ class Membership:
         self._watch(board.dead_ranks)
         if self._queues and not known.bare.flat:
             self._join_channels()
-        if not ready:
+        if not known.makes_teams_alone(seat.claimed):
             self._make_teams()
         for i, page in enumerate(board.more, 1):
             self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
