@@ -122,6 +122,29 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> No
     asyncio.run(main())
 
 
+def test_threads_that_connect_at_the_same_time_have_one_endpoint() -> None:
+    """With each peer, and a counter each."""
+    with contextlib.ExitStack() as ended:
+        worker, *peers = (ended.enter_context(rma.Worker()) for _ in range(5))
+        together, found = threading.Barrier(6), list[tuple[list[rma.Endpoint], int]]()
+
+        def connect() -> None:
+            together.wait()
+            found.append(([worker.connect(peer.address) for peer in peers], worker.counter().number))
+
+        threads = [threading.Thread(target=connect) for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert [[worker.peers[peer.uid] for peer in peers]] * 6 == [endpoints for endpoints, _ in found]
+        assert sorted(number for _, number in found) == [*range(6)]
+        room, given = np.zeros(1000, np.uint8), np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
+        (endpoint, *_), _ = random.choice(found)
+        [peer.connect(worker.address) for peer in peers]
+        target = endpoint.open(peers[0].register(room).descriptor)
+        endpoint.put(worker.register(given), target).Wait()
+        assert (room == given).all()
+
+
 SECRET = b"a secret of tests"
 #: Inputs of each fuzzed reader; docs/rma.md says how many.
 INPUTS = 200
@@ -382,6 +405,33 @@ def test_more_is_published_than_a_message_or_a_socket_holds(
         theirs = next(each for each in called.peers if each.name == third.name and each is not called.peers[0])
         for side in (peer, theirs):
             assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
+
+
+def test_a_peer_that_does_not_read_holds_up_no_other(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    """One that was stopped, say. It hears of everything once it reads, and of messages behind what was published."""
+    called, calling, peer = connected
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        stopped = Channel(sock, SECRET, False)
+        stopped.send({"name": "stopped", "worker": calling.worker.address.hex()})
+        assert "worker" in stopped.receive()
+        stopped.send({"ready": True})
+        until(lambda: len(called.peers) == 2)
+        region, names = called.worker.register(np.zeros(8, np.uint8)), {f"{i:x<990}" for i in range(3000)}
+        for name in names:
+            called.publish(name, region)
+        assert all(peer.open(name, 600).nbytes == 8 for name in random.sample([*names], 5))
+        for other in called.peers:
+            threading.Thread(target=other.send, args=("behind it",), daemon=True).start()
+        assert calling.receive(600) == (peer, "behind it")
+        assert stopped.receive() == {"ready": True}
+        heard = dict[str, str]()
+        while "message" not in (said := stopped.receive()):
+            heard |= said["regions"]
+        assert set(heard) == names
+        stopped.close()
 
 
 @pytest.fixture
