@@ -258,9 +258,12 @@ class Worker(Core):
         """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
         if self._native is None:
             return
-        for region in list(self.regions):
+        until = time.monotonic() + _PATIENCE
+        for region in (regions := list(self.regions)):
+            region.revoke()  # all before one is waited for: a peer that does not answer is waited for once
+        for region in regions:
             with suppress(CollectiveTimeout):
-                region.close(_PATIENCE)
+                region.close(max(until - time.monotonic(), 1e-3))
         for peer in list(self.peers.values()):
             peer.close()
         lib.ucch_rma_stop(self._native)
