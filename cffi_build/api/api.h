@@ -8,7 +8,7 @@ int ucch_load_ucp(const char *path);
 const char *ucch_load_error(void);
 
 /* ---- ucp.c: contexts of libucp ---- */
-int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused);
+int ucch_ucp_open(int sleeps, const char *const *settings, ucp_context_h *context, const char **refused);
 char *ucch_ucp_describe(ucp_context_h context);
 void ucch_release(char *text);
 
@@ -278,7 +278,7 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_new(ucp_context_h context, const int *cores, int ncores);
+int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);

@@ -33,7 +33,7 @@ class Core(Handle):
         # opens what peers have allocated would end the process (transport/bounce.py).
         users = os.environ.get("UCX_TLS", "")
         with env.meanwhile(tcp_connections()):
-            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
+            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, sleeps=True)
             self._worker = self.context.worker()
         status, transports = ffi.new("int *"), self.context.transports()
         #: True if libucp's puts between hosts are the hardware's.

@@ -32,7 +32,7 @@ ALONE = 12
 #: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
 #: the processor's time; rendezvous, which copies less, is not for endpoints that report failures (UCX 1.22).
 _SEGMENT = str(lib.UCCH_WIRE_RANGE + (32 << 10))
-_SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "RNDV_THRESH": "inf", "TCP_CONN_NB": "y"}
+_SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN_NB": "y"}
 #: Bytes that a connection may have on its way, where UCX_TCP_RCVBUF says nothing else. A ring's worth of slots would
 #: fill the queues of a link; what is then lost holds up its connection, and with that all slots that it has ranges of.
 #: Over 25 Gbit/s a step of FSDP2 took 0.92 to 0.95 s with these, 0.95 to 1.14 with the kernel's, and NCCL's 0.93.
@@ -136,7 +136,8 @@ def _open(devices: str, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
     settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **_window(), **only}
     context = Context(settings)
-    wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
+    eager = set(context.transports()) <= {"tcp", "self"} and "UCX_RNDV_THRESH" not in os.environ
+    wire = int(lib.ucch_wire_new(context.handle, eager, sorted(cores), len(cores)))
     if wire < 0:
         context.close()
         check("ucp_worker_create", wire)
