@@ -212,7 +212,8 @@ class _Watcher:
                 while not self._waiting:
                     self._some.wait()
                 known = lib.ucch_doorbell_count()
-                ended, left = [], []
+                ended: list[Any] = []
+                left: list[Any] = []
                 for each in self._waiting:
                     (ended if lib.ucch_peek(each[0]) or each[-1].cancelled() else left).append(each)
                 self._waiting = left
