@@ -543,7 +543,7 @@ def forked_text(rank: int) -> str:
 class Unusable:
     """Stands where something was that can be used no more: every use raises an error of this kind."""
 
-    def __init__(self, kind: type[Exception], text: str) -> None:
+    def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
 
     def __getattr__(self, name: str) -> NoReturn:

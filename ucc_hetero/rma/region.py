@@ -131,10 +131,14 @@ class Region(Sided, Handle):
         if not self.engine:
             return
         native = self.native
-        lib.ucch_region_revoke(self.worker.native, native)
+        self.revoke()
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), timeout):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self.release()
+
+    def revoke(self) -> None:
+        """Ask all peers to let go of it, once."""
+        lib.ucch_region_revoke(self.worker.native, self.native)
 
     def release(self) -> None:
         """Deregister it, when nothing can use it any more."""
