@@ -305,6 +305,19 @@ uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, doubl
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
 
+/* ---- words.c: what ranks say that make a communicator of one that they have ---- */
+typedef struct ucch_words {
+    int64_t ready;           /* UCCH_GOES_ON, UCCH_READY where the rank wants no more of their job, or 0 */
+    int64_t last, next_used; /* the last number that its process has claimed, and the first above that may be in use */
+    int64_t color, key;      /* as in MPI's Split */
+    int64_t file;            /* that it offers for the arrival board */
+    int64_t spares, spare[32]; /* UCCH_SPARES numbers at most, of what it could use again */
+} ucch_words;
+
+int64_t ucch_words_claim(const ucch_words *all, int n);
+int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks);
+int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common);
+
 /* ---- board.c: which rank has arrived at which call, on one host ---- */
 typedef struct ucch_refusal {
     uint64_t call; /* that a rank refused, and another one makes */
