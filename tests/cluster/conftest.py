@@ -165,7 +165,8 @@ def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..
 def alone(
     emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> Callable[..., Any]:
-    """The same in a job of its own, by other links; ``alone(script, layout, hosts, slots, links=1, **env)``."""
+    """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
+    **env)``."""
 
     def run(
         script: str, layout: str, hosts: int, slots: int, *, links: int = 1, rate: str = "none", options: Any = (),

@@ -384,6 +384,15 @@ def test_agents_meet_and_part(agent: rma.Agent) -> None:
     assert not agent.peers
 
 
+def test_an_agent_takes_its_endpoints_along_from_a_worker_that_stays(agent: rma.Agent, tmp_path: Path) -> None:
+    """With what they have pinned."""
+    with rma.Worker() as worker:
+        with rma.Agent(f"unix://{tmp_path}/brief", SECRET, worker=worker) as brief:
+            endpoint = brief.connect(agent.address).endpoint
+            assert [*worker.peers.values()] == [endpoint]
+        until(lambda: not worker.peers)
+
+
 def test_an_agent_comes_back_where_one_was_killed(agent: rma.Agent, tmp_path: Path) -> None:
     """Its socket is still there. Of the death itself tests/cluster/test_rma.py has."""
     address = f"unix://{tmp_path}/back.sock"

@@ -51,7 +51,7 @@ _FREED = "this communicator has been freed: make a new one"
 #: Takes the place of the runner after ``Free``.
 _freed = process.Unusable(ValueError, _FREED)
 #: And at the end of the process, for daemon threads.
-_ended = process.Unusable(SystemExit, "")
+_ended = process.Unusable(SystemExit, "the program has come to its end")
 #: Held while a communicator that has made no call is made ready for one, or freed.
 _first_call = RLock()
 

@@ -152,6 +152,8 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
+        if process.mpi_runs():
+            _leave_calls()
         links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
         if _within_calls():
@@ -182,10 +184,18 @@ def _end() -> None:
         if _status:
             _desert()
         return  # the launcher, such as torchrun, ends the other ranks
+    _end_together(runners, survives)
+
+
+def _end_together(runners: list[Any], survives: bool) -> None:
+    """Wait for the other ranks, and release everything if all have come to a good end; ``survives``: deaths."""
+    global _status
+    from mpi4py import MPI
+
     found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
     worst = min(found, default=_WHOLE)
     releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
-    stays = not _leave_calls()
+    stays = not _leave_calls() and MPI.Is_initialized()
     if stays and not survives:
         _status = 1  # MPI_Finalize would take down what a call of MPI's goes by
         _abort()

@@ -351,7 +351,7 @@ class Agent(Handle):
             if is_last:  # with the lock: a new connection may be about to share it
                 peer.endpoint.lose()
         peer.leave()
-        if is_last and not self._listener.closed:
+        if is_last and not (self._own and self._listener.closed):  # the worker closes them
             peer.endpoint.close()
 
     def _read(self, peer: AgentPeer) -> None:

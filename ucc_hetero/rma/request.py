@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..bindings import quarantine
 from ..bindings.ucx import status_name
@@ -186,13 +186,17 @@ def _complete(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+#: An operation, what keeps it alive, and which loop's future is to be told of its end.
+_Awaited: TypeAlias = "tuple[Any, Any, asyncio.AbstractEventLoop, asyncio.Future[None]]"
+
+
 class _Watcher:
     """A thread that tells event loops of the ends of what they await; it sleeps while there is nothing."""
 
     def __init__(self) -> None:
         self._some = threading.Condition()
         #: What is awaited, with what it is part of: a task may be cancelled, and drop that.
-        self._waiting: list[tuple[Any, Any, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting: list[_Awaited] = []
         self._thread: threading.Thread | None = None
 
     def add(self, op: Any, native: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
@@ -212,8 +216,7 @@ class _Watcher:
                 while not self._waiting:
                     self._some.wait()
                 known = lib.ucch_doorbell_count()
-                ended: list[Any] = []
-                left: list[Any] = []
+                ended, left = list[_Awaited](), list[_Awaited]()
                 for each in self._waiting:
                     (ended if lib.ucch_peek(each[0]) or each[-1].cancelled() else left).append(each)
                 self._waiting = left
