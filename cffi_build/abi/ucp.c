@@ -5,18 +5,18 @@
 #include "abi/calls.h"
 #include "api/api.h"
 
-/* Messages and one-sided transfers, by workers that different threads drive, each one at a time; and, asked for, active
- * messages and a file that says when there is something to do. */
-#define FEATURES 0x3
-#define ACTIVE 0x50
+/* Messages by tags, one-sided transfers and active messages, by workers that different threads drive, each one at a
+ * time; and, asked for, a file that says when there is something to do. */
+#define FEATURES 0x43
+#define SLEEPS 0x10
 #define PARAMS (0x1 | 0x20)
 
 enum { REMOTE_ADDRESS = 0x1, ERR_HANDLING_MODE = 0x2, ERR_HANDLER = 0x4 }; /* ucp_ep_params_field */
 
 /* Make a context with these settings, names and values in turn and NULL at the end: 0, or the failure, with the name of
  * the setting that libucp refused. */
-int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused) {
-    ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES | (active ? ACTIVE : 0), .mt_workers_shared = 1};
+int ucch_ucp_open(int sleeps, const char *const *settings, ucp_context_h *context, const char **refused) {
+    ucp_params_t params = {.field_mask = PARAMS, .features = FEATURES | (sleeps ? SLEEPS : 0), .mt_workers_shared = 1};
     ucp_config_t *config;
     unsigned major, minor, release;
     ucp_get_version(&major, &minor, &release);

@@ -8,7 +8,7 @@ int ucch_load_ucp(const char *path);
 const char *ucch_load_error(void);
 
 /* ---- ucp.c: contexts of libucp ---- */
-int ucch_ucp_open(int active, const char *const *settings, ucp_context_h *context, const char **refused);
+int ucch_ucp_open(int sleeps, const char *const *settings, ucp_context_h *context, const char **refused);
 char *ucch_ucp_describe(ucp_context_h context);
 void ucch_release(char *text);
 
@@ -278,7 +278,7 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_new(ucp_context_h context, const int *cores, int ncores);
+int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);
@@ -304,6 +304,19 @@ uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, doubl
 /* ---- process.c: processes of this host ---- */
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
+
+/* ---- words.c: what ranks say that make a communicator of one that they have ---- */
+typedef struct ucch_words {
+    int64_t ready;           /* UCCH_GOES_ON, UCCH_READY where the rank wants no more of their job, or 0 */
+    int64_t last, next_used; /* the last number that its process has claimed, and the first above that may be in use */
+    int64_t color, key;      /* as in MPI's Split */
+    int64_t file;            /* that it offers for the arrival board */
+    int64_t spares, spare[32]; /* UCCH_SPARES numbers at most, of what it could use again */
+} ucch_words;
+
+int64_t ucch_words_claim(const ucch_words *all, int n);
+int ucch_words_ranks(const ucch_words *all, int n, int mine, int *ranks);
+int ucch_words_spare(const ucch_words *all, const int *ranks, int n, int64_t *common);
 
 /* ---- board.c: which rank has arrived at which call, on one host ---- */
 typedef struct ucch_refusal {

@@ -141,6 +141,15 @@
 #define UCCH_PARCEL_RANKS 32
 #define UCCH_NOBODY -2
 
+/* A rank that comes to make a communicator of one that it has: it wants no more of their job, or goes on with it; and
+ * what follows for all of them where there is no number. How many numbers it offers of what it could use again. */
+#define UCCH_READY 1
+#define UCCH_GOES_ON 2
+#define UCCH_NOT_READY -3
+#define UCCH_NO_MORE -2
+#define UCCH_ASK -1
+#define UCCH_SPARES 32
+
 /* Bytes before the first event of a timeline, and before the first record of a flight recorder. */
 #define UCCH_TRACE_HEADER 4096
 

@@ -36,6 +36,7 @@ static void (*begin)(void);
 static _Atomic int waiters; /* threads that make progress themselves */
 static pthread_t thread;
 static _Atomic int thread_on, thread_asleep, thread_dozes; /* dozes: wakes soon enough for what is in streams */
+static int thread_over;                                    /* for good; with the lock */
 static int idle_progress;
 /* Work is about to come. */
 static _Atomic int called;
@@ -238,7 +239,7 @@ void ucch_progress_idle(void) {
 
 /* No other thread is in this process, which may have to release memory that it has inherited. */
 static void after_fork(void) {
-    thread_on = thread_asleep = sleeps = 0;
+    thread_on = thread_asleep = thread_over = sleeps = 0;
     ucch_lock_after_fork();
     sleep_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     ucch_cond_init(&wake);
@@ -251,17 +252,24 @@ void ucch_progress_streams(void) {
     if (!thread_dozes) ucch_progress_thread(1);
 }
 
-/* on = 1: start it, or wake it if it sleeps for good; 0: stop and join it (before MPI_Finalize: a thread inside libucc
- * at exit ends a good run badly). Returns 0, or -1 if no thread could be made. */
+/* Stop and join it, before MPI_Finalize: a thread inside libucc at exit ends a good run badly. Daemons of Python's may
+ * go on with calls, and there is none any more. */
+static void end_thread(void) {
+    ucch_lock();
+    int runs = thread_on;
+    thread_on = 0;
+    thread_over = 1;
+    ucch_wake_locked();
+    ucch_unlock();
+    if (runs) pthread_join(thread, NULL);
+}
+
+/* on = 1: start it, or wake it if it sleeps for good; 0: end it, and start none from now on. Returns 0, or -1 if no
+ * thread could be made. */
 int ucch_progress_thread(int on) {
     static int registered;
     if (!on) {
-        if (!thread_on) return 0;
-        ucch_lock();
-        thread_on = 0;
-        ucch_wake_locked();
-        ucch_unlock();
-        pthread_join(thread, NULL);
+        end_thread();
         return 0;
     }
     if (thread_on) {
@@ -275,8 +283,8 @@ int ucch_progress_thread(int on) {
     }
     ucch_lock(); /* another thread may start it, too */
     if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
-    if (!thread_on) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
-    int started = thread_on;
+    if (!thread_on && !thread_over) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
+    int started = thread_on || thread_over;
     ucch_unlock();
     return started ? 0 : -1;
 }

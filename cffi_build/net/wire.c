@@ -47,6 +47,22 @@
 /* A thread, as those see it that have work for it. */
 enum { AWAKE, ASLEEP, WAKING };
 
+/* Number of the active messages of a wire, and what libucp says of them. */
+#define MESSAGES 1
+#define WHOLE 1
+#define SEND_EAGER 2
+#define IS_RNDV (1u << 17)
+/* Places by which pollers are found, by their tags. */
+#define PLACE_BITS 6
+
+/* Message that came before the poller it is for; its data is a copy, unless it is still at the sender. */
+typedef struct early {
+    ucch_packet message;
+    uint64_t tag;
+    struct early *next;
+    char copy[];
+} early;
+
 /* Connection with a peer's wire. */
 typedef struct connection {
     uint64_t key;
@@ -62,8 +78,10 @@ struct ucch_wire {
     pthread_mutex_t lock, wake_lock;
     pthread_cond_t wake;
     int wanted, rung, state, stop;
+    int eager; /* sends data at once: libucp has no faster way by its transports */
     connection *connections;
-    ucch_poller *pollers;
+    ucch_poller *pollers, *by_tag[1 << PLACE_BITS];
+    early *early;
     cpu_set_t cores; /* that it runs on */
 };
 
@@ -185,30 +203,82 @@ static void *serve(void *at) {
     return NULL;
 }
 
+/* ---- messages ---- */
+
+static ucch_poller **place_of(ucch_wire *w, uint64_t tag) {
+    return &w->by_tag[tag * 0x9e3779b97f4a7c15u >> (64 - PLACE_BITS)];
+}
+
+/* Each wire that sends is followed by one that receives. */
+static int is_receiver(const ucch_wire *w) { return (w - wires) % 2 == 1; }
+
+/* Keep a message until there is a poller for it. */
+static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
+    size_t bytes = m->is_later ? 0 : m->bytes;
+    early *l = malloc(sizeof(*l) + m->header_bytes + bytes);
+    if (!l) return UCS_ERR_NO_MEMORY;
+    *l = (early){.message = *m, .tag = tag};
+    l->message.header = memcpy(l->copy, m->header, m->header_bytes);
+    if (!m->is_later) l->message.data = l->copy + m->header_bytes;
+    if (bytes) memcpy(l->message.data, m->data, bytes);
+    l->next = w->early;
+    w->early = l;
+    return m->is_later ? UCS_INPROGRESS : UCS_OK;
+}
+
+/* Called by libucp, in its progress. */
+static ucs_status_t come(void *arg, const void *header, size_t header_bytes, void *data, size_t bytes,
+                         const ucp_am_recv_param_t *param) {
+    ucch_wire *w = arg;
+    uint64_t tag;
+    ucch_packet m = {header, header_bytes, data, bytes, (param->recv_attr & IS_RNDV) != 0};
+    if (header_bytes < sizeof(tag)) return UCS_OK;
+    memcpy(&tag, header, sizeof(tag));
+    ucch_poller *p = *place_of(w, tag);
+    while (p && p->tag != tag)
+        p = p->same;
+    if (p) return p->come(p, &m);
+    /* What comes back to a sender that is not there is for one that has gone. */
+    return is_receiver(w) ? keep(w, tag, &m) : UCS_OK;
+}
+
+/* With the wire's lock: send a message, as libucp's ucp_am_send_nbx does. */
+ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
+                                size_t bytes, ucp_request_param_t *params) {
+    if (wires[wire].eager) {
+        params->op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+        params->flags = SEND_EAGER;
+    }
+    return ucp_am_send_nbx(ep, MESSAGES, header, header_bytes, data, bytes, params);
+}
+
 /* ---- making and ending wires ---- */
 
 static int start(ucch_wire *w, ucp_context_h context) {
+    ucp_am_handler_param_t messages = {.field_mask = 0xf, .id = MESSAGES, .flags = WHOLE, .cb = come, .arg = w};
     ucp_worker_params_t params = {.field_mask = 0x1, .thread_mode = 1}; /* one thread at a time */
     int status = ucp_worker_create(context, &params, &w->worker);
     w->context = context;
     if (status) return status;
+    status = ucp_worker_set_am_recv_handler(w->worker, &messages);
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->wake_lock, NULL);
     ucch_cond_init(&w->wake);
-    if (!pthread_create(&w->thread, NULL, serve, w)) return 0;
+    if (!status && !pthread_create(&w->thread, NULL, serve, w)) return 0;
     ucp_worker_destroy(w->worker);
-    return UCCH_FAIL_MEMORY;
+    return status ? status : UCCH_FAIL_MEMORY;
 }
 
 /* One more wire, in a UCX context and on cores of its own: its number, or a failure. Those of a parent are not a
- * child's. */
-int ucch_wire_new(ucp_context_h context, const int *cores, int ncores) {
+ * child's. `eager`: it sends all data at once. */
+int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores) {
     if (owner != getpid()) {
         nwires = 0;
         memset(wires, 0, sizeof(wires));
         owner = getpid();
     }
     if (nwires == MOST_WIRES) return UCCH_FAIL_MEMORY;
+    wires[nwires].eager = eager;
     CPU_ZERO(&wires[nwires].cores);
     for (int i = 0; i < ncores; i++)
         CPU_SET(cores[i], &wires[nwires].cores);
@@ -278,11 +348,27 @@ ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed) {
 
 /* ---- pollers ---- */
 
-/* With the wire's lock: have its thread look after a poller. */
+/* With the wire's lock: have its thread look after a poller, which gets what has come for it. */
 void ucch_wire_serve(int wire, ucch_poller *poller) {
-    poller->next = wires[wire].pollers;
-    wires[wire].pollers = poller;
+    ucch_wire *w = &wires[wire];
+    ucch_poller **place = place_of(w, poller->tag);
+    poller->next = w->pollers;
+    w->pollers = poller;
+    poller->same = *place;
+    *place = poller;
+    for (early **at = &w->early, *l; (l = *at);) {
+        if (l->tag != poller->tag) {
+            at = &l->next;
+            continue;
+        }
+        *at = l->next;
+        poller->come(poller, &l->message);
+        free(l);
+    }
 }
 
 /* With the wire's lock. */
-void ucch_wire_dismiss(int wire, ucch_poller *poller) { UCCH_UNLINK(wires[wire].pollers, poller, next); }
+void ucch_wire_dismiss(int wire, ucch_poller *poller) {
+    UCCH_UNLINK(wires[wire].pollers, poller, next);
+    UCCH_UNLINK(*place_of(&wires[wire], poller->tag), poller, same);
+}

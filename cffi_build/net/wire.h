@@ -10,14 +10,29 @@ typedef struct ucch_wire ucch_wire;
  * rung late. */
 enum { UCCH_MOVED = 1, UCCH_AWAITED = 2, UCCH_WATCHED = 4, UCCH_RUNG_LATE = 8 };
 
-/* Work of one wire's thread: `turn` is called again and again, with the wire's lock. */
+/* Message that has come by a wire. `is_later`: its data is still at the sender, and `data` what libucp fetches it by.
+ */
+typedef struct ucch_packet {
+    const void *header;
+    size_t header_bytes;
+    void *data;
+    size_t bytes;
+    int is_later;
+} ucch_packet;
+
+/* Work of one wire's thread: `turn` is called again and again, and `come` with messages of its tag, by which their
+ * headers begin; both with the wire's lock. `come` says UCS_INPROGRESS if it has libucp fetch the data. */
 typedef struct ucch_poller {
     int (*turn)(struct ucch_poller *poller);
-    struct ucch_poller *next;
+    ucs_status_t (*come)(struct ucch_poller *poller, const ucch_packet *message);
+    uint64_t tag;
+    struct ucch_poller *next, *same; /* of the wire; of those whose tags lie in one place */
 } ucch_poller;
 
 ucp_context_h ucch_wire_context(int wire);
 ucp_worker_h ucch_wire_worker(int wire);
+ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
+                                size_t bytes, ucp_request_param_t *params);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
 void ucch_wire_serve(int wire, ucch_poller *poller);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);

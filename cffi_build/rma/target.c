@@ -161,9 +161,10 @@ ucch_target *ucch_target_new(ucch_peer *peer, uint64_t id, uint64_t base, size_t
     return t;
 }
 
-/* Unpack the key by which libucp reaches it. */
+/* Unpack the key by which libucp reaches it. Another thread may have closed the peer. */
 int ucch_target_key(ucch_target *t, const void *key) {
     UCCH_LOCKED;
+    if (!t->peer->ep) return UCCH_FAIL_PEER;
     return ucp_ep_rkey_unpack(t->peer->ep, key, &t->rkey);
 }
 

@@ -194,6 +194,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     *status = listen(at, come);
     if (!*status) *status = start_thread(at);
     if (*status) {
+        if (at->has_thread) ucch_rma_stop(at);
         free(at);
         return NULL;
     }

@@ -165,13 +165,13 @@ def on_crew(host_crew: Callable[..., Any], fake_environment: Any) -> Callable[..
 def alone(
     emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> Callable[..., Any]:
-    """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, options=(), check=True, **env)``."""
+    """The same in a job of its own, by other links; ``alone(script, layout, hosts, slots, links=1, **env)``."""
 
     def run(
-        script: str, layout: str, hosts: int, slots: int, *, links: int = 1, options: Any = (), check: bool = True,
-        **env: str,
+        script: str, layout: str, hosts: int, slots: int, *, links: int = 1, rate: str = "none", options: Any = (),
+        check: bool = True, **env: str,
     ) -> MPIResult:  # fmt: skip
-        cluster = emulate(hosts=hosts, slots=slots, links=links, rate="none")
+        cluster = emulate(hosts=hosts, slots=slots, links=links, rate=rate)
         job = tmp_path / "job.py"
         job.write_text(script)
         env = fake_environment(layout) | USUAL | env

@@ -162,6 +162,31 @@ with Communicator() as comm:
         assert not any({"unfinished", "status"} & set(e["args"]) for e in sent + came)
 
 
+@pytest.mark.parametrize("env", [{}, {"UCX_RNDV_THRESH": "1K"}], ids=["at once", "by rendezvous"])
+def test_a_slower_link_carries_less(alone: Callable[..., Any], env: dict[str, str]) -> None:
+    """A ninth of what the other does, and as much as is on its way at the end."""
+    script = """
+from pathlib import Path
+from arrays import Array
+from ucc_hetero import Communicator
+import numpy as np
+
+def sent():
+    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
+
+with Communicator() as comm:
+    values = np.random.default_rng(DICE).random(5_000_000).astype("f4")
+    x = Array(values.size).set(values if comm.rank == 0 else -7)
+    before = sent()
+    comm.Bcast(x, 0)
+    assert (x.peek == values).all()
+    slow, fast = [b - a for a, b in zip(before, sent())]
+    assert comm.rank or 0 < slow < 0.3 * fast, (slow, fast)
+"""
+    script = script.replace("DICE", str(random.randrange(1 << 30)))
+    alone(script, *PAIR, links=2, rate="20mbit+180mbit", UCCH_WIRES="4", **env)
+
+
 def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
     """Those within hosts and those between; of ranks that have pinned nothing yet."""
     out = alone(JOBS["rings come with calls"].script, *MIXED).stdout

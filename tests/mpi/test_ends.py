@@ -1,6 +1,7 @@
 """Ends of calls and jobs where something goes wrong: an error that says who and what, within the deadline; no hang."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,22 @@ comm = u.Communicator()
 comm.Barrier()
 sys.exit(3 * comm.rank)
 """, 2, {BOTH: None}, status=None, env=NEVER, head="", more={"cold": True}),
+    "a communicator that cannot be made ready on one rank": Job("""
+from ucc_hetero.api import comm as of
+
+def full(*_):
+    raise MemoryError("no memory is left")
+
+other = comm.Dup()
+if rank == 0:
+    made, of.Runner = of.Runner, full
+    caught(MemoryError, lambda: other.Allreduce(x, y))
+    caught(u.CollectiveError, lambda: other.Allreduce(x, y))
+    of.Runner = made
+elif rank == 1:
+    other.bcast(1, root=1)
+comm.Allreduce(x, y)
+""", 3, {"caught .*no memory is left": 2}),
     # The program does not wait for a daemon, a listener say: what it waits for used to be released under it.
     "a thread goes with the interpreter": Job(f"""
 import contextlib, traceback
@@ -278,3 +295,51 @@ def waits(*given):
 together, at_exit._together = at_exit._together, interrupted if rank == 1 else waits
 """
     Job(script, 3, {"KeyboardInterrupt": None}, status=int(not more)).run(mpirun, mpi_args=more, check=False)
+
+
+#: Calls that daemons are in as their ranks end: some that other ranks do not make, and some that never stop.
+DAEMONS = (
+    *("comm.Recv(one)", "comm.Probe()", "comm.recv()", "comm.Ssend(long, left)", "comm.Allreduce(x, y)"),
+    *("comm.bcast(1, root=right)", "first.Allreduce(long, long * 0)", "comm.Dup()", "comm.Split(0)", "unused.Free()"),
+    *("u.Communicator(world)", "[(comm.Iprobe(), time.sleep(1e-3)) for _ in always]"),
+    *("[comm.Dup().Free() for _ in always]", "[first.Allreduce(long, long * 0) for _ in always]"),
+    *("[comm.Sendrecv(long, right, 3, long * 0, left, 3) for _ in always]",),
+    "[(comm.Irecv(one), comm.Isend(one, left), time.sleep(1e-4)) for _ in always]",
+)
+ENDS = {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise KeyError(3)": 1}
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_daemons_within_calls(mpirun: Any, flavour: tuple[str, int], compiled: Any, tmp_path: Path, turn: int) -> None:
+    """No thread is in MPI as that ends, and none is waited for."""
+    if flavour[0] != "openmpi":
+        pytest.skip("needs Open MPI")
+    end, ranks = random.choice([*ENDS]), random.choice([2, 3])
+    script = f"""
+import itertools, traceback
+always, long = itertools.count(), np.ones(300_000)
+first, unused = comm.Dup(), comm.Split(0, rank)
+
+def within(thread):
+    stack = traceback.walk_stack(sys._current_frames().get(thread.ident))
+    return not thread.is_alive() or any("ucc_hetero" in frame.f_code.co_filename for frame, _ in stack)
+
+def does(call):
+    try:
+        eval(call)
+    except Exception:
+        pass
+
+for call in {[random.sample(DAEMONS, random.randrange(3)) for _ in range(ranks)]}[rank]:
+    thread = threading.Thread(target=does, args=(call,), daemon=True)
+    thread.start()
+    while not within(thread):
+        time.sleep(0)
+print("at the end", flush=True)
+if rank == 1:
+    {end or "pass"}
+"""
+    library = compiled(tmp_path / "late.so", "-shared", "-fPIC", "-O2", Path(__file__).with_name("late.c"), "-ldl")
+    env = {"LD_PRELOAD": str(library), "LATE_US": random.choice(["1000", "10000", "40000"])}
+    said = {"signal 11|Segmentation": 0} | ({} if ENDS[end] else {"^at the end": ranks})
+    Job(script, ranks, said, ENDS[end], {**NEVER, **env}).run(mpirun, check=False)

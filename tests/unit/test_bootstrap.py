@@ -17,20 +17,19 @@ from ucc_hetero import UCCHError, env
 from ucc_hetero.bindings import oob
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bindings.ucc_enums import MemType
-from ucc_hetero.bootstrap import agreement, faults, numbers, timely
+from ucc_hetero.bootstrap import agreement, faults, numbers, process, timely
 from ucc_hetero.bootstrap.agreement import apply_settings, bridge_settings, judge, judge_contexts
 from ucc_hetero.bootstrap.board import salt
-from ucc_hetero.bootstrap.gathering import all_ready
 from ucc_hetero.bootstrap.known import MOST_NUMBERS, Known
 from ucc_hetero.bootstrap.links import neighbours, spokes
-from ucc_hetero.bootstrap.meeting import Seat
+from ucc_hetero.bootstrap.meeting import Bids, Seat, all_ready
 from ucc_hetero.bootstrap.process import MOST_SPARE, SPIN_ROUNDS, Job, Process, spin_rounds
 from ucc_hetero.bootstrap.settings import limit_text
 from ucc_hetero.bootstrap.teams import Teams
 from ucc_hetero.errors import AgreementError, CollectiveError, CollectiveTimeout, DeviceError, LibraryError, PeerError
 from ucc_hetero.machine.discover import HostIdentity, host_cores
 from ucc_hetero.machine.facts import Facts
-from ucc_hetero.native.libraries import ffi
+from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.planner.collectives import ROWS
 from ucc_hetero.planner.plan import Step
 from ucc_hetero.types import DTYPES, OPS
@@ -142,6 +141,7 @@ def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No communicator exists yet."""
     monkeypatch.setattr(numbers, "_ids", bytearray(512))
     monkeypatch.setattr(numbers, "_last", [-1])
+    monkeypatch.setattr(process, "process", lambda: SimpleNamespace(discard=lambda number: None))
 
 
 def taken(*numbers: int) -> bytes:
@@ -158,9 +158,12 @@ def claimed(everyone: list[tuple[int, int]], *used: bytes) -> int:
         assert used, "they need not"
         return [mine, *used]
 
-    found = numbers.agree(*zip(*everyone, strict=True), ask)
-    numbers.claim(found)
-    return found
+    bids = Bids(len(everyone))
+    for words, (last, next_used) in zip(bids.all, everyone, strict=True):
+        words.ready, words.last, words.next_used = lib.UCCH_GOES_ON, last, next_used
+    assert bids.heard() and bids.agree(ask)
+    numbers.claim(bids._claimed)
+    return bids._claimed
 
 
 def test_numbers_of_communicators() -> None:
@@ -180,6 +183,34 @@ def test_numbers_of_communicators() -> None:
         claimed([numbers.taken()], b"\xff" * 512)
 
 
+def test_what_follows_from_what_ranks_say_that_make_a_communicator() -> None:
+    """Their number, ranks of a color in the order of their keys, and what all of these have spare, in the first's."""
+    for _ in range(300):
+        size = random.randint(1, 9)
+        every = ffi.new("ucch_words[]", size)
+        for words in every:
+            words.ready = random.choice((lib.UCCH_GOES_ON,) * 9 + (lib.UCCH_READY,) + (0,) * (random.random() < 0.1))
+            words.last, words.next_used = random.randint(-1, 50), random.randint(40, 90)
+            words.color, words.key = random.choice((0, 1, -32766)), random.choice((-(1 << 31), 3, (1 << 31) - 1))
+            offered = random.sample(range(1 << 40, (1 << 40) + 35), random.randint(25, lib.UCCH_SPARES))
+            words.spares, words.spare[0 : len(offered)] = len(offered), offered
+        ready = {words.ready for words in every}
+        following = 1 + max(words.last for words in every)
+        if ready != {lib.UCCH_GOES_ON}:
+            expected = lib.UCCH_NOT_READY if 0 in ready else lib.UCCH_NO_MORE
+        else:
+            expected = following if all(following < words.next_used for words in every) else lib.UCCH_ASK
+        assert lib.ucch_words_claim(every, size) == expected
+        mine = random.randrange(size)
+        same = [(every[r].key, r) for r in range(size) if every[r].color == every[mine].color]
+        ranks, common = ffi.new("int[]", [-9] * size), ffi.new("int64_t[]", [-9] * lib.UCCH_SPARES)
+        count = lib.ucch_words_ranks(every, size, mine, ranks)
+        assert list(ranks)[:count] == [r for _, r in sorted(same)]
+        spare = [list(every[r].spare)[: every[r].spares] for r in list(ranks)[:count]]
+        count = lib.ucch_words_spare(every, ranks, count, common)
+        assert list(common)[:count] == [each for each in spare[0] if all(each in others for others in spare)]
+
+
 def step(link: str, ranks: tuple[int, ...], kind: str = "allreduce") -> Any:
     found = object.__new__(Step)
     for name, value in (("link", link), ("ranks", ranks), ("kind", kind)):
@@ -192,14 +223,14 @@ def teams_of(
     main: Sequence[tuple[tuple[int, ...], str]] = (), plain: bool = True,
 ) -> Teams:  # fmt: skip
     """Teams of a new communicator; ``members`` are its ranks in the job, all of which could use what is ``spare``."""
-    job.drop_spare, job.take_spare = partial(Job.drop_spare, job), partial(Job.take_spare, job)
+    job.drop_spare = partial(Job.drop_spare, job)
     known: Any = SimpleNamespace(
         job=job, members=tuple(members), rank=rank, far=False, hosts=["one"] * len(members), main=list(main),
         tuning=SimpleNamespace(plain=plain),
     )  # fmt: skip
     known.in_context = partial(Known.in_context, known)
     known.makes_alone = partial(Known.makes_alone, known)
-    return Teams(Seat(known, claimed, [-1] * len(members), [spare] * len(members), 5.0), 5.0)
+    return Teams(Seat(known, claimed, -1, spare, 5.0), 5.0)
 
 
 @pytest.fixture
@@ -541,7 +572,7 @@ def test_an_exchange_that_was_given_up_meanwhile_ends(monkeypatch: pytest.Monkey
         Get_rank=lambda: 1, Get_size=lambda: 2, Get_attr=lambda _: 9, Improbe=lambda tag: None,
         Iallgather=lambda *_: never, Is_revoked=lambda: next(asked) > 2, dead=list,
     )  # fmt: skip
-    monkeypatch.setattr(faults, "lacking", lambda _: "")
+    monkeypatch.setattr(faults, "mpi_lacks", lambda: "")
     monkeypatch.setattr(timely, "largest_tag", lambda: 9)
     with pytest.raises(PeerError, match=r"rank 1: a test: another rank died, or has given this communicator up"):
         timely.Timely(ranks, 60.0, "a test").allgather(1)
@@ -551,7 +582,7 @@ def test_without_a_limit_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> Non
     """Neither MPI's call, nor a rank that is to come to Create_group."""
     limits: list[float] = []
     ranks = timely.Timely(SimpleNamespace(), 0.0, "a test")
-    monkeypatch.setattr(faults, "lacking", lambda _: "mpirun ends the job")
+    monkeypatch.setattr(faults, "mpi_lacks", lambda: "mpirun ends the job")
     monkeypatch.setattr(timely._watchdog, "over", lambda call, seconds, what: limits.append(seconds) or call())
     assert ranks.at_once(lambda: 5) == 5
     job: Any = SimpleNamespace(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -26,10 +26,12 @@ from ucc_hetero import rma
 from ucc_hetero.errors import CollectiveTimeout, PeerError
 from ucc_hetero.native.libraries import ffi, lib
 from ucc_hetero.rma import channel as channels
+from ucc_hetero.rma import region as regions
+from ucc_hetero.rma import request as requests
 from ucc_hetero.rma import worker as workers
 from ucc_hetero.rma.channel import Channel, ChannelError
 from ucc_hetero.rma.endpoint import _lists
-from ucc_hetero.rma.request import _Watcher
+from ucc_hetero.rma.request import ENDED, _Watcher
 from ucc_hetero.rma.wire_format import Address, Descriptor, FormatError
 from ucc_hetero.rma.worker import _may_open
 
@@ -114,12 +116,121 @@ def test_a_loop_that_is_closed_meanwhile_keeps_nobody_elses_from_hearing() -> No
     async def main() -> None:
         loop = asyncio.get_running_loop()
         gone, ours = loop.create_future(), loop.create_future()
-        watcher.add(lib.ucch_message_op(ended), Closing(), gone)
+        watcher.add(lib.ucch_message_op(ended), ended, Closing(), gone)
         await asyncio.sleep(0.05)
-        watcher.add(lib.ucch_message_op(ended), loop, ours)
+        watcher.add(lib.ucch_message_op(ended), ended, loop, ours)
         await asyncio.wait_for(ours, 600)
 
     asyncio.run(main())
+
+
+def test_threads_that_connect_at_the_same_time_have_one_endpoint() -> None:
+    """With each peer, and a counter each."""
+    with contextlib.ExitStack() as ended:
+        worker, *peers = (ended.enter_context(rma.Worker()) for _ in range(5))
+        together, found = threading.Barrier(6), list[tuple[list[rma.Endpoint], int]]()
+
+        def connect() -> None:
+            together.wait()
+            found.append(([worker.connect(peer.address) for peer in peers], worker.counter().number))
+
+        threads = [threading.Thread(target=connect) for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert [[worker.peers[peer.uid] for peer in peers]] * 6 == [endpoints for endpoints, _ in found]
+        assert sorted(number for _, number in found) == [*range(6)]
+        room, given = np.zeros(1000, np.uint8), np.frombuffer(secrets.token_bytes(1000), np.uint8).copy()
+        (endpoint, *_), _ = random.choice(found)
+        [peer.connect(worker.address) for peer in peers]
+        target = endpoint.open(peers[0].register(room).descriptor)
+        endpoint.put(worker.register(given), target).Wait()
+        assert (room == given).all()
+
+
+def until(true: Callable[[], Any]) -> None:
+    while not true():
+        time.sleep(0.01)
+
+
+#: Two workers that are connected, and the first one's endpoint.
+Joined: TypeAlias = tuple[rma.Worker, rma.Worker, rma.Endpoint]
+
+
+@pytest.fixture
+def joined() -> Iterator[Joined]:
+    with rma.Worker() as worker, rma.Worker() as other:
+        other.connect(worker.address)
+        yield worker, other, worker.connect(other.address)
+
+
+def test_an_endpoint_that_is_closed_while_it_opens_a_region(joined: Joined) -> None:
+    """As by the thread that hears of the peer's end."""
+    _, other, endpoint = joined
+    start = endpoint._start
+
+    def closes(*args: Any) -> Any:
+        start(*args).Wait()
+        endpoint.close()
+        return ENDED
+
+    endpoint._start = closes  # type: ignore[method-assign]
+    with pytest.raises(PeerError):
+        endpoint.open(other.register(np.zeros(8)).descriptor)
+
+
+def test_what_is_awaited_lives_until_it_is_looked_at_no_more(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may be cancelled, and its request be over, before the thread that looks at it hears of that."""
+    worker, *_ = joined
+    freed, looked = list[Any](), list[Any]()
+
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def ucch_transfer_free(self, native: Any) -> None:
+            freed.append(lib.ucch_transfer_op(native))
+            lib.ucch_transfer_free(native)
+
+        def ucch_peek(self, op: Any) -> int:
+            looked.append(op in freed)
+            return int(lib.ucch_peek(op)) if op not in freed else 1
+
+    monkeypatch.setattr(requests, "lib", Lib())
+
+    async def waits(counter: Any) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await counter.wait(1)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(waits(counter := worker.counter()))
+        await asyncio.sleep(0)
+        with requests._watcher._some:
+            task.cancel()
+            await task
+            counter.close()
+            lib.ucch_progress_once()
+            worker.counter().wait(0)  # what was kept for transfers under way is given back
+            looked.clear()
+
+    asyncio.run(main())
+    until(lambda: not requests._watcher._waiting)
+    assert looked == [False]
+
+
+def test_a_peer_that_does_not_let_go_is_waited_for_once(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a worker is closed, for all of its regions."""
+    worker, *_ = joined
+    kept, waited = [worker.register(np.zeros(8)) for _ in range(50)], list[float]()
+
+    def does_not(done: Any, seconds: float) -> bool:
+        waited.append(seconds)
+        time.sleep(seconds)
+        return False
+
+    monkeypatch.setattr(regions, "progress_until", does_not)
+    monkeypatch.setattr(workers, "_PATIENCE", 0.1)
+    worker.close()
+    assert len(waited) == len(kept) and sum(waited) < 0.2
 
 
 SECRET = b"a secret of tests"
@@ -286,11 +397,6 @@ def test_an_agent_comes_back_where_one_was_killed(agent: rma.Agent, tmp_path: Pa
 MESSAGES = 10_000
 
 
-def until(true: Callable[[], Any]) -> None:
-    while not true():
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def connected(tmp_path: Path) -> Iterator[tuple[rma.Agent, rma.Agent, rma.AgentPeer]]:
     """An agent, one that has called it, and their connection as the latter sees it."""
@@ -382,6 +488,33 @@ def test_more_is_published_than_a_message_or_a_socket_holds(
         theirs = next(each for each in called.peers if each.name == third.name and each is not called.peers[0])
         for side in (peer, theirs):
             assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
+
+
+def test_a_peer_that_does_not_read_holds_up_no_other(
+    connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
+) -> None:
+    """One that was stopped, say. It hears of everything once it reads, and of messages behind what was published."""
+    called, calling, peer = connected
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        stopped = Channel(sock, SECRET, False)
+        stopped.send({"name": "stopped", "worker": calling.worker.address.hex()})
+        assert "worker" in stopped.receive()
+        stopped.send({"ready": True})
+        until(lambda: len(called.peers) == 2)
+        region, names = called.worker.register(np.zeros(8, np.uint8)), {f"{i:x<990}" for i in range(3000)}
+        for name in names:
+            called.publish(name, region)
+        assert all(peer.open(name, 600).nbytes == 8 for name in random.sample([*names], 5))
+        for other in called.peers:
+            threading.Thread(target=other.send, args=("behind it",), daemon=True).start()
+        assert calling.receive(600) == (peer, "behind it")
+        assert stopped.receive() == {"ready": True}
+        heard = dict[str, str]()
+        while "message" not in (said := stopped.receive()):
+            heard |= said["regions"]
+        assert set(heard) == names
+        stopped.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain
@@ -49,6 +50,8 @@ _FREED = "this communicator has been freed: make a new one"
 
 #: Takes the place of the runner after ``Free``.
 _freed = process.Unusable(ValueError, _FREED)
+#: And at the end of the process, for daemon threads.
+_ended = process.Unusable(SystemExit, "")
 #: Held while a communicator that has made no call is made ready for one, or freed.
 _first_call = RLock()
 
@@ -149,6 +152,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
                 self._begin(self._seat)
             except BaseException as error:
                 self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {error}"))
+                exit.leak(self)
                 raise
 
     def _orphan(self) -> None:
@@ -173,17 +177,24 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
         runner = self._runner
         if isinstance(runner, process.Unusable):
             return
-        together = not runner.orphaned and runner.close()
+        together, mpi = not runner.orphaned and runner.close(), self._mpi
+        self._forget()
+        self._release(runner, mpi, together)
+
+    def _release(self, runner: Runner, mpi: Any, together: bool) -> None:
+        """Release what is left of it once its runner is closed, on all ranks ``together`` or on this one."""
         self._fault_watch.close()
         exit.forget(runner)
-        mpi = self._mpi
-        self._forget()
-        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
-            vars(self).pop(name, None)
         if together:  # else it is needed for those that come later (calls/runner.py)
             mpi.Free()
         if runner.unfit is not None:
             raise runner.unfit
+
+    def _retire(self) -> Callable[[], None]:
+        """Let no thread begin a call any more, as the process ends: each that does ends; what releases it then."""
+        runner, mpi = self._runner, self._mpi
+        self._forget(_ended)
+        return lambda: self._release(runner, mpi, runner.close())
 
     def _free_unused(self) -> bool:
         """Release a communicator in which this rank has made no call; False where another thread has just made one."""
@@ -195,10 +206,12 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             self._forget()
             return True
 
-    def _forget(self) -> None:
+    def _forget(self, instead: process.Unusable = _freed) -> None:
         """From now on every use raises."""
         exit.living.pop(self, None)
-        self._runner, self._messages, self._mpi = cast(Runner, _freed), cast(Messages, _freed), _freed
+        self._runner, self._messages, self._mpi = cast(Runner, instead), cast(Messages, instead), instead
+        for name in ("_own_messages", "_neighbourhood", "_partitions", "_objects"):
+            vars(self).pop(name, None)
 
     @cached_property
     def _messages(self) -> Messages:
@@ -636,7 +649,7 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
 
 
 #: What the end of the process does with one that was not freed.
-_ways = exit.Living(attrgetter("_runner"), methodcaller("Free"), methodcaller("_orphan"))
+_ways = exit.Living(attrgetter("_runner"), methodcaller("_retire"), methodcaller("_orphan"))
 
 
 # --- for the package's own layers above -------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..bootstrap.gathering import all_ready
-from ..bootstrap.meeting import WORDS, Again, Seat
+from ..bootstrap.meeting import Again, Bids, Seat, all_ready
 from ..bootstrap.timely import Timely, timely
 from ..bootstrap.turns import Turn
 from ..calls.arguments import CallSpec
@@ -49,18 +48,18 @@ class GroupMethods(ABC):
 
     def _made(self: _Self, what: str, *args: Any, **more: Any) -> _Self | Any:
         """The communicator of what MPI's collective of this name makes, once all ranks have come to it."""
-        runner, members, sure = self._runner, self._runner.members, what in _SURE
-        mpi, make = timely(self._mpi, runner.timeout, what), partial(getattr(self._mpi, what), *args, **more)
+        runner, again, make = self._runner, self._again, partial(getattr(self._mpi, what), *args, **more)
+        mpi, sure = timely(self._mpi, runner.timeout, what), what in _SURE
         if not isinstance(mpi, Timely):
             runner.run_labelled(what, CallSpec("barrier", None, None))
             return self._adopt(make())
-        again = Again(members.known, partial(self._everyones, what), *(args if sure else ()))
-        with Turn(again.come):
-            again.agree(mpi)
-            made = mpi.at_once(make, met=members.meets_on_board) if sure else mpi.apart(make)
-            if not made:
-                return made
-            return self._adopt(made, again.seat(again.ranks() if sure else self._ranks_in(made), mpi.seconds))
+        again.call = (what, *args) if what == "Split" else (what, 0, 0)
+        with again.turn:
+            go_on = again.bids.agree(mpi.allgather)
+            made = mpi.at_once(make, met=runner.members.meets_on_board) if sure else mpi.apart(make)
+            if not made or not go_on:
+                return made and self._adopt(made)
+            return self._adopt(made, again.seat(None if sure else self._ranks_in(made), mpi.seconds))
 
     def _ranks_in(self, made: Any) -> list[int]:
         """The ranks of a communicator of MPI's, as they are numbered here."""
@@ -77,19 +76,16 @@ class GroupMethods(ABC):
         return list(ranks)
 
     @cached_property
-    def _said(self) -> tuple[Any, ...]:
-        """The call that brings all ranks what each says as it comes to make a communicator; where this rank's lies, and
-        where that of all does."""
-        mine, found = np.zeros(WORDS, np.int64), np.zeros(WORDS * self._runner.size, np.int64)
-        addresses = [ffi.from_buffer("int64_t[]", each, require_writable=True) for each in (mine, found)]
-        return CallSpec("allgather", mine, found), *addresses
+    def _again(self) -> Again:
+        """What ranks say as they come to make a communicator: one call brings it to all, with memory of its own."""
 
-    def _everyones(self, what: str, said: list[int]) -> list[int]:
-        """What all ranks say that have come to make a communicator."""
-        call, send_at, recv_at = self._said
-        send_at[0 : len(said)] = said
-        self._runner.run_labelled(what, call, send_at, recv_at)
-        return list(recv_at)
+        def exchange(what: str, bids: Bids) -> None:
+            runner.run_labelled(what, call, bids.mine, bids.all)
+
+        runner, again = self._runner, Again(self._runner.members.known, exchange)
+        mine, all = (np.frombuffer(ffi.buffer(each), np.int64) for each in (again.bids.mine, again.bids.all))
+        call = CallSpec("allgather", mine, all)
+        return again
 
     def Dup(self: _Self, info: Any = None) -> _Self:
         """A communicator of the same ranks, whose calls and messages meet none of this one's.

@@ -89,19 +89,19 @@ class Context(Handle):
 
     Args:
         settings: UCX's settings, by names without ``UCX_``, before those of the environment.
-        active: True for workers that have active messages and can be slept for.
+        sleeps: True for workers that a thread can sleep for, until there is something to do.
 
     Raises:
         LibraryNotFound: If libucp cannot be loaded.
         LibraryError: If libucp cannot make it, or knows no such setting.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, active: bool = False) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, sleeps: bool = False) -> None:
         preload_ucx()
         words = [ffi.new("char[]", word.encode()) for pair in (settings or {}).items() for word in pair]
         handle, refused = ffi.new("ucp_context_h *"), ffi.new("char **")
         settled = ffi.new("char *[]", [*words, ffi.NULL])
-        status = locked(lib.ucch_ucp_open, active, settled, handle, refused)
+        status = locked(lib.ucch_ucp_open, sleeps, settled, handle, refused)
         name = ffi.string(refused[0]).decode() if refused[0] != ffi.NULL else ""
         check(f"ucp_config_modify({name})" if name else "ucp_init_version", status)
         self.handle = handle[0]

@@ -7,10 +7,9 @@ do (docs/bridge.md). Every rank judges the same gathered facts, so all of them c
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from .. import env
 from ..errors import AgreementError, ranks_text
@@ -92,59 +91,53 @@ def bridge_settings(ucc: str) -> dict[str, str]:
     return BRIDGE_SETTINGS | {"UCC_TL_UCP_TUNE": tune, "UCC_TL_UCP_USE_TOPO": "y"}
 
 
-def apply_settings(ucc: str, environ: dict[str, str] | None = None) -> None:
+def apply_settings(ucc: str, environ: MutableMapping[str, str]) -> None:
     """Write the settings of both libraries of UCC version ``ucc`` where libucc reads them: prefixes of our own."""
-    target = os.environ if environ is None else environ
     for name, value in bridge_settings(ucc).items():
-        target[f"{BRIDGE_PREFIX}_{name}"] = value
-    users = {k: v for k, v in target.items() if k.startswith("UCC_")}
+        environ[f"{BRIDGE_PREFIX}_{name}"] = value
+    users = {k: v for k, v in environ.items() if k.startswith("UCC_")}
     for name, value in {**NATIVE_SETTINGS, **users}.items():
-        target.setdefault(f"{NATIVE_PREFIX}_{name}", value)
+        environ.setdefault(f"{NATIVE_PREFIX}_{name}", value)
 
 
-def keep_to_host_memory(environ: dict[str, str] | None = None) -> None:
+def keep_to_host_memory(environ: MutableMapping[str, str]) -> None:
     """Let the native library of a rank without a device make teams of the components for host memory alone, unless the
     user names others: these ask other ranks for nothing, as vendors' libraries do where the host has a device."""
-    target = os.environ if environ is None else environ
-    if "UCC_TLS" not in target:
-        target.setdefault(f"{NATIVE_PREFIX}_UCC_TLS", ",".join(_ALONE))
+    if "UCC_TLS" not in environ:
+        environ.setdefault(f"{NATIVE_PREFIX}_UCC_TLS", ",".join(_ALONE))
 
 
-def native_makes_teams_alone(environ: Mapping[str, str] | None = None) -> bool:
+def native_makes_teams_alone(environ: Mapping[str, str]) -> bool:
     """True if no component that the native library may use asks other ranks for anything when a team is made."""
-    source = os.environ if environ is None else environ
-    return set(source.get(f"{NATIVE_PREFIX}_UCC_TLS", "").split(",")) <= {*_ALONE}
+    return set(environ.get(f"{NATIVE_PREFIX}_UCC_TLS", "").split(",")) <= {*_ALONE}
 
 
-def leave_broadcasts(memory: str, environ: dict[str, str] | None = None) -> None:
+def leave_broadcasts(memory: str, environ: MutableMapping[str, str]) -> None:
     """Let native teams made from now on leave broadcasts on this memory (``cuda``, ``rocm``) to the vendor's library.
 
     That knows all of them. Where it cannot begin libucc takes TL/UCP for every other call, without a word: a broadcast
     that libucc refuses tells. Settings of the user's stay as they are.
     """
-    target = os.environ if environ is None else environ
     for name in ("UCC_TL_UCP_TUNE", "UCC_TL_CUDA_TUNE"):
         ours = NATIVE_SETTINGS.get(name, "")
-        if target.get(f"{NATIVE_PREFIX}_{name}", ours) == ours:
-            target[f"{NATIVE_PREFIX}_{name}"] = "#".join(filter(None, (ours, f"bcast:{memory}:0")))
+        if environ.get(f"{NATIVE_PREFIX}_{name}", ours) == ours:
+            environ[f"{NATIVE_PREFIX}_{name}"] = "#".join(filter(None, (ours, f"bcast:{memory}:0")))
 
 
-def native_uses(component: str, environ: Mapping[str, str] | None = None) -> bool:
+def native_uses(component: str, environ: Mapping[str, str]) -> bool:
     """True if its settings let the native library use a component of libucc's, such as ``nccl``."""
-    source = os.environ if environ is None else environ
     for name in _COMPONENTS:
-        text = source.get(f"{NATIVE_PREFIX}_{name}", "")
+        text = environ.get(f"{NATIVE_PREFIX}_{name}", "")
         names = text.lstrip("^").split(",")
         if text and "all" not in names and (component in names) == text.startswith("^"):
             return False
     return True
 
 
-def segments(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def segments(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment in which libucc's contexts are made, and no other library's."""
-    source = os.environ if environ is None else environ
-    found = {name: source.get(name, value) for name, value in TCP_SEGMENTS.items()}
-    return found | tcp_connections(source)
+    found = {name: environ.get(name, value) for name, value in TCP_SEGMENTS.items()}
+    return found | tcp_connections(environ)
 
 
 #: What all ranks of a job must agree on, and what to do where they differ; settings have names of their own.

@@ -66,12 +66,12 @@ class Page(NamedTuple):
 class Board:
     """The arrival board of a communicator, whose ranks are ``known``.
 
-    ``files``: what each rank offers; the ranks of a host take that of their first one, or the ``spare`` page that an
-    earlier communicator of theirs has left. A new file can be used once all ranks have told each other whether they
-    have it. ``use`` grows from one communicator to the next on a page.
+    ``file``: what the first rank of this host offers, for all of its ranks, unless an earlier communicator of theirs
+    has left a ``spare`` page. A new file can be used once all ranks have told each other whether they have it. ``use``
+    grows from one communicator to the next on a page.
     """
 
-    def __init__(self, known: Known, files: Sequence[int], use: int, spare: Page | None = None) -> None:
+    def __init__(self, known: Known, file: int, use: int, spare: Page | None = None) -> None:
         self._known, self._use = known, use
         #: Communicator ranks with a slot on this host's page, ascending.
         self.ranks = known.near
@@ -83,13 +83,13 @@ class Board:
         first = self.ranks[0]
         #: True if this process has offered the file.
         self._mine = first == known.rank and spare is None
-        if spare is None and files[first] >= 0 and len(self.ranks) > 1:
+        if spare is None and file >= 0 and len(self.ranks) > 1:
             stride = _stride(len(self.ranks))
-            path = f"/proc/{known.facts[first].pid}/fd/{files[first]}".encode()
-            file = _mapped(path, PAGES * stride)
-            if file != ffi.NULL:
-                start = ffi.cast("char *", file)
-                self._page, *self.more = [Page(start + i * stride, file) for i in range(PAGES)]
+            path = f"/proc/{known.facts[first].pid}/fd/{file}".encode()
+            memory = _mapped(path, PAGES * stride)
+            if memory != ffi.NULL:
+                start = ffi.cast("char *", memory)
+                self._page, *self.more = [Page(start + i * stride, memory) for i in range(PAGES)]
         #: True if this rank has the page; not if it is alone on its host.
         self.mapped = self._page is not None
         #: The engine's side of it.

@@ -9,6 +9,7 @@ where it has made no communicator yet. So does one that calls ``sys.exit`` with 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import math
 import os
 import sys
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 from .. import log
 from ..bindings import quarantine
 from ..device import own_device
+from ..native import aside
 from ..native.libraries import lib
 from ..native.waiting import progress_until
 from ..trace import timeline
@@ -32,11 +34,11 @@ from . import faults, links, process, settings, timely, uncaught
 
 
 class Living(NamedTuple):
-    """Ways with a communicator that has not been freed: to its runner, made if need be, to free it, and what a forked
-    child calls."""
+    """Ways with a communicator that has not been freed: to its runner, made if need be, to let no thread use it any
+    more, which gives what releases it, and what a forked child calls."""
 
     run: Callable[[Any], Any]
-    free: Callable[[Any], None]
+    retire: Callable[[Any], Callable[[], None]]
     orphan: Callable[[Any], None]
 
 
@@ -45,7 +47,7 @@ living: dict[object, Living] = {}
 #: A communicator was freed after a call of it had failed: the call is in the libraries still.
 _has_leaked_calls = False
 
-#: Seconds that those who live wait for each other at the end, once ranks have died.
+#: Seconds that those who live wait for each other at the end, once ranks have died, and for threads to leave calls.
 _PATIENCE = 10.0
 #: Seconds in which a rank that has failed may reach the others' store, and others on its host write what they do.
 _WORD = 2.0
@@ -85,6 +87,13 @@ def forget(run: Any) -> None:
     """The communicator of a runner has been freed."""
     global _has_leaked_calls
     _has_leaked_calls = _has_leaked_calls or bool(run.broken)
+
+
+def leak(comm: object) -> None:
+    """A communicator cannot be made ready for calls on this rank: others may have it, and do not hear of that."""
+    global _has_leaked_calls
+    living.pop(comm, None)
+    _has_leaked_calls = True
 
 
 def _after_fork() -> None:
@@ -145,8 +154,8 @@ def _at_exit() -> None:
     finally:
         links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
-        if _within_a_call():
-            lib.ucch_lock()  # for good: the thread is to do nothing in libraries that are unloaded
+        if _within_calls():
+            lib.ucch_lock()  # for good: these threads are to do nothing in libraries that are unloaded
 
 
 def _end() -> None:
@@ -164,7 +173,8 @@ def _end() -> None:
     if _status and not (over or survives):
         _say_unsaid()
         _abort()  # first: others that see this rank leave fail, too, and would end the job with a status of theirs
-    for each in _runners():
+    runners = _runners()
+    for each in runners:
         each.board.leave()
     if over or _status:
         if survives:
@@ -174,18 +184,23 @@ def _end() -> None:
         return  # the launcher, such as torchrun, ends the other ranks
     found = [_together(each) for each in process.all_jobs()]  # every rank takes part in each, whatever the others say
     worst = min(found, default=_WHOLE)
+    releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
+    stays = not _leave_calls()
+    if stays and not survives:
+        _status = 1  # MPI_Finalize would take down what a call of MPI's goes by
+        _abort()
     if worst == _LOST:
-        for each in _runners():
+        for each in runners:
             if not each.broken:
                 each.meet(_PATIENCE)  # those that live: a peer may still need our side of a transfer
-    if survives and (worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
+    if survives and (stays or worst == _LOST or faults.dead_ranks(MPI.COMM_WORLD) or timely.unmet()):
         faults.leave(0)
         return
     if worst > _STUCK:
         timeline.finish()
     if worst == _WHOLE:
-        for comm, ways in reversed(list(living.items())):
-            ways.free(comm)
+        for release in releases:
+            release()
         _close()
     if survives:
         faults.leave_late()
@@ -195,21 +210,37 @@ def _runners() -> list[Any]:
     return [ways.run(comm) for comm, ways in living.items()]
 
 
-def _within_a_call() -> bool:
-    """True if a thread is within a call of a communicator's or a request's.
+def _within_calls() -> list[int]:
+    """Threads that are within a call of a communicator's or a request's, or of MPI's for one.
 
-    It is a daemon, as others have ended: a listener that waits for its next message, say. It goes with the interpreter,
-    and till then has what it waits for.
+    They are daemons, as others have ended: a listener that waits for its next message, say.
     """
     package = Path(__file__).parents[1]
-    calls = str(package / "api"), str(package / "calls")
+    calls = tuple(str(package / folder) for folder in ("api", "calls", "bootstrap"))
+    found = []
     for thread, frame in sys._current_frames().items():
         of = None if thread == threading.get_ident() else frame
-        while of is not None:
-            if of.f_code.co_filename.startswith(calls):
-                return True
+        while of is not None and not of.f_code.co_filename.startswith(calls):
             of = of.f_back
-    return False
+        if of is not None:
+            found.append(thread)
+    return found
+
+
+def _leave_calls() -> bool:
+    """Have threads leave the calls that they are in, by SystemExit: no rank will come to these any more.
+
+    MPI takes down what a thread goes by that asks it for news meanwhile. False if one stays: in a call of MPI's that
+    not all ranks have made.
+    """
+
+    def all_have() -> bool:
+        threads = _within_calls()
+        for thread in threads:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+        return not (threads or aside.under_way())
+
+    return progress_until(all_have, _PATIENCE)
 
 
 def _ends_job() -> bool:
@@ -238,14 +269,17 @@ def _desert() -> None:
 
 
 def _close() -> None:
-    """Release everything. Where a rank or its host is lost meanwhile the libraries wait for it, and are left alone."""
+    """Release everything. Where ranks outlive one that is lost meanwhile the libraries wait, and are left alone."""
 
     def close() -> None:
         with own_device():
             process.close_all()
 
     try:
-        faults.in_time("the end of this process", _PATIENCE, close)
+        if all(faults.lacking(each.comm) for each in process.all_jobs()):  # the launcher ends all ranks with one
+            close()
+        else:
+            faults.in_time("the end of this process", _PATIENCE, close)
     except faults.EXCHANGE_ERRORS as error:
         log.log("live").debug("memory of the libraries is not given back: %s", error)
         faults.leave(0)
@@ -280,7 +314,7 @@ def _together(each: process.Job) -> int:
 
     from mpi4py import MPI
 
-    stuck = any(each.broken or each.busy for each in _runners()) or _within_a_call()
+    stuck = any(each.broken or each.busy for each in _runners()) or bool(_within_calls())
     leaked = _has_leaked_calls or process.forsaken()
     mine, worst = array("i", [_STUCK if stuck else _LEAKED if leaked else _WHOLE]), array("i", [0])
     left = math.inf

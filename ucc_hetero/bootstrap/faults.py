@@ -32,11 +32,12 @@ _SETTLED_S = 0.05
 
 def lacking(mpi: Any) -> str:
     """Why ranks that exchange over ``mpi`` cannot go on after a death, with the cure; empty where they can."""
-    return "" if hasattr(mpi, "world") else _mpi_lacks()  # an exchange that is not MPI's
+    return "" if hasattr(mpi, "world") else mpi_lacks()  # an exchange that is not MPI's
 
 
 @cache
-def _mpi_lacks() -> str:
+def mpi_lacks() -> str:
+    """The same of ranks that exchange over MPI."""
     from mpi4py import MPI
 
     name = MPI.get_vendor()[0]

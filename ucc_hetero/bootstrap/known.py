@@ -5,6 +5,7 @@ Communicators of the same ranks in the same order have it in common where one wa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -92,12 +93,12 @@ class Known:
         """True if each of these ranks makes a team of them with a number of ours by itself; the same on all of them."""
         if (link, self.in_context(ranks, link)) not in self.job.tried:
             return False
-        return link == "bridge" or agreement.native_makes_teams_alone()
+        return link == "bridge" or agreement.native_makes_teams_alone(os.environ)
 
     def makes_teams_alone(self, claimed: int) -> bool:
-        """True if that is so of all teams that most calls of a new communicator need."""
+        """True if that is so of all teams that most calls of a new communicator on one host need."""
         if not self._settled:
-            self._settled = all(self.makes_alone(*each) for each in self.main)
+            self._settled = self.bare.flat and not self.far and all(self.makes_alone(*each) for each in self.main)
         return self._settled and claimed < MOST_NUMBERS
 
 

@@ -3,66 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import env, log
 from .._version import __version__
 from ..device import bind
-from ..errors import AgreementError, UCCHError
+from ..errors import AgreementError, CollectiveTimeout, PeerError, UCCHError
 from ..machine import nics
 from ..machine.discover import host_identity
 from ..machine.facts import Facts, unpacked
-from ..native.libraries import lib
+from ..native.libraries import ffi, lib
 from ..planner.rules import NO_TABLE, Table, read_table
 from ..transport import wires
-from . import agreement, numbers, process, settings
+from . import agreement, faults, numbers, process, settings
 from .board import PAGES, offer
 from .known import Known
-from .process import MOST_SPARE
+from .process import MOST_SPARE, Job, Spare
+from .timely import Timely, not_met
 from .turns import Turn
+
+_GOES_ON, _NOT_READY = lib.UCCH_GOES_ON, lib.UCCH_NOT_READY
 
 #: Measured choices that communicators of this process were made with, by the file's name.
 _tables: dict[str, Table] = {}
 
 
-class Claim(NamedTuple):
-    """What a rank that has its turn says of the communicator to be made.
-
-    ``last`` and ``next_used`` are `taken` of :mod:`.numbers`, ``file`` is one for the arrival board, ``spare`` has the
-    numbers of what it could use again.
-    """
-
-    last: int
-    next_used: int
-    file: int
-    spare: Sequence[int]
-
-
-class Words(NamedTuple):
-    """What a rank says to ranks that may not know it.
-
-    ``place``: its number in the whole job. ``unchanged`` are the jobs to which it has given the facts that it would
-    give now.
-    """
-
-    process: str
-    place: int
-    offer: tuple[str, ...]
-    unchanged: tuple[str, ...]
-    claim: Claim | None
-
-
 class Said(NamedTuple):
-    """What ranks have told each other that may not have known each other, rank by rank, and the measured choices of
-    all."""
+    """What ranks have told each other that may not have known each other, rank by rank: facts, numbers in the whole
+    job, names of jobs that they could use. And the measured choices of all, and what the next communicator goes by."""
 
     facts: list[Facts]
     places: list[int]
-    claims: list[Claim]
     offers: list[tuple[str, ...]]
     table: Table
+    bids: Bids
 
 
 class Seat:
@@ -71,20 +48,23 @@ class Seat:
     Args:
         known: What they know of each other.
         claimed: The number, as they have claimed it (:mod:`.numbers`).
-        files: What each of them offers for the arrival board.
-        spare: Numbers of what each of them could use again.
+        file: What the first one of this host offers for the arrival board.
+        spare: Numbers of what all of them could use again, in one order on all.
         seconds: The most that the end of an old team may take.
     """
 
-    def __init__(
-        self, known: Known, claimed: int, files: Sequence[int], spare: Sequence[Sequence[int]], seconds: float
-    ) -> None:
-        self.known, self.claimed, self.files = known, claimed, files
+    def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
+        self.known, self.claimed, self.file = known, claimed, file
         numbers.claim(claimed)
         #: Part of every message tag.
         self.id = claimed % numbers.MOST
         #: What the communicator leaves, and has been left, is known to all of its ranks by this number.
-        self.left_by, self.spare = known.job.take_spare(known.members, spare, claimed * PAGES)
+        self.left_by, self.spare = claimed * PAGES, Spare(known.members, {}, None)
+        for each in spare:
+            found = known.job.spare.get(each)
+            if found is not None and found.members == known.members:
+                self.left_by, self.spare = each, known.job.spare.pop(each)
+                break
         # In this rank's turn, as libucc destroys teams then. Only now: the oldest may be what the ranks are about to
         # use, although this one has freed more since it offered that.
         known.job.drop_spare(seconds, MOST_SPARE)
@@ -92,9 +72,8 @@ class Seat:
     @property
     def ready(self) -> bool:
         """True if each rank makes the communicator by itself, with nothing that can fail; the same on all of them."""
-        known = self.known
-        seen = known.size == 1 or (not known.far and self.spare.page is not None)
-        return seen and known.bare.flat and known.makes_teams_alone(self.claimed)
+        seen = self.spare.page is not None or self.known.size == 1
+        return seen and self.known.makes_teams_alone(self.claimed)
 
     def give_back(self) -> None:
         """Free the communicator, which is `ready`, and in which this rank has made no call: it waits for no other."""
@@ -106,6 +85,57 @@ class Seat:
         numbers.release(self.id)
 
 
+class Bids:
+    """What ranks say as they come to make a communicator, which has its number and its page by that (base/words.c).
+
+    Args:
+        size: Of these ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._claimed = size, -1
+        #: What this rank says, and what all do.
+        self.mine, self.all = ffi.new("ucch_words *"), ffi.new("ucch_words[]", size)
+        self._ranks, self._spare = ffi.new("int[]", size), ffi.new("int64_t[]", MOST_SPARE)
+
+    def say(self, ready: bool, job: Job | None = None) -> None:
+        """Write down what this rank says: if it is ``ready``, and for a communicator of this job, or of any."""
+        mine = self.mine
+        mine.ready = ready
+        if ready and (job is None or job.sound()):
+            mine.ready, spare = _GOES_ON, process.spare(job)
+            mine.last, mine.next_used = numbers.taken()
+            mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
+
+    def heard(self) -> bool:
+        """True if all ranks are ready."""
+        self._claimed = lib.ucch_words_claim(self.all, self._size)
+        return self._claimed != _NOT_READY
+
+    def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
+        """Agree on the number of the new communicator. False where a rank wants no more of their job.
+
+        Args:
+            ask: Exchanges something among all ranks, which call it where the next number may be in use on one.
+        """
+        if self._claimed == lib.UCCH_ASK:
+            self._claimed = numbers.free(1 + max(each.last for each in self.all), ask)
+        if self._claimed >= numbers.MOST:
+            # Before any rank is past what all ranks have to come to: those that are may send.
+            process.process().discard(self._claimed % numbers.MOST)
+        return self._claimed >= 0
+
+    def colored(self, rank: int) -> list[int]:
+        """The ranks of this one's color, in the order of their keys."""
+        return list(ffi.unpack(self._ranks, lib.ucch_words_ranks(self.all, self._size, rank, self._ranks)))
+
+    def seat(self, known: Known, ranks: Sequence[int], seconds: float) -> Seat:
+        """This rank's seat in the new communicator, of these ``ranks``, who know this of each other."""
+        self._ranks[0 : len(ranks)] = ranks
+        spare = ffi.unpack(self._spare, lib.ucch_words_spare(self.all, self._ranks, len(ranks), self._spare))
+        return Seat(known, self._claimed, self.all[ranks[known.near[0]]].file, spare, seconds)
+
+
 class _Meeting:
     """The ranks of ``mpi`` while they hold their turns at creating, and what they come to know of each other."""
 
@@ -114,53 +144,35 @@ class _Meeting:
         self._rank, self._size = int(mpi.Get_rank()), int(mpi.Get_size())
         #: What is wrong with this rank's settings.
         self._mistake = settings.read(process.world_of(mpi).Get_rank()) or process.lacks_files()
-        self.said: Said | None = None
+        self._ports: Any = None
+        if not self._mistake:
+            ports = () if process.begun() else nics.ports(os.environ.get("UCX_NET_DEVICES", ""))
+            self._ports = host_identity().node, ports, frozenset(nics.interfaces().values())
 
     def come(self, ready: bool) -> bool:
-        """Exchange words, and facts where these ranks do not have those of a job in common. True if all ranks are
-        ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
-        everyone = self._mpi.allgather((self._mistake or ready, *self._said_again(ready)))
-        if mistakes := {rank: each for rank, (each, *_) in enumerate(everyone) if isinstance(each, str)}:
+        """True if all ranks are ready; collective. ``ValueError`` on all of them where settings of one are wrong."""
+        come, self._everyones_ports = zip(*self._mpi.allgather((self._mistake or ready, self._ports)), strict=True)
+        if mistakes := {rank: each for rank, each in enumerate(come) if isinstance(each, str)}:
             raise settings.wrong(mistakes, self._rank, self._size)
-        words = [each for _, each, _ in everyone if each is not None]
-        common = set.intersection(*(set(each.unchanged) for each in words)) if len(words) == self._size else set()
-        job = next((job for job in process.all_jobs() if job.name in common), None)
-        if job is None:
-            return self._exchange(ready)
-        self._know([job.facts[job.index[each.process]] for each in words], words, everyone[0][2])
-        return all(each for each, *_ in everyone)
+        return all(come)
 
-    def _know(self, facts: list[Facts], words: list[Words], table: Table) -> None:
-        places, claims, offers = ([getattr(each, of) for each in words] for of in ("place", "claim", "offer"))
-        self.said = Said(facts, places, claims, offers, table)
-
-    def _said_again(self, ready: bool) -> tuple[Words | None, Table]:
-        """The words and the table of a rank that has had communicators before; none where it has more to say."""
-        if not process.begun():
-            return None, NO_TABLE
-        try:
-            return self._say(ready)[1:]
-        except (UCCHError, ValueError):
-            return None, NO_TABLE
-
-    def _say(self, ready: bool) -> tuple[Facts, Words, Table]:
-        """This rank's facts, words and table."""
+    def _say(self) -> tuple[Any, ...]:
+        """This rank's facts, its number in the whole job, jobs, table and bid."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
-        mine = process.process().facts(place, __version__)
-        unchanged = tuple(job.name for job in process.all_jobs() if job.facts[job.rank] == mine)
-        claim = Claim(*numbers.taken(), offer(self._size), process.spare()) if ready else None
-        words = Words(mine.process, number, process.offer(), unchanged, claim)
-        return mine, words, _table() if self._rank == 0 else NO_TABLE
+        facts, bids = process.process().facts(place, __version__), Bids(self._size)
+        log.set_rank(number, facts.vendor)
+        bids.say(True)
+        table = _table() if self._rank == 0 else NO_TABLE
+        return facts.packed(), number, process.offer(), table, bytes(ffi.buffer(bids.mine))
 
-    def _exchange(self, ready: bool) -> bool:
-        """Exchange facts, too. A rank that cannot take part says why to all."""
+    def exchange(self) -> Said:
+        """Tell each other everything. A rank that cannot take part says why to all."""
         self._divide_ports()
         failure: Exception | None = None
+        mine: Any
         try:
-            facts, words, table = self._say(ready)
-            mine: Any = facts.packed(), words, table, ready
-            log.set_rank(words.place, facts.vendor)
+            mine = self._say()
         except (UCCHError, ValueError) as error:
             failure, mine = error, f"{type(error).__name__}: {error}"
         everyone = self._mpi.allgather(mine)
@@ -173,26 +185,26 @@ class _Meeting:
             lines = "\n".join(f"  rank {rank}: {text}" for rank, text in bad.items())
             wrong = AgreementError(f"some ranks of this job cannot take part:\n{lines}")
             raise settings.told(wrong, self._rank) from failure
-        found = [unpacked(each[0]) for each in everyone]
+        packed, places, offers, tables, words = zip(*everyone, strict=True)
+        facts, bids = list(map(unpacked, packed)), Bids(self._size)
         try:
-            agreement.judge(found)
+            agreement.judge(facts)
         except AgreementError as differ:
             raise settings.told(differ, self._rank) from None
-        self._know(found, [e[1] for e in everyone], everyone[0][2])
-        return all(e[3] for e in everyone)
+        ffi.memmove(bids.all, b"".join(words), ffi.sizeof(bids.all))
+        bids.heard()
+        _tables[tables[0].path] = tables[0]
+        return Said(facts, list(places), list(offers), tables[0], bids)
 
     def _divide_ports(self) -> None:
         """Let all ports of a host carry data, where there are several and libucp has not begun yet; and none whose
         address another host has, too."""
-        begun, allowed = process.begun(), os.environ.get("UCX_NET_DEVICES", "")
-        offer = () if begun else nics.ports(allowed)
-        mine = frozenset(nics.interfaces().values())
-        everyone = self._mpi.allgather((host_identity().node, offer, mine))
-        nodes, offers, found = zip(*everyone, strict=True)
+        allowed = os.environ.get("UCX_NET_DEVICES", "")
+        nodes, offers, found = zip(*self._everyones_ports, strict=True)
         repeated = nics.repeated(nodes, found)
         offers = tuple(tuple(port for port in each if port.address not in repeated) for each in offers)
         spread = nics.spread(nodes, offers, self._rank)
-        if not begun:
+        if not process.begun():
             joining = spread.joining if allowed in ("", "all") else ()
             nics.use(",".join(joining) or nics.without(repeated, allowed), spread.rails)
         wires.spread(spread.shared)
@@ -217,59 +229,74 @@ def met(mpi: Any) -> Iterator[Said]:
     """
     meeting = _Meeting(mpi)
     with Turn(meeting.come):
-        assert meeting.said is not None, "all have told each other everything"
-        _tables[meeting.said.table.path] = meeting.said.table
-        yield meeting.said
-
-
-#: Numbers that a rank says which makes a communicator of one that it has: six, how many can be used again, and these.
-WORDS = 7 + MOST_SPARE
+        yield meeting.exchange()
 
 
 class Again:
-    """The ranks of a communicator make another one of some of them.
+    """The ranks of a communicator as they make others of some of them, one after the other.
 
     Args:
         known: What they know of each other.
-        exchange: Tells all up to `WORDS` numbers of each; returns `WORDS` of each rank, one behind the other.
-        color, key: Which ranks are to be in a communicator with this one, and in which order, as in MPI's ``Split``.
+        exchange: In a call of this name, brings all the bytes of each rank's bid.
     """
 
-    def __init__(self, known: Known, exchange: Callable[[list[int]], list[int]], color: int = 0, key: int = 0) -> None:
-        self._known, self._exchange, self._color, self._key = known, exchange, color, key
-        self._said: list[int] = []
-        self._claimed = -1
+    def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
+        self._known, self._exchange = known, exchange
+        self.bids = Bids(known.size)
+        #: Which call all of them make, and which ranks are to be in a communicator with this one, in which order: color
+        #: and key, as in MPI's ``Split``.
+        self.call: tuple[str, int, int] = "", 0, 0
+        #: Held while they make one.
+        self.turn = Turn(self._come)
 
-    def come(self, ready: bool) -> bool:
+    def _come(self, ready: bool) -> bool:
         """True if all ranks have their turns; collective."""
-        known = self._known
-        if not ready or not known.job.sound():
-            words = [ready, -1, 0, self._color, self._key]
-        else:
-            spare = process.spare(known.job)
-            words = [ready, *numbers.taken(), self._color, self._key, offer(known.size), len(spare), *spare]
-        self._said = self._exchange(words)
-        return 0 not in self._said[::WORDS]
+        bids = self.bids
+        what, bids.mine.color, bids.mine.key = self.call
+        bids.say(ready, self._known.job)
+        self._exchange(what, bids)
+        return bids.heard()
 
-    def agree(self, mpi: Any) -> None:
-        """Agree on the new communicator's number, where all ranks want to go on with their job."""
-        last = self._said[1::WORDS]
-        if -1 in last:
-            return
-        self._claimed = numbers.agree(last, self._said[2::WORDS], mpi.allgather)
-        if self._claimed >= numbers.MOST:
-            # Before MPI makes its communicator, which all ranks have to come to: those that are past it may send.
-            self._known.job.process.discard(self._claimed % numbers.MOST)
+    def seat(self, ranks: Sequence[int] | None, seconds: float) -> Seat:
+        """This rank's seat in the new communicator of these ranks, or of those of its color."""
+        known, bids = self._known, self.bids
+        if ranks is None:
+            ranks = bids.colored(known.rank)
+        return bids.seat(known.part(ranks), ranks, seconds)
 
-    def ranks(self) -> list[int]:
-        """The ranks of this one's color, in the order of their keys."""
-        colors, keys = self._said[3::WORDS], self._said[4::WORDS]
-        return sorted([r for r, color in enumerate(colors) if color == self._color], key=keys.__getitem__)
 
-    def seat(self, ranks: Sequence[int], seconds: float) -> Seat | None:
-        """This rank's seat in the communicator of these; None where a rank wants no more of their job."""
-        if self._claimed < 0:
-            return None
-        rows = [self._said[rank * WORDS + 5 : (rank + 1) * WORDS] for rank in ranks]
-        files, spare = [row[0] for row in rows], [row[2 : 2 + row[1]] for row in rows]
-        return Seat(self._known.part(ranks), self._claimed, files, spare, seconds)
+#: Tags by which ranks of a communicator come to Create_group.
+_TAGS = 256
+
+
+def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Timely, ready: bool) -> bool:
+    """True if all of these ranks have their turns at creating, as they tell each other by messages of the job's.
+
+    Open MPI 5.0.11 may hang where threads of a process make communicators at the same time, one by
+    ``MPI_Comm_create_group``.
+
+    Args:
+        known: What the communicator's ranks know of each other.
+        number: The communicator's.
+        ranks: The ranks that come together.
+        tag: Tells those of several threads apart.
+        mpi: MPI's communicator, with a time limit.
+        ready: True if this rank has its turn.
+
+    Raises:
+        CollectiveTimeout: One did not come in time.
+        PeerError: One has died.
+    """
+    where = f"rank {known.rank}: Create_group: rank(s)"
+
+    def look() -> None:
+        if not faults.lacking(mpi) and (dead := sorted({*faults.dead_ranks(mpi)} & {*ranks})):
+            raise PeerError(f"{where} {dead} died")
+
+    places = [known.members[rank] for rank in ranks]
+    own = numbers.MOST + number * _TAGS + tag % _TAGS  # beyond those of teams
+    least = mpi.named(partial(known.job.least, places, own, int(ready), mpi.seconds, look))
+    if least < 0:
+        not_met()
+        raise CollectiveTimeout(f"{where} [{ranks[-2 - least]}] did not come within {mpi.seconds:g} s (UCCH_TIMEOUT)")
+    return bool(least)

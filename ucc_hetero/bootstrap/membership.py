@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ..bindings import quarantine
@@ -55,12 +55,9 @@ class Membership:
                 self._try(lambda: seat, timeout)
             else:
                 with met(self.mpi) as said:
-                    last, next_used, *_ = zip(*said.claims, strict=True)
-                    claimed = numbers.agree(last, next_used, self.mpi.allgather)
-                    if claimed >= numbers.MOST:
-                        process.process().discard(claimed % numbers.MOST)
-                        self.mpi.allgather(None)  # ranks that are past this one may send
-                    self._try(partial(self._meet, said, claimed), timeout)
+                    said.bids.agree(self.mpi.allgather)
+                    self.mpi.allgather(None)  # ranks that are past this one may send
+                    self._try(partial(self._meet, said), timeout)
         except BaseException:
             faults.give_up(self.mpi)
             raise
@@ -81,7 +78,7 @@ class Membership:
         self.job.used = True
         self.teams.timeout = timeout
 
-    def _meet(self, said: Said, claimed: int) -> Seat:
+    def _meet(self, said: Said) -> Seat:
         """The seat of ranks that may not have met before; collective."""
         rank = int(self.mpi.Get_rank())
         process.meet(said.facts, rank)
@@ -89,11 +86,10 @@ class Membership:
         runtime = bind(process.here(self.mpi)[0])
         self.job = process.job_of(self.mpi, said.facts, said.offers, runtime)
         known = Known(self.job, said.facts, said.places, said.table, runtime)
-        *_, files, spare = zip(*said.claims, strict=True)
-        return Seat(known, claimed, files, spare, self.mpi.seconds)
+        return said.bids.seat(known, range(known.size), self.mpi.seconds)
 
     def _create(self, seat: Seat, seconds: float) -> None:
-        """Come together: teams, the arrival board, channels; collective, unless the seat is ready."""
+        """Come together: the arrival board, channels, teams; collective, unless the seat is ready."""
         #: Number of the communicator, part of every message tag.
         self.id, ready, known = seat.id, seat.ready, seat.known
         self.known, self.job, self.facts, self.rank, self.size = known, known.job, known.facts, known.rank, known.size
@@ -101,27 +97,21 @@ class Membership:
         self.island, self.device, self.runtime = known.island, known.device, known.runtime
         self.place = known.device.place
         self.teams = Teams(seat, seconds)
-        self.board = Board(known, seat.files, seat.claimed + 1, seat.spare.page)
-        if known.far:  # deaths there are heard of while teams are made
-            self._join_board(seat, self.mpi.allgather(self.board.mapped))
-        if self._queues and not known.bare.flat:
-            self._join_channels()
-        mapped = None if ready else self._make_teams()
-        if not known.far:
-            self._join_board(seat, mapped)
-        for i, page in enumerate(self.board.more, 1):
-            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
-        self.board.more = []
-
-    def _join_board(self, seat: Seat, mapped: list[bool] | None) -> None:
-        """The arrival board, and what connects those of several hosts."""
-        board, known = self.board, self.known
-        board.join(mapped)
+        self.board = board = Board(known, seat.file, seat.claimed + 1, seat.spare.page)
+        # Before teams are made: deaths are heard of meanwhile.
+        board.join(None if ready else self.mpi.allgather(board.mapped))
         board.id, times = self.id, seat.claimed // numbers.MOST
         board.number = self._recorded = communicator(board.native, self.id, times, known.places, self.rank)
         if max(board.hosts) > 0:
             self.links = Links(self.mpi, board, board.hosts, known.processes)
         self._watch(board.dead_ranks)
+        if self._queues and not known.bare.flat:
+            self._join_channels()
+        if not ready:
+            self._make_teams()
+        for i, page in enumerate(board.more, 1):
+            self.job.spare[seat.claimed * PAGES + i] = Spare(known.members, {}, page)
+        board.more = []
 
     def _join_channels(self) -> None:
         """Channels among devices, where calls can be queued."""
@@ -132,19 +122,17 @@ class Membership:
         self.channels, self.lacks = join(self.mpi, self.bare, self.facts, self.runtime, native_in_stream)
         self.tuning = replace(self.tuning, queued=self.channels is not None)
 
-    def _make_teams(self) -> list[bool]:
-        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all of them
-        work, and who has the board's page."""
+    def _make_teams(self) -> None:
+        """The teams that usual calls need and that not each rank makes by itself; all ranks learn whether all work."""
         self.teams.look, self.teams.together = None if faults.lacking(self.mpi) else self.mpi.look, True
         failure = self._first_teams()
-        everyone = self.mpi.allgather((self.board.mapped, str(failure) if failure else ""))
+        everyone = self.mpi.allgather(str(failure) if failure else "")
         if failure is not None:
             raise failure
-        for rank, (_, text) in enumerate(everyone):
+        for rank, text in enumerate(everyone):
             if text:
                 raise CollectiveError(f"rank {rank} could not create its teams: {text}")
         self.teams.look, self.teams.together = None, False
-        return [mapped for mapped, _ in everyone]
 
     def _watch(self, look: Callable[[], list[int]]) -> None:
         """Have ``look`` find deaths from now on, for an exchange that does not find out itself."""
@@ -186,7 +174,7 @@ class Membership:
                 choice = choose(self.topology, collective, elements(call) * 4, self.tuning)
                 yield make_plan(self.topology, call, choice._replace(fragments=1), self.rank)
 
-    @property
+    @cached_property
     def meets_on_board(self) -> bool:
         """True if short calls go by the arrival board: one that has ended here needs nothing more of this rank."""
         tuning, few = self.tuning, self.size <= lib.UCCH_PARCEL_RANKS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from ..errors import UCCHError
 
@@ -20,23 +20,22 @@ def taken() -> tuple[int, int]:
     return _last[0], _next_used[0]
 
 
-def agree(last: Sequence[int], next_used: Sequence[int], ask: Callable[[bytes], Iterable[bytes]]) -> int:
-    """A number above all that these ranks have claimed before. A communicator's number is its rest by `MOST`: one that
-    is free on every rank.
+def free(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
+    """The first number from ``following`` on that is free on all of these ranks; collective among them.
 
-    Messages that were not received may still be on their way when their communicator is freed: its number rests.
+    A communicator's number is its rest by `MOST`. Messages that were not received may still be on their way when their
+    communicator is freed: the number that these ranks claim is above all that they have claimed before.
 
     Args:
-        last, next_used: `taken` of each rank.
-        ask: exchanges the numbers in use, as bits; called on all ranks where the next number may be in use on one.
+        following: The next one.
+        ask: exchanges the numbers in use, as bits.
     """
-    following = 1 + max(last)
-    if following < min(next_used):
-        return following
     bits = 0
     for each in ask(bytes(_ids)):
         bits |= int.from_bytes(each, "little")
-    claimed = _free(bits, following)
+    claimed = next((each for each in range(following, following + MOST) if not bits >> each % MOST & 1), -1)
+    if claimed < 0:
+        raise UCCHError(f"{MOST} communicators exist already; Free those that are no longer used")
     own, after = int.from_bytes(_ids, "little"), claimed + 1
     while after < claimed + MOST and not own >> after % MOST & 1:
         after += 1
@@ -48,13 +47,6 @@ def claim(claimed: int) -> None:
     """Take the number that the ranks have agreed upon."""
     _ids[claimed % MOST >> 3] |= 1 << (claimed & 7)
     _last[0] = claimed
-
-
-def _free(bits: int, first: int) -> int:
-    for claimed in range(first, first + MOST):
-        if not bits >> claimed % MOST & 1:
-            return claimed
-    raise UCCHError(f"{MOST} communicators exist already; Free those that are no longer used")
 
 
 def release(number: int) -> None:

@@ -43,7 +43,7 @@ TEAM_IDS = str(4 * 4096 // 64 + 1)
 
 
 #: Communicators of whose ranks teams or pages are kept for new ones.
-MOST_SPARE = 32
+MOST_SPARE = int(lib.UCCH_SPARES)
 
 #: Seconds that ranks wait longer for the first one's answer than that one does for them.
 _GRACE_S = 1.0
@@ -61,8 +61,8 @@ class Process:
             launchers.keep_from_children(os.environ)
         vendors.apply(os.environ, late=late_settings)  # as ucch-run does, for ranks that it did not start
         if _place is None or runtime_of(_place.vendor) is None:
-            agreement.keep_to_host_memory()
-        agreement.apply_settings(self.libraries.ucc_version)
+            agreement.keep_to_host_memory(os.environ)
+        agreement.apply_settings(self.libraries.ucc_version, os.environ)
         self.name = os.urandom(8).hex()
         self.host: HostIdentity = host_identity()
         self._speed = link_speed()
@@ -220,7 +220,7 @@ class Job:
         self._part_memory(island.size > 1)
         if not self.topology.flat:
             self._comms.append(comm.Dup())
-        with env.meanwhile(agreement.segments()):
+        with env.meanwhile(agreement.segments(os.environ)):
             if island.size > 1:
                 self.native = self._context(agreement.NATIVE_PREFIX, sub, seconds)
             if not self.topology.flat:
@@ -251,7 +251,7 @@ class Job:
             self.process.library(agreement.NATIVE_PREFIX)  # loads the components, among them the vendor's library
         if native and _collectives(runtime.memory_type):
             prefixes.append(agreement.NATIVE_PREFIX)
-            agreement.leave_broadcasts(mine.device_memory)
+            agreement.leave_broadcasts(mine.device_memory, os.environ)
         users = os.environ.get("UCX_TLS", "")
         for prefix in prefixes:
             if ipc and (not users or users.startswith("^")):
@@ -329,23 +329,6 @@ class Job:
             self.say(place, tag, word)
         return word
 
-    def take_spare(
-        self, members: tuple[int, ...], everyones: Sequence[Sequence[int]], number: int
-    ) -> tuple[int, Spare]:
-        """What all of these members have spare, and its number; with this ``number``, and nothing, where that is none.
-
-        Args:
-            members: Ranks of the job.
-            everyones: The numbers of what each of them has spare.
-            number: Of something new.
-        """
-        first, *others = everyones
-        for each in first:  # in one order on all of them
-            found = self.spare.get(each)
-            if found is not None and found.members == members and all(each in other for other in others):
-                return each, self.spare.pop(each)
-        return number, Spare(members, {}, None)
-
     def drop_spare(self, seconds: float, most: int = 0) -> None:
         """Destroy spare teams but for the newest ``most``, each within ``seconds``."""
         while len(self.spare) > most:
@@ -377,7 +360,7 @@ def _collectives(memory: int) -> bool:
     if not collective_library(memory):
         return False
     component = vendors.of_memory(memory).collectives[0].removeprefix("libucc_tl_")
-    return agreement.native_uses(component)
+    return agreement.native_uses(component, os.environ)
 
 
 def spin_rounds(ranks_here: int) -> int:
@@ -560,7 +543,7 @@ def forked_text(rank: int) -> str:
 class Unusable:
     """Stands where something was that can be used no more: every use raises an error of this kind."""
 
-    def __init__(self, kind: type[Exception], text: str) -> None:
+    def __init__(self, kind: type[BaseException], text: str) -> None:
         self._error = kind, text
 
     def __getattr__(self, name: str) -> NoReturn:

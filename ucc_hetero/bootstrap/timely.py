@@ -115,7 +115,7 @@ class Timely:
         Raises:
             PeerError: a rank has died.
         """
-        if not faults.lacking(self._mpi):
+        if not faults.mpi_lacks():
             return self.apart(call)
         if not met:
             self._wait(self._mpi.Ibarrier, None)
@@ -154,7 +154,7 @@ class Timely:
         MPI tells no others, and Open MPI 5.0.11 has been seen to go on with an exchange that was revoked meanwhile.
         """
         self._answer()
-        if faults.lacking(self._mpi):
+        if faults.mpi_lacks():
             return
         dead = faults.dead_ranks(self._mpi)
         if not dead and not faults.revoked(self._mpi):
@@ -206,7 +206,7 @@ class Timely:
         try:
             return call()
         except faults.EXCHANGE_ERRORS as error:
-            if isinstance(error, UCCHError) or faults.lacking(self._mpi):
+            if isinstance(error, UCCHError) or faults.mpi_lacks():
                 raise
             dead = faults.dead_ranks(self._mpi)
             if not (dead or faults.revoked(self._mpi) or "PROC_FAILED" in str(error)):

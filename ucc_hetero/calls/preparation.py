@@ -234,30 +234,6 @@ class Prepared:
             pass  # not every rank has called it
         return failure
 
-    def keep(self, cache: ProgramCache, key: Hashable, send_at: Any, recv_at: Any) -> Recipe | None:
-        """Store the pool for calls of this signature, if they differ in addresses alone; returns the recipe where the
-        next communicator can use it, too."""
-        if key is None or not self.repeatable:
-            return None
-        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
-        # use for.
-        if any(
-            used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
-            for used, seen in ((self.send, send_at), (self.recv, recv_at))
-        ):
-            return None
-        pool, mine = self.pool, self.exchange
-        if self.counted:
-            known = cache.get(key)
-            exchange = known.exchange if known is not None and known.exchange else mine
-            if exchange is None:
-                return None
-            if exchange is mine:
-                self.exchange = None  # its program is not given back
-            pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
-        cache.keep(key, pool)
-        return None if self.counted else self.program.recipe
-
     def give_back(self) -> None:
         """Let the next such call use the program."""
         if self.mpi_reduction and self.reusable_in is not None and len(self.reusable_in) < self.program.spare:
@@ -305,10 +281,30 @@ class Preparation:
         program = Program(recipe.program(self.members.board), self.members.board, recipe)
         return self._cache.keep(key, ProgramPool(label, [program]))
 
-    def leave(self, key: Hashable, label: str, recipe: Recipe) -> None:
-        """Let later communicators of these ranks make a call without a look at its arguments."""
-        if len(self._left) < _MOST_ENTRIES:
-            self._left[key] = label, recipe, self.used[label]
+    def keep(self, prepared: Prepared, key: Hashable, send_at: Any, recv_at: Any) -> None:
+        """Let calls of this signature, if they differ in addresses alone, be made without a look at their arguments:
+        those of this communicator, and of later ones of these ranks."""
+        if key is None or not prepared.repeatable:
+            return
+        # Not what begins at a displacement, or lies elsewhere; a rank may have memory that its part of the call has no
+        # use for.
+        if any(
+            used and used != (ffi.cast("void *", seen) if type(seen) is int else seen)
+            for used, seen in ((prepared.send, send_at), (prepared.recv, recv_at))
+        ):
+            return
+        pool, mine, recipe = prepared.pool, prepared.exchange, prepared.program.recipe
+        if prepared.counted:
+            known = self._cache.get(key)
+            exchange = known.exchange if known is not None and known.exchange else mine
+            if exchange is None:
+                return
+            if exchange is mine:
+                prepared.exchange = None  # its program is not given back
+            pool = ProgramPool(pool.label, pool.idle, exchange, (mine or exchange).rows.tobytes())
+        elif recipe is not None and len(self._left) < _MOST_ENTRIES:
+            self._left[key] = prepared.label, recipe, self.used[prepared.label]
+        self._cache.keep(key, pool)
 
     def prepare(
         self,

@@ -198,8 +198,7 @@ class Runner(State):
         prepared = self._prepared.prepare(call, exchange=self.exchanges, rows=rows)
         self._run_prepared(prepared)
         prepared.finish()
-        if (recipe := prepared.keep(self._cache, *seen)) is not None:
-            self._prepared.leave(seen[0], prepared.label, recipe)
+        self._prepared.keep(prepared, *seen)
         prepared.give_back()
 
     def run_labelled(self, label: str, call: CallSpec, send_at: Any = ffi.NULL, recv_at: Any = ffi.NULL) -> None:
@@ -207,20 +206,15 @@ class Runner(State):
 
         The ranks compare ``label``, which stands for all of the call but its addresses: the next one is repeated by it.
         """
-        repeatable = self.repeatable.get(label)
         try:
             with self.refusing:
-                if repeatable is None and (pool := self._prepared.inherited(label)) is not None:
-                    repeatable = self.repeatable.keep(label, RepeatableCall(pool, None, False))
-                if repeatable and not self.broken and self._run_from_pool(repeatable.pool, send_at, recv_at, call):
+                pool = self._cache.get(label) or self._prepared.inherited(label)
+                if pool is not None and not self.broken and self._run_from_pool(pool, send_at, recv_at, call):
                     return
                 self.check_ready()
                 prepared = self._prepared.prepare(call, label=label)
                 self._run_prepared(prepared)
-                if prepared.repeatable:
-                    self.repeatable.keep(label, RepeatableCall(prepared.pool, None, False))
-                    if prepared.program.recipe is not None:
-                        self._prepared.leave(label, prepared.label, prepared.program.recipe)
+                self._prepared.keep(prepared, label, send_at, recv_at)
                 prepared.give_back()
         except CollectiveTimeout:
             not_met()
@@ -307,8 +301,7 @@ class Runner(State):
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
-        if (recipe := prepared.keep(self._cache, key, send_at, recv_at)) is not None:
-            self._prepared.leave(key, prepared.label, recipe)
+        self._prepared.keep(prepared, key, send_at, recv_at)
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
@@ -366,7 +359,7 @@ class Runner(State):
         launched = self._launched(prepared.program, prepared.label, prepared.send, prepared.recv, stream)
         if launched is None:
             return self._begin_on(prepared, stream, ordered=completion is Completion.STREAM)
-        prepared.keep(self._cache, key, send_at, recv_at)
+        self._prepared.keep(prepared, key, send_at, recv_at)
         prepared.give_back()
         return launched
 

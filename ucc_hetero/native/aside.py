@@ -38,7 +38,15 @@ class _Thread:
 
 #: A thread that waits for a call: to start one takes as long as short calls of MPI's.
 _idle: list[_Thread] = []
-os.register_at_fork(after_in_child=_idle.clear)
+#: Calls that have not ended.
+_calls: set[object] = set()
+for _each in (_idle, _calls):
+    os.register_at_fork(after_in_child=_each.clear)
+
+
+def under_way() -> bool:
+    """True if calls in threads of their own have not ended."""
+    return bool(_calls)
 
 
 class Aside(Generic[_T]):
@@ -54,6 +62,7 @@ class Aside(Generic[_T]):
         self._under_way = _thread.allocate_lock()
         self._under_way.acquire()
         task = partial(self._run, call)
+        _calls.add(self)
         try:
             _idle.pop().give(task)
         except IndexError:
@@ -73,6 +82,7 @@ class Aside(Generic[_T]):
         except BaseException as error:
             self._failure.append(error)
         finally:
+            _calls.discard(self)
             self._under_way.release()
 
     def ended(self, seconds: float = 0.0) -> bool:

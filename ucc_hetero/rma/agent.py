@@ -82,15 +82,15 @@ class AgentPeer:
         self._regions: dict[str, bytes] = {}
         self.alive = True
         self.ready = False  # until both sides know each other
-        #: What it was told to be published, and the lock with which it is told.
+        #: What it was told to be published, and whether a thread tells it more.
         self.told: dict[str, Region] = {}
-        self.telling = threading.Lock()
+        self.is_told = False
 
     def __repr__(self) -> str:
         return f"<AgentPeer {self.name!r}{'' if self.alive else ', which is gone'}>"
 
     def send(self, message: Any) -> None:
-        """Send a message to the agent's :meth:`Agent.receive`.
+        """Send a message to the agent's :meth:`Agent.receive`, which knows by then what was published before.
 
         Args:
             message: Anything that JSON can say, up to 1 MiB.
@@ -99,6 +99,8 @@ class AgentPeer:
             ValueError: If it is longer.
             PeerError: If the peer is gone.
         """
+        with self._changed:
+            self._changed.wait_for(lambda: not (self.is_told and self.alive))
         try:
             self.channel.send({"message": message})
         except ChannelError as error:
@@ -133,6 +135,16 @@ class AgentPeer:
             now = self._regions | regions
             self._regions = {name: descriptor for name, descriptor in now.items() if descriptor is not None}
             self._changed.notify_all()
+
+    def news(self, regions: dict[str, Region]) -> dict[str, Region | None]:
+        """Take note of what is published; what of it, or of what is no more, the peer is to be told, if anything."""
+        with self._changed:
+            before, self.told = self.told, regions
+            found: dict[str, Region | None] = dict.fromkeys(before.keys() - regions.keys())
+            found |= {name: region for name, region in regions.items() if before.get(name) is not region}
+            self.is_told = bool(found)
+            self._changed.notify_all()
+        return found
 
     def leave(self) -> None:
         """Note that the connection has ended."""
@@ -227,7 +239,7 @@ class Agent(Handle):
             raise ValueError(f"name: {len(name)} characters, and a region's name has {_NAME} at most")
         with self._lock:
             self._regions[name] = region
-        self._tell_all()
+        self._tell(*self.peers)
 
     def withdraw(self, name: str) -> None:
         """Take a published region back, and close it.
@@ -241,7 +253,7 @@ class Agent(Handle):
         """
         with self._lock:
             region = self._regions.pop(name)
-        self._tell_all()
+        self._tell(*self.peers)
         region.close()
 
     def receive(self, timeout: float | None = None) -> tuple[AgentPeer, Any]:
@@ -359,20 +371,24 @@ class Agent(Handle):
         else:
             peer.published(_regions(said.get("regions", {})))
 
-    def _tell(self, peer: AgentPeer) -> None:
-        """Tell a peer what was published and withdrawn since it was told last, while it reads, and we do: that may be
-        more than sockets hold."""
-        with peer.telling, suppress(ChannelError):
-            with self._lock:
-                before, peer.told = peer.told, dict(self._regions)
-            news: dict[str, Region | None] = dict.fromkeys(before.keys() - peer.told.keys())
-            news |= {name: region for name, region in peer.told.items() if before.get(name) is not region}
-            for part in _parts(news):
-                peer.channel.send({"regions": part})
+    def _tell(self, *peers: AgentPeer) -> None:
+        """Have peers told what was published and withdrawn, each by a thread of its own: one may not read for long."""
+        with self._lock:
+            waiting = [peer for peer in peers if not peer.is_told]
+            for peer in waiting:
+                peer.is_told = True
+        for peer in waiting:
+            self._listener.start(self._tells, peer)
 
-    def _tell_all(self) -> None:
-        for peer in self.peers:
-            self._tell(peer)
+    def _tells(self, peer: AgentPeer) -> None:
+        with suppress(ChannelError):
+            while news := self._news(peer):
+                for part in _parts(news):
+                    peer.channel.send({"regions": part})
+
+    def _news(self, peer: AgentPeer) -> dict[str, Region | None]:
+        with self._lock:
+            return peer.news(dict(self._regions))
 
 
 def _parts(news: dict[str, Region | None]) -> Iterator[dict[str, str | None]]:

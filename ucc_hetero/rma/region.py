@@ -33,7 +33,7 @@ class Core(Handle):
         # opens what peers have allocated would end the process (transport/bounce.py).
         users = os.environ.get("UCX_TLS", "")
         with env.meanwhile(tcp_connections()):
-            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, active=True)
+            self.context = ucx.Context({"TLS": without_devices(users, shared=True)}, sleeps=True)
             self._worker = self.context.worker()
         status, transports = ffi.new("int *"), self.context.transports()
         #: True if libucp's puts between hosts are the hardware's.
@@ -131,10 +131,14 @@ class Region(Sided, Handle):
         if not self.engine:
             return
         native = self.native
-        lib.ucch_region_revoke(self.worker.native, native)
+        self.revoke()
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), timeout):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self.release()
+
+    def revoke(self) -> None:
+        """Ask all peers to let go of it, once."""
+        lib.ucch_region_revoke(self.worker.native, self.native)
 
     def release(self) -> None:
         """Deregister it, when nothing can use it any more."""

@@ -103,7 +103,7 @@ class Request:
     def __await__(self) -> Generator[Any, None, None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        _watcher.add(self._op, loop, future)
+        _watcher.add(self._op, self._native, loop, future)
         yield from future.__await__()
         self.Wait()
 
@@ -191,17 +191,18 @@ class _Watcher:
 
     def __init__(self) -> None:
         self._some = threading.Condition()
-        self._waiting: list[tuple[Any, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        #: What is awaited, with what it is part of: a task may be cancelled, and drop that.
+        self._waiting: list[tuple[Any, Any, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, op: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Complete ``future`` when ``op`` has ended."""
+    def add(self, op: Any, native: Any, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        """Complete ``future`` when ``op``, which ``native`` keeps alive, has ended."""
         with self._some:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._loop, name="ucch-rma-await", daemon=True)
                 self._thread.start()
             lib.ucch_listen(op)
-            self._waiting.append((op, loop, future))
+            self._waiting.append((op, native, loop, future))
             self._some.notify()
         lib.ucch_doorbell_ring()
 
@@ -211,9 +212,12 @@ class _Watcher:
                 while not self._waiting:
                     self._some.wait()
                 known = lib.ucch_doorbell_count()
-                ended = [each for each in self._waiting if lib.ucch_peek(each[0]) or each[2].cancelled()]
-                self._waiting = [each for each in self._waiting if each not in ended]
-            for _, loop, future in ended:
+                ended: list[Any] = []
+                left: list[Any] = []
+                for each in self._waiting:
+                    (ended if lib.ucch_peek(each[0]) or each[-1].cancelled() else left).append(each)
+                self._waiting = left
+            for *_, loop, future in ended:
                 with suppress(RuntimeError):  # no task waits in a loop that is closed
                     loop.call_soon_threadsafe(_complete, future)
             if not ended:

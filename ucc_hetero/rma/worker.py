@@ -7,6 +7,7 @@ import hashlib
 import os
 import struct
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -117,6 +118,8 @@ class Worker(Core):
         #: For a peer to :meth:`connect`: bytes, good as long as the worker is.
         self._interfaces = tuple(nics.interfaces().values())
         self.address = Address(self.uid, self._host, os.getpid(), self._interfaces, self._worker.address).pack()
+        #: Held while there is made what threads may ask for at the same time.
+        self._making = threading.Lock()
         self._counters = 0
         self._wires = -1
         self._free: list[int] = []
@@ -151,15 +154,16 @@ class Worker(Core):
             FormatError: If it is no address, or one of another version.
         """
         found = Address.unpack(address)
-        known: Endpoint | None = self.peers.get(found.uid)
-        if known is not None and known.alive:
-            return known
-        if known is not None:
-            known.close()
-        near = found.host == self._host and _may_open(found.process)
-        if not near:
-            self._offer_wires(found)
-        self.peers[found.uid] = endpoint = Endpoint(self, found, near)
+        with self._making:
+            known: Endpoint | None = self.peers.get(found.uid)
+            if known is not None and known.alive:
+                return known
+            if known is not None:
+                known.close()
+            near = found.host == self._host and _may_open(found.process)
+            if not near:
+                self._offer_wires(found)
+            self.peers[found.uid] = endpoint = Endpoint(self, found, near)
         return endpoint
 
     def _offer_wires(self, peer: Address) -> None:
@@ -187,12 +191,13 @@ class Worker(Core):
         Raises:
             ValueError: If there are as many already.
         """
-        if self._free:
-            return Counter(self, self._free.pop())
-        if self._counters == lib.UCCH_RMA_COUNTERS:
-            raise ValueError(f"a worker has {lib.UCCH_RMA_COUNTERS} counters at most: close some")
-        self._counters += 1
-        return Counter(self, self._counters - 1)
+        with self._making:
+            if self._free:
+                return Counter(self, self._free.pop())
+            if self._counters == lib.UCCH_RMA_COUNTERS:
+                raise ValueError(f"a worker has {lib.UCCH_RMA_COUNTERS} counters at most: close some")
+            self._counters += 1
+            return Counter(self, self._counters - 1)
 
     def _end_counter(self, number: int) -> None:
         """Have a counter back: what peers still count there is ignored."""
@@ -253,9 +258,12 @@ class Worker(Core):
         """End the connections and deregister all regions; transfers under way fail, at the peers, too."""
         if self._native is None:
             return
-        for region in list(self.regions):
+        until = time.monotonic() + _PATIENCE
+        for region in (regions := list(self.regions)):
+            region.revoke()  # all before one is waited for: a peer that does not answer is waited for once
+        for region in regions:
             with suppress(CollectiveTimeout):
-                region.close(_PATIENCE)
+                region.close(max(until - time.monotonic(), 1e-3))
         for peer in list(self.peers.values()):
             peer.close()
         lib.ucch_rma_stop(self._native)

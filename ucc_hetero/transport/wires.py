@@ -8,7 +8,6 @@ process.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Sequence, Set
 
@@ -30,13 +29,9 @@ ALONE = 12
 
 #: A range of a slot goes over TCP in one segment, its headers included: sent from where it lies, and copied once from
 #: what has been received. In UCX's usual segments of 8 and 64 KiB it is copied twice at either end, at 2.5 times
-#: the processor's time; rendezvous, which copies less, is not for endpoints that report failures (UCX 1.22).
+#: the processor's time. UCX's rendezvous is for what can read or write a peer's memory.
 _SEGMENT = str(lib.UCCH_WIRE_RANGE + (32 << 10))
-_SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "RNDV_THRESH": "inf", "TCP_CONN_NB": "y"}
-#: Bytes that a connection may have on its way, where UCX_TCP_RCVBUF says nothing else. A ring's worth of slots would
-#: fill the queues of a link; what is then lost holds up its connection, and with that all slots that it has ranges of.
-#: Over 25 Gbit/s a step of FSDP2 took 0.92 to 0.95 s with these, 0.95 to 1.14 with the kernel's, and NCCL's 0.93.
-_WINDOW = 1 << 20
+_SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN_NB": "y"}
 
 #: Held while wires are made: two workers of rma, or communicators, may ask for them at the same time.
 _making = threading.Lock()
@@ -134,22 +129,15 @@ def stop() -> None:
 
 def _open(devices: str, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
-    settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **_window(), **only}
+    settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
     context = Context(settings)
-    wire = int(lib.ucch_wire_new(context.handle, sorted(cores), len(cores)))
+    eager = set(context.transports()) <= {"tcp", "self"} and "UCX_RNDV_THRESH" not in os.environ
+    wire = int(lib.ucch_wire_new(context.handle, eager, sorted(cores), len(cores)))
     if wire < 0:
         context.close()
         check("ucp_worker_create", wire)
     _contexts.append(context)
     return wire
-
-
-def _window() -> dict[str, str]:
-    """UCX's setting for :data:`_WINDOW`; none where the kernel allows less, as it then gives more by itself."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW)
-        allowed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 2 * _WINDOW  # Linux doubles it
-    return {"TCP_RCVBUF": str(_WINDOW)} if allowed and "UCX_TCP_RCVBUF" not in os.environ else {}
 
 
 def _address(wire: int) -> bytes:

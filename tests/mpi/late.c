@@ -1,0 +1,17 @@
+/* Beside Open MPI: threads of Python's are late in each round of its progress, so that MPI may end meanwhile. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int opal_progress(void) {
+    static int (*its)(void);
+    if (!its) {
+        void *library = dlopen("libopen-pal.so.80", RTLD_NOLOAD | RTLD_LAZY);
+        if (!library) library = dlopen("libopen-pal.so.40", RTLD_NOLOAD | RTLD_LAZY);
+        if (!library || !(its = (int (*)(void))dlsym(library, "opal_progress"))) abort();
+    }
+    if (syscall(SYS_gettid) != getpid()) usleep((useconds_t)atoi(getenv("LATE_US")));
+    return its();
+}
