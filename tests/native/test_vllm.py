@@ -282,7 +282,7 @@ def test_degrees_of_tensor_parallelism_may_differ(
 def test_garbage_of_a_peer_ends_its_link_alone(two: tuple[Workers, Workers, int]) -> None:
     prefill, decode, port = two
     agent = decode.each[0].worker.links.agent
-    good = {"request": "p", "engine": "kv_producer", "first": 0, "ticket": "", "ranks": 1}
+    good = {"request": "p", "engine": "kv_producer", "first": 0, "ticket": "", "ranks": 1, "to": "d"}
     place = f"tcp://127.0.0.1:{port}"
     for said in (5, [], {}, {"op": "fly"}, {"op": "want"}, {"op": "hello"}, {"op": "want", **good, "ticket": "xy"}):
         link = decode.each[0].worker.links.to(place).result()
@@ -294,6 +294,28 @@ def test_garbage_of_a_peer_ends_its_link_alone(two: tuple[Workers, Workers, int]
     decode.step(Step(loads=[Load("d", remote, [1, 2], 0)]))
     assert decode.until(1, "d") == {1, 2}, "two blocks are not there"
     prefill.until(0, "p")
+
+
+def test_requests_of_one_prefill_fail_each_for_itself(two: tuple[Workers, Workers, int]) -> None:
+    """As those of one prompt with n answers: what is refused to one, or given up by it, is the other's."""
+    (prefill, decode, port), worker = two, two[1].each[0]
+    remote, receiver = Remote("p", "kv_producer", "127.0.0.1", port, 1, 48), worker.worker.receiver
+    worker.bind_connector_metadata(Step(loads=[Load("good", remote, [2, 4], 0), Load("bad", remote, [6, 8], 2)]))
+    worker.start_load_kv(None)
+    prefill.step(Step(offers={"p": [1, 3, 5]}))  # of which "bad" wants a fourth one
+    until(lambda: receiver._loading["bad"].why)
+    come, failed = set[str](), set[int]()
+
+    def both_ended() -> bool:
+        for _, names, blocks in decode.step(Step()):
+            come.update(names)
+            failed.update(blocks)
+        return come == {"good", "bad"}
+
+    until(both_ended)
+    assert failed == {6, 8}
+    for mine, theirs in zip(decode.caches[0], prefill.caches[0], strict=True):
+        assert (mine[[2, 4]] == theirs[[1, 3]]).all()
 
 
 @pytest.mark.parametrize("side", ["asks", "sends"])

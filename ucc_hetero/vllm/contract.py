@@ -11,7 +11,7 @@ from ..rma.layout import convertible, scale
 from ..types import DTYPES
 
 #: Of messages between connectors.
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: Facts that must be equal, in words, and what can be done.
 _EQUAL = {

@@ -53,7 +53,7 @@ class Receiver:
             tickets = self._receive(state, links) if load.blocks else {}
             for link in links:
                 said = {"op": "want", "request": load.remote.request, "engine": load.remote.engine, "first": load.first}
-                said |= {"ticket": tickets.get(link.peer, b"").hex(), "ranks": self._settings.ranks}
+                said |= {"to": load.request, "ticket": tickets.get(link.peer, b"").hex(), "ranks": self._settings.ranks}
                 with self._lock:  # nothing is asked for that has been cancelled
                     if state.why:
                         return
@@ -95,25 +95,25 @@ class Receiver:
             if not link.target.direct:
                 del state.writers[peer]
             try:
-                link.peer.send({"op": "cancel", "request": load.remote.request})
+                link.peer.send({"op": "cancel", "request": load.remote.request, "to": load.request})
             except PeerError:
                 state.writers.pop(peer, None)
 
-    def _of(self, link: Link, said: dict[str, Any]) -> list[_Loading]:
-        name = said["request"]
-        return [s for s in self._loading.values() if s.load.remote.request == name and link.peer in s.writers]
+    def _of(self, link: Link, said: dict[str, Any]) -> _Loading | None:
+        """The load that a message of one of its writers is about."""
+        state = self._loading.get(said["to"])
+        return state if state is not None and link.peer in state.writers else None
 
     def _refused(self, link: Link, said: dict[str, Any]) -> None:
         with self._lock:
-            for state in self._of(link, said):
+            if (state := self._of(link, said)) is not None:
                 del state.writers[link.peer]
                 self._give_up(state, f"agent {link.peer.name!r}: {said['why']!s:.500}")
 
     def _ended(self, link: Link, said: dict[str, Any]) -> None:
         with self._lock:
-            for state in self._of(link, said):
-                if state.why:
-                    del state.writers[link.peer]
+            if (state := self._of(link, said)) is not None and state.why:
+                del state.writers[link.peer]
 
     def ended(self) -> set[str]:
         """Requests here whose loads have ended, well or not."""

@@ -22,9 +22,10 @@ _FOREVER = 86_400.0
 
 @dataclass
 class _Want:
-    """A worker of the other engine that has asked, with a ticket, empty for nothing."""
+    """A worker of the other engine that has asked, for its request ``to``, with a ticket, empty for nothing."""
 
     link: Link
+    to: str
     ticket: bytes
     first: int
     ranks: int
@@ -79,14 +80,14 @@ class Sender:
 
     def _want(self, link: Link, said: dict[str, Any]) -> None:
         request, ticket, engine = str(said["request"]), bytes.fromhex(said["ticket"]), said["engine"]
-        want = _Want(link, ticket, int(said["first"]), int(said["ranks"]), time.monotonic())
+        want = _Want(link, str(said["to"]), ticket, int(said["first"]), int(said["ranks"]), time.monotonic())
         with self._lock:
             if (offer := self._offers.get(request)) is not None:
                 self._begin(request, offer, want)
             elif engine != self._settings.engine:
-                self._refuse(request, want, "its engine has been started anew since")
+                self._refuse(want, "its engine has been started anew since")
             elif request in self._past:
-                self._refuse(request, want, "its blocks are no longer kept")
+                self._refuse(want, "its blocks are no longer kept")
             else:
                 self._early.setdefault(request, []).append(want)
 
@@ -104,8 +105,8 @@ class Sender:
         except (UCCHError, ValueError) as error:
             want.why = str(error)
 
-    def _refuse(self, request: str, want: _Want, why: str) -> None:
-        self._tell(want, op="failed", request=request, why=why)
+    def _refuse(self, want: _Want, why: str) -> None:
+        self._tell(want, op="failed", to=want.to, why=why)
 
     @staticmethod
     def _tell(want: _Want, **said: Any) -> None:
@@ -116,16 +117,16 @@ class Sender:
 
     def _cancel(self, link: Link, said: dict[str, Any]) -> None:
         """Say when nothing of it is written any more, which may be now."""
-        request = str(said["request"])
+        request, whose = str(said["request"]), (link, str(said["to"]))
         with self._lock:
             if request in self._early:
-                self._early[request] = [want for want in self._early[request] if want.link is not link]
+                self._early[request] = [want for want in self._early[request] if (want.link, want.to) != whose]
             offer = self._offers.get(request)
-            under_way = [want for want in offer.wants if want.link is link] if offer else []
+            under_way = [want for want in offer.wants if (want.link, want.to) == whose] if offer else []
             for want in under_way:
                 want.cancelled = True
         if not under_way:
-            link.peer.send({"op": "ended", "request": request})
+            link.peer.send({"op": "ended", "to": whose[1]})
 
     def ended(self) -> set[str]:
         """Requests whose blocks are needed no more: sent to all workers that were to ask, or given up."""
@@ -148,9 +149,9 @@ class Sender:
             offer.ended.append(want)
             if want.why:
                 log("net").warning("request %s is not sent to %s: %s", request, want.link.peer.name, want.why)
-                self._refuse(request, want, want.why)
+                self._refuse(want, want.why)
             if want.cancelled:
-                self._tell(want, op="ended", request=request)
+                self._tell(want, op="ended", to=want.to)
 
     def _over(self, request: str, offer: _Offer) -> bool:
         now = time.monotonic()
@@ -175,6 +176,6 @@ class Sender:
             for request, wants in list(self._early.items()):
                 for want in [want for want in wants if want.since < late]:
                     wants.remove(want)
-                    self._refuse(request, want, "there is no such request")
+                    self._refuse(want, "there is no such request")
                 if not wants:
                     del self._early[request]
