@@ -25,9 +25,10 @@
 #define LEAST ((size_t)64 << 10)
 #define LONGEST ((size_t)UCCH_WIRE_RANGE)
 #define PAGE ((size_t)4096)
-/* Bytes that a wire has on its way for a flow at most, in two ranges or more; the receiver says each time that it has
- * got a quarter of them. What a connection takes at once is no measure, as the kernel keeps megabytes for it. */
+/* Bytes that a wire has on its way for a flow at most; the receiver says each time that it has got a quarter of them.
+ * What a connection takes at once is no measure, as the kernel keeps megabytes for it. */
 #define WINDOW ((size_t)1 << 20)
+_Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time that a range or more has come");
 /* Ranges that a wire sends before it looks for other work. */
 #define AT_ONCE 2
 
