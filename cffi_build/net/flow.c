@@ -94,7 +94,7 @@ struct ucch_flow {
     uint64_t settled;         /* pieces published here (a receiver's), or consumed there (a sender's) */
     uint64_t told;            /* pieces consumed, as the receiver has told the sender */
     uint64_t next;            /* piece whose range `next_range` is the next to be sent, of so many bytes */
-    int next_range, is_begun; /* its slot says what it is */
+    int next_range, is_begun; /* is_begun: its slot says what it is */
     size_t next_bytes;
     int aborted;       /* the receiver has been told of a failure */
     sending *sendings; /* by range of all slots, of a sender */
@@ -216,16 +216,24 @@ static sending *sending_of(const ucch_flow *f, uint64_t piece, int range) {
     return &f->sendings[(int)(piece % (uint64_t)f->ring.depth) * f->ranges + range];
 }
 
-static void send_range(share *s, uint64_t piece, size_t bytes, int range) {
+/* Range of a piece of so many bytes. */
+typedef struct piece_range {
+    uint64_t piece;
+    size_t bytes;
+    int range;
+} piece_range;
+
+static void send_range(share *s, piece_range which) {
     ucch_flow *f = s->flow;
-    sending *r = sending_of(f, piece, range);
+    sending *r = sending_of(f, which.piece, which.range);
     ucp_request_param_t params = params_of((void *)range_sent, r, s->slots);
-    size_t length = length_of(f, bytes, range);
-    r->envelope = (envelope){f->tag, piece, 0, DATA, (uint32_t)range, (uint32_t)ranges_of(f, bytes)};
+    size_t length = length_of(f, which.bytes, which.range);
+    uint32_t range = (uint32_t)which.range, ranges = (uint32_t)ranges_of(f, which.bytes);
+    r->envelope = (envelope){f->tag, which.piece, 0, DATA, range, ranges};
     r->event = UCCH_TRACING ? ucch_trace_begin_wire(wire_of(f, s->which), f->key, length, ucch_now_ns()) : 0;
     s->sent++;
     void *request = ucch_wire_send(wire_of(f, s->which), s->ep, &r->envelope, sizeof(r->envelope),
-                                   range_of(f, piece, (uint32_t)range), length, &params);
+                                   range_of(f, which.piece, range), length, &params);
     if (!begun(s, request)) range_ended(r, STATUS_OF(request));
 }
 
@@ -260,35 +268,31 @@ static int has_piece(const ucch_flow *f) {
 
 /* Take the next range, if it is one for this wire; libucp may still have the one before it in its place, although the
  * receiver has got that. */
-static int take_next(share *s, uint64_t *piece, size_t *bytes, int *range) {
+static int take_next(share *s, piece_range *taken) {
     ucch_flow *f = s->flow;
     if (!has_piece(f)) return 0;
-    *range = f->next_range;
-    *piece = f->next;
-    sending *r = sending_of(f, *piece, *range);
+    sending *r = sending_of(f, f->next, f->next_range);
     if (__atomic_load_n(&r->by, __ATOMIC_ACQUIRE)) return 0;
-    if (!*range && !f->is_begun) begin_piece(f);
-    *bytes = f->next_bytes;
-    int ranges = ranges_of(f, *bytes);
+    if (!f->is_begun) begin_piece(f);
+    int ranges = ranges_of(f, f->next_bytes);
     if (!may_carry(f, s->which, ranges)) return 0;
+    *taken = (piece_range){f->next, f->next_bytes, f->next_range};
     r->by = s;
-    f->next_range = (*range + 1) % ranges;
+    f->next_range = (taken->range + 1) % ranges;
     f->is_begun = f->next_range != 0;
-    if (!f->is_begun) __atomic_store_n(&f->next, *piece + 1, __ATOMIC_RELEASE);
+    if (!f->is_begun) __atomic_store_n(&f->next, taken->piece + 1, __ATOMIC_RELEASE);
     return 1;
 }
 
 /* Send the next range, if there is one for this wire: 1, or 0. */
 static int send_next(share *s) {
     ucch_flow *f = s->flow;
-    uint64_t piece;
-    size_t bytes;
-    int range;
+    piece_range taken;
     if (s->sent - s->confirmed >= f->window || !has_piece(f)) return 0;
     ucch_take(&f->lock, UCCH_AT_FLOW);
-    int found = take_next(s, &piece, &bytes, &range);
+    int found = take_next(s, &taken);
     ucch_give(&f->lock, UCCH_AT_FLOW);
-    if (found) send_range(s, piece, bytes, range);
+    if (found) send_range(s, taken);
     return found;
 }
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -413,15 +414,22 @@ def connected(tmp_path: Path) -> Iterator[tuple[rma.Agent, rma.Agent, rma.AgentP
         yield called, calling, calling.connect(called.address)
 
 
+@contextmanager
+def half_connected(called: rma.Agent, calling: rma.Agent, name: str) -> Iterator[Channel]:
+    """A connection of our own with an agent, which has said who it is and waits for us to be ready."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(called.address.removeprefix("unix://"))
+        channel = Channel(sock, SECRET, False)
+        channel.send({"name": name, "worker": calling.worker.address.hex()})
+        assert "worker" in channel.receive()
+        yield channel
+
+
 def test_a_connection_that_begins_while_the_one_before_it_ends_keeps_its_endpoint(
     connected: tuple[rma.Agent, rma.Agent, rma.AgentPeer],
 ) -> None:
     called, calling, first = connected
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(called.address.removeprefix("unix://"))
-        second = Channel(sock, SECRET, False)
-        second.send({"name": "second", "worker": calling.worker.address.hex()})
-        assert "worker" in second.receive()
+    with half_connected(called, calling, "second") as second:
         assert second.receive() == {"ready": True}
         first.leave()
         until(lambda: not called.peers)
@@ -464,11 +472,7 @@ def test_regions_that_change_while_agents_meet_are_told(
     before, after = (called.worker.register(np.zeros(1000, np.uint8)) for _ in range(2))
     called.publish("anew", before)
     called.publish("taken back", called.worker.register(np.zeros(1000, np.uint8)))
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(called.address.removeprefix("unix://"))
-        second = Channel(sock, SECRET, False)
-        second.send({"name": "second", "worker": calling.worker.address.hex()})
-        assert "worker" in second.receive()
+    with half_connected(called, calling, "second") as second:
         assert second.receive() == {"ready": True}
         called.publish("anew", after)
         called.withdraw("taken back")
@@ -504,11 +508,7 @@ def test_a_peer_that_does_not_read_holds_up_no_other(
 ) -> None:
     """One that was stopped, say. It hears of everything once it reads, and of messages behind what was published."""
     called, calling, peer = connected
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(called.address.removeprefix("unix://"))
-        stopped = Channel(sock, SECRET, False)
-        stopped.send({"name": "stopped", "worker": calling.worker.address.hex()})
-        assert "worker" in stopped.receive()
+    with half_connected(called, calling, "stopped") as stopped:
         stopped.send({"ready": True})
         until(lambda: len(called.peers) == 2)
         region, names = called.worker.register(np.zeros(8, np.uint8)), {f"{i:x<990}" for i in range(3000)}
