@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import random
+import time
 import weakref
 from datetime import timedelta
 
@@ -82,7 +83,7 @@ def one(step: int) -> None:
     with torch.cuda.stream(waits if asynchronous else stream):
         if asynchronous:
             while step % 2 and not work.is_completed():  # the host sees its end first, then
-                pass
+                time.sleep(1e-5)
             work.wait()
         check(into, numbers(value), (step, name, n, asynchronous))
         outof.fill(-5.0)
