@@ -234,6 +234,21 @@ def test_a_peer_that_does_not_let_go_is_waited_for_once(joined: Joined, monkeypa
     assert len(waited) == len(kept) and sum(waited) < 0.2
 
 
+def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a worker is closed, for the ends of all connections."""
+    waited = list[list[int]]()
+
+    def does_not(done: Any, seconds: float) -> bool:
+        waited.append([endpoint.engine for endpoint in endpoints])
+        return False
+
+    monkeypatch.setattr(workers, "progress_until", does_not)
+    with rma.Worker() as worker, rma.Worker() as one, rma.Worker() as two:
+        endpoints = [worker.connect(other.address) for other in (one, two)]
+        worker.close()
+        assert waited == [[0, 0]]
+
+
 SECRET = b"a secret of tests"
 #: Inputs of each fuzzed reader; docs/rma.md says how many.
 INPUTS = 200
