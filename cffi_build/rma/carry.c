@@ -161,7 +161,7 @@ static int carrier_free(ucch_carrier *c) {
     return left;
 }
 
-/* Without the lock; of a peer that is closed, when no device uses its slots any more: 0, or wires may still use them. */
+/* Without the lock; of a peer that is closed, when no device uses its slots any more: 0, or wires may still do so. */
 int ucch_carriers_free(ucch_peer *peer) {
     ucch_lock();
     ucch_carrier *out = peer->out, *in = peer->in;

@@ -269,7 +269,7 @@ class Worker(Core):
                 region.close(max(until - time.monotonic(), 1e-3))
         for peer in list(self.peers.values()):
             peer.leave()  # all before one is waited for, likewise
-        progress_until(lambda: all([lib.ucch_peer_left(native) for native in self._gone]), _LEAVING)
+        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), _LEAVING)
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
             region.release()
