@@ -321,6 +321,11 @@ def stopped(process):
     finally:
         os.kill(process, signal.SIGCONT)
 
+def files():
+    "Numbers of memory that others may open."
+    every = Path("/proc/self/fd").iterdir()
+    return {int(file.name) for file in every if "memfd:ucc_hetero" in os.path.realpath(file)}
+
 def rooms(n):
     "Memory of this rank's, what was in it, and that of all ranks."
     room, seen = memory(n)
@@ -329,14 +334,14 @@ def rooms(n):
 other = mpi.allgather(os.getpid())[2]
 N = 20_000_000  # more than slots hold
 mine = memory(N)[0]
-spot, before, spots = rooms(9000)
+spot, had, spots = rooms(9000)
 source, given = memory(9000, on_device=False)
 mpi.Barrier()
 if r == 0:
     with stopped(other):
-        files = Path("/proc/self/fd")
+        before = files()
         peers[2].put(source, spots[2], 0, 0, 1000)
-        (slots,) = (int(file.name) for file in files.iterdir() if "memfd:ucc_hetero" in os.path.realpath(file))
+        (slots,) = files() - before
         peers[2].leave()
         while os.dup(0) != slots:
             pass
@@ -359,7 +364,7 @@ if r == 0:
     begun.Wait()
 sent = mpi.bcast(mine._owner.array.peek.copy() if r == 0 else None)
 assert r == 0 or (seen == sent).all()
-assert r != 2 or (spot[1000:] == before[1000:]).all()
+assert r != 2 or (spot[1000:] == had[1000:]).all()
 assert r != 1 or (spot[5000:6000] == given[:1000]).all()
 worker.close()
 """
