@@ -70,8 +70,7 @@ def carrier() -> str:
 
 
 def spread(ports: tuple[tuple[str, int], ...]) -> None:
-    """Have the wires share these ports, each with its speed, in networks that the peers' wires of the same number are in,
-    too."""
+    """Have the wires share these ports, each with its speed; the peers' wires of a number are in the same network."""
     global _ports
     if ports and not _contexts:
         _ports = ports
