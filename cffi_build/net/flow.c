@@ -570,7 +570,10 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     if (!f) return NULL;
     size_t slot = ring->stride - UCCH_FLOW_HEADER;
     *f = (ucch_flow){.ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .key = key, .room = 64};
-    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
+    uint64_t alike = 1; /* wires from which on others are slower, by which no short piece goes */
+    while (alike < (uint64_t)nwires && !ucch_wire_slower(wire_of(f, (int)alike)))
+        alike++;
+    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % alike);
     f->range = range_for(slot, nwires);
     f->ranges = ranges_of(f, slot);
     f->window = (uint32_t)(WINDOW / f->range);
