@@ -57,7 +57,7 @@ def test_nothing_is_required(tmp_path: Path) -> None:
     assert discover.cores() >= 1 and discover.host_identity().hostname
 
 
-@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="no sysfs")
+@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="needs /sys/class/net")
 def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
     files = record()
     assert json.loads(json.dumps(files)) == files
