@@ -233,7 +233,8 @@ ucch_peer *ucch_peer_new(ucch_rma *at, uint64_t uid, const void *address, int pr
 int ucch_peer_status(ucch_peer *peer);
 void ucch_peer_lose(ucch_peer *peer);
 uint64_t ucch_peer_count(ucch_peer *peer, int which);
-int ucch_peer_close(ucch_peer *peer, double timeout);
+void ucch_peer_leave(ucch_peer *peer, double timeout);
+int ucch_peer_left(ucch_peer *peer);
 void ucch_peer_free(ucch_peer *peer);
 ucch_region *ucch_region_new(ucch_rma *at, uint64_t id, void *base, size_t bytes, int on_device, ucp_mem_h memh);
 int ucch_region_lend(const ucch_region *region, void *lent);
@@ -278,7 +279,7 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores);
+int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);

@@ -53,12 +53,13 @@ static size_t room_for(int wires) {
     return (size_t)(wires < ranges ? ranges / wires * wires : ranges) * UCCH_WIRE_RANGE;
 }
 
-/* Slots that `wires` wires carry to a peer, or from it: 0, or a failure. */
+/* Have `wires` wires carry slots to a peer, or from it: 0, or a failure. */
 static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, uint32_t receiver) {
     ucch_carrier *c = calloc(1, sizeof(*c));
     if (!c) return UCCH_FAIL_MEMORY;
-    int status = ucch_share_make(&c->share, 0);
-    ucch_slots slots = {.slots = c->share.memory,
+    ucch_share *share = comes ? &peer->theirs : &peer->ours;
+    int status = ucch_share_make(share, 0);
+    ucch_slots slots = {.slots = share->memory,
                         .stride = UCCH_RMA_STRIDE,
                         .depth = UCCH_RMA_SLOTS,
                         .published = &c->published,
@@ -69,7 +70,6 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
     if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
     if (!c->flow) {
-        ucch_share_free(&c->share);
         free(c);
         return status ? status : UCCH_FAIL_PEER;
     }
@@ -81,14 +81,10 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
 
 /* 1 if data gets to a peer, by slots that it sees or that wires carry; 0 while that is not known; or a failure. */
 int ucch_carries_locked(ucch_peer *peer) {
-    if (peer->pid) {
-        int status = ucch_share_make(&peer->at->own, 1);
-        if (!status) status = ucch_share_pin(&peer->at->own);
-        return status ? status : 1;
-    }
-    if (peer->out) {
-        if (ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
-        int status = peer->status ? peer->status : ucch_share_pin(&peer->out->share);
+    if (peer->pid || peer->out) {
+        if (peer->out && ucch_flow_failed(peer->out->flow, UINT64_MAX)) peer->status = UCCH_FAIL_PEER;
+        int status = peer->status ? peer->status : ucch_share_make(&peer->ours, 1);
+        if (!status) status = ucch_share_pin(&peer->ours);
         return status ? status : 1;
     }
     if (!peer->at->wires || peer->lack) return peer->lack ? peer->lack : UCCH_FAIL_PATH;
@@ -121,16 +117,16 @@ void ucch_met_locked(ucch_peer *peer, const ucch_header *h, const void *said, si
 }
 
 /* True if the next slot may be filled: its data has been taken out there. */
-int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s) {
+int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot) {
     uint32_t consumed = __atomic_load_n(&c->consumed, __ATOMIC_ACQUIRE);
-    return s == &c->slots[c->next % UCCH_RMA_SLOTS] && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
+    return slot == c->next % UCCH_RMA_SLOTS && (uint32_t)c->next - consumed < UCCH_RMA_SLOTS;
 }
 
 /* Hand over a slot, if it is its turn: 1, 0 when not yet, or a failure. */
-int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s) {
-    if (s != &c->slots[c->published % UCCH_RMA_SLOTS]) return 0;
+int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes) {
+    if (slot != c->published % UCCH_RMA_SLOTS) return 0;
     int status = ucch_flow_failed(c->flow, UINT64_MAX);
-    if (!status) status = ucch_flow_due(c->flow, s->bytes, s->bytes, c->published, 0);
+    if (!status) status = ucch_flow_due(c->flow, bytes, bytes, c->published, 0);
     if (!status) __atomic_store_n(&c->published, c->published + 1, __ATOMIC_RELEASE);
     return status ? status : 1;
 }
@@ -158,21 +154,20 @@ void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece) {
     ucch_flow_wake(c->flow);
 }
 
-static void carrier_free(ucch_carrier *c) {
-    if (!c || ucch_flow_free(c->flow)) return; /* what libucp still has stays */
-    ucch_slots_free(c->slots);
-    ucch_share_free(&c->share);
-    free(c);
+/* 0, or libucp still has something of it, which stays. */
+static int carrier_free(ucch_carrier *c) {
+    int left = c ? ucch_flow_free(c->flow) : 0;
+    if (!left) free(c);
+    return left;
 }
 
-/* Without the lock; of a peer that is closed, when no device uses its slots any more. */
-void ucch_carriers_free(ucch_peer *peer) {
+/* Without the lock; of a peer that is closed, when no device uses its slots any more: 0, or wires may still do so. */
+int ucch_carriers_free(ucch_peer *peer) {
     ucch_lock();
     ucch_carrier *out = peer->out, *in = peer->in;
     peer->out = peer->in = NULL;
     ucch_unlock();
-    carrier_free(out);
-    carrier_free(in);
+    return carrier_free(out) | carrier_free(in);
 }
 
 /* Wires that carry what goes to a peer, as far as is known: 0 where none do. */

@@ -10,7 +10,7 @@
 
 #define UCCH_AM_ID 77
 /* Of the control messages below: a peer with another one is refused. */
-#define UCCH_RMA_VERSION 7
+#define UCCH_RMA_VERSION 8
 /* Pinned memory by which data of devices travels, each way: slots, bytes of one, and from one to the next. */
 #define UCCH_RMA_SLOTS 8
 #define UCCH_RMA_SLOT ((size_t)2 << 20)
@@ -45,18 +45,20 @@ typedef struct ucch_header {
     uint32_t count, slot;   /* MEET, MET: wires, and the sender's number of what they are to carry */
 } ucch_header;
 
-/* What HERE has: the file of its sender's slots, and the bytes in one. */
+/* What HERE has: the file of its sender's slots, which of those that had its number, and the bytes in one. */
 typedef struct ucch_here {
     int32_t file;
     uint32_t bytes;
+    uint64_t inode;
 } ucch_here;
 
 typedef struct ucch_carrier ucch_carrier;
 typedef struct ucch_allocation ucch_allocation;
 
-/* Slots of a process as another one sees them, and its device (share.c); pinned: where there is one. */
+/* Memory of a peer's slots, one way, as this process and its device see it (share.c); pinned: where there is one. */
 typedef struct ucch_share {
     int file, is_pinned; /* 0: none, or another process's */
+    uint64_t inode;
     char *memory, *seen;
 } ucch_share;
 
@@ -102,15 +104,18 @@ struct ucch_peer {
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
     int process, pid;      /* a file of it, and its number, where it is on this host */
     int by_kernel;         /* which copies between us, as far as is known */
-    ucch_share share;
-    ucch_slot slots[UCCH_RMA_SLOTS]; /* its own, as they come in; and how many do */
-    int arriving;
-    /* On another host: the slots that wires carry there, and from there; the number under which we have asked for the
+    /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
+     * under way in that nothing but the thread looks after. */
+    ucch_share ours, theirs;
+    ucch_slot outward[UCCH_RMA_SLOTS], inward[UCCH_RMA_SLOTS];
+    int looked_after;
+    /* On another host: wires that carry them there, and from there; the number under which we have asked for the
      * former, and why there are none. */
     ucch_carrier *out, *in;
     uint32_t number;
     int lack;
-    int revoking; /* answers that it still owes */
+    int revoking;  /* answers that it still owes */
+    void *closing; /* libucp's request */
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
     ucch_peer *next;
@@ -156,9 +161,8 @@ struct ucch_transfer {
     ucch_transfer *following;
 };
 
-/* Slots that wires carry one way. The words count those handed over by the sender, and taken out by the receiver. */
+/* Wires that carry slots one way. The words count those handed over by the sender, and taken out by the receiver. */
 struct ucch_carrier {
-    ucch_share share;
     ucch_flow *flow;
     int wires;
     size_t room; /* for a chunk */
@@ -166,7 +170,6 @@ struct ucch_carrier {
     uint64_t tainted, tainted_there; /* stay 0: a flow is for calls, too */
     uint64_t next;                   /* slots that have been filled, or that the peer has told of */
     uint32_t taken;                  /* by slot, those that are out behind one that is not */
-    ucch_slot slots[UCCH_RMA_SLOTS]; /* the sender's */
 };
 
 typedef struct ucch_notice {
@@ -187,8 +190,6 @@ struct ucch_rma {
     ucch_region *regions;
     ucch_peer *peers;
     ucch_transfer *transfers;
-    ucch_slot out[UCCH_RMA_SLOTS];
-    ucch_share own;
     ucch_opened *leaving; /* what the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
@@ -217,6 +218,7 @@ void ucch_transfer_leave_locked(ucch_transfer *t);
 
 /* target.c */
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
+void ucch_peer_forget_locked(ucch_peer *peer);
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
 
 /* transfer.c */
@@ -244,12 +246,12 @@ int ucch_staged_busy(ucch_peer *peer);
 int ucch_carries_locked(ucch_peer *peer);
 void ucch_meet_asked_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
 void ucch_met_locked(ucch_peer *peer, const ucch_header *header, const void *said, size_t bytes);
-int ucch_carrier_room_locked(const ucch_carrier *c, const ucch_slot *s);
-int ucch_carrier_send_locked(ucch_carrier *c, ucch_slot *s);
+int ucch_carrier_room_locked(const ucch_carrier *c, uint32_t slot);
+int ucch_carrier_send_locked(ucch_carrier *c, uint32_t slot, size_t bytes);
 int ucch_carrier_expect_locked(ucch_carrier *c, uint32_t slot, size_t bytes, uint64_t *piece);
 int ucch_carrier_come_locked(const ucch_carrier *c, uint64_t piece);
 void ucch_carrier_taken_locked(ucch_carrier *c, uint64_t piece);
-void ucch_carriers_free(ucch_peer *peer);
+int ucch_carriers_free(ucch_peer *peer);
 
 /* opened.c */
 void ucch_give_back(ucch_rma *at);
@@ -259,7 +261,7 @@ int ucch_share_make(ucch_share *s, int is_open);
 size_t ucch_share_place(uint64_t slot);
 int ucch_slot_memory_locked(ucch_slot *s);
 void ucch_slots_free(ucch_slot *slots);
-int ucch_share_open(ucch_share *s, int pid, int file);
+int ucch_share_open(ucch_share *s, int pid, const ucch_here *here);
 int ucch_share_pin(ucch_share *s);
 void ucch_share_free(ucch_share *s);
 

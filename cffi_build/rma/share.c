@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rma/rma.h"
@@ -12,7 +13,9 @@
 #define BYTES (UCCH_RMA_SLOTS * UCCH_RMA_STRIDE)
 
 static int see(ucch_share *s, int file) {
+    struct stat about;
     s->memory = s->seen = ucch_shared_map(file, BYTES);
+    if (s->memory && !fstat(file, &about)) s->inode = about.st_ino;
     return s->memory ? 0 : UCCH_FAIL_MEMORY;
 }
 
@@ -32,14 +35,15 @@ int ucch_share_make(ucch_share *s, int is_open) {
     return status;
 }
 
-/* That of a process of our host, which runs in our namespaces as our user: 0, or a failure. */
-int ucch_share_open(ucch_share *s, int pid, int file) {
-    if (s->memory) return 0;
-    int here = pid ? ucch_shared_open(pid, file) : -1;
-    if (here < 0) return UCCH_FAIL_MEMORY;
-    int status = see(s, here);
-    close(here);
-    return status;
+/* That of a process of our host, which runs in our namespaces as our user: 0, or a failure. It may have closed the file
+ * that it has spoken of, and have another one under that number. */
+int ucch_share_open(ucch_share *s, int pid, const ucch_here *here) {
+    int file = !s->memory && pid ? ucch_shared_open(pid, here->file) : -1;
+    if (file >= 0) {
+        see(s, file);
+        close(file);
+    }
+    return s->memory && s->inode == here->inode ? 0 : UCCH_FAIL_MEMORY;
 }
 
 /* Have the bound device see it, if there is one: 0, or a failure. */

@@ -1,7 +1,7 @@
 /* Data of devices on its way through pinned memory: the sender's device copies pieces into a slot, and the receiver's
  * device copies them to their places. On one host both see the slot (share.c); between hosts wires carry it (carry.c).
- * There are eight each way, so that all are under way at a time. In front of the data of a slot lies the table of its
- * places. */
+ * Between two processes there are eight each way, so that all are under way at a time. In front of the data of a slot
+ * lies the table of its places. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,11 +12,11 @@
 
 static size_t table_of(uint32_t count) { return (count * sizeof(ucch_place) + LINE - 1) / LINE * LINE; }
 
-/* Slots outward, of which those that wires carry go one by one. */
-static ucch_slot *outward(ucch_peer *peer) { return peer->out ? peer->out->slots : peer->at->out; }
+static uint32_t number_of(const ucch_slot *s) { return (uint32_t)(s - s->peer->outward); }
 
 static int has_room(ucch_peer *peer, ucch_slot *s) {
-    return (!peer->out || ucch_carrier_room_locked(peer->out, s)) && ucch_slot_memory_locked(s);
+    s->peer = peer;
+    return (!peer->out || ucch_carrier_room_locked(peer->out, number_of(s))) && ucch_slot_memory_locked(s);
 }
 
 /* Begin to move the pieces of a slot; every other slot's go beside those before. */
@@ -38,9 +38,9 @@ static int copied(ucch_slot *s) {
 /* 1, 0 where another has to go first, or a failure. */
 static int send_locked(ucch_slot *s) {
     ucch_peer *peer = s->peer;
-    int turn = peer->out ? ucch_carrier_send_locked(peer->out, s) : 1;
+    int turn = peer->out ? ucch_carrier_send_locked(peer->out, number_of(s), s->bytes) : 1;
     if (turn <= 0) return turn;
-    ucch_here here = {peer->at->own.file, (uint32_t)s->bytes};
+    ucch_here here = {peer->ours.file, (uint32_t)s->bytes, peer->ours.inode};
     s->header.what = UCCH_HERE;
     int status = ucch_tell_locked(peer, s->header, &here, sizeof(here));
     if (!status) s->state = UCCH_SENT;
@@ -83,8 +83,8 @@ static int pass_locked(ucch_transfer *t, ucch_slot *s) {
         t->bytes += t->is.lengths[t->next];
     }
     s->serial = t->serial;
-    s->peer = t->peer;
     s->is_passed = 1;
+    t->peer->looked_after++;
     return begin(s, t->is.local, UCCH_ACROSS, 0, NULL, n);
 }
 
@@ -95,6 +95,7 @@ static int passed_locked(ucch_slot *s) {
     ucch_transfer *t = ucch_transfer_of(s->peer->at, s->serial);
     s->state = UCCH_FREE;
     s->is_passed = 0;
+    s->peer->looked_after--;
     if (!t) return 1;
     t->in_flight--;
     if (done < 0 && !t->status) t->status = done;
@@ -106,8 +107,8 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     size_t most = t->peer->out ? t->peer->out->room : UCCH_RMA_SLOT;
     uint32_t count = entries_of(t, most);
     size_t at = table_of(count);
-    uint32_t slot = (uint32_t)(s - outward(t->peer));
-    const ucch_share *share = t->peer->out ? &t->peer->out->share : &t->peer->at->own;
+    uint32_t slot = number_of(s);
+    const ucch_share *share = &t->peer->ours;
     ucch_place *table = (ucch_place *)(share->memory + ucch_share_place(slot));
     ucch_piece *pieces = s->pieces;
     char *memory = (t->is.local->on_device ? share->seen : share->memory) + ucch_share_place(slot);
@@ -125,7 +126,6 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     }
     s->bytes = at;
     s->serial = t->serial;
-    s->peer = t->peer;
     s->header = (ucch_header){.version = UCCH_RMA_VERSION,
                               .from = t->peer->at->uid,
                               .serial = t->serial,
@@ -137,17 +137,10 @@ static int fill_locked(ucch_transfer *t, ucch_slot *s) {
     return begin(s, t->is.local, UCCH_TO_HOST, t->peer->out != NULL, t->rows.row ? &t->rows : NULL, count);
 }
 
-/* Have a slot back whose peer has gone, and with it the answer, or whose transfer has ended before it was sent. */
-static void reclaim_locked(ucch_slot *s) {
-    passed_locked(s);
-    if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s);
-    if (s->state == UCCH_SENT && s->peer->status) s->state = UCCH_FREE;
-}
-
 /* A transfer has ended before its slots have. */
 void ucch_staged_leave_locked(ucch_transfer *t) {
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = &outward(t->peer)[i];
+        ucch_slot *s = &t->peer->outward[i];
         if (s->state == UCCH_FREE || s->serial != t->serial) continue;
         s->serial = 0;
         t->in_flight--;
@@ -156,9 +149,10 @@ void ucch_staged_leave_locked(ucch_transfer *t) {
 
 static int pass_on_locked(ucch_transfer *t) {
     int moved = 0;
-    for (ucch_slot *s = t->peer->at->out; s < t->peer->at->out + UCCH_RMA_SLOTS; s++) {
+    for (ucch_slot *s = t->peer->outward; s < t->peer->outward + UCCH_RMA_SLOTS; s++) {
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && ucch_slot_memory_locked(s)) {
             t->in_flight++;
+            s->peer = t->peer;
             s->state = UCCH_COPYING;
             t->status = pass_locked(t, s);
             moved++;
@@ -177,8 +171,9 @@ int ucch_staged_move_locked(ucch_transfer *t) {
     if (!way || t->status) return 0;
     uint64_t first = t->peer->out ? t->peer->out->next : 0;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        ucch_slot *s = &outward(t->peer)[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
-        reclaim_locked(s);
+        ucch_slot *s = &t->peer->outward[(first + (uint64_t)i) % UCCH_RMA_SLOTS];
+        passed_locked(s);
+        if (s->state == UCCH_COPYING && !s->serial && copied(s)) drop_locked(s); /* its transfer has ended before */
         if (s->state == UCCH_FREE && t->next < t->is.n && !t->status && has_room(t->peer, s)) {
             t->in_flight++;
             s->state = UCCH_COPYING;
@@ -200,8 +195,8 @@ int ucch_staged_move_locked(ucch_transfer *t) {
 /* The peer has a chunk, or does not want it: the transfer that waits for that, if one does. */
 ucch_transfer *ucch_chunk_taken_locked(ucch_rma *at, const ucch_header *h) {
     ucch_peer *peer = ucch_peer_of(at, h->from);
-    ucch_slot *s = peer && h->slot < UCCH_RMA_SLOTS ? &outward(peer)[h->slot] : NULL;
-    if (!s || s->state != UCCH_SENT || s->header.serial != h->serial || s->peer != peer) return NULL;
+    ucch_slot *s = peer && h->slot < UCCH_RMA_SLOTS ? &peer->outward[h->slot] : NULL;
+    if (!s || s->state != UCCH_SENT || s->header.serial != h->serial) return NULL;
     s->state = UCCH_FREE;
     return s->serial ? ucch_transfer_of(at, s->serial) : NULL;
 }
@@ -215,7 +210,7 @@ static void taken_locked(ucch_slot *s, int status) {
     if (s->region) s->region->users--;
     s->region = NULL;
     s->state = UCCH_FREE;
-    peer->arriving--;
+    peer->looked_after--;
     if (peer->in) ucch_carrier_taken_locked(peer->in, s->piece);
     ucch_tell_locked(peer, h, NULL, 0);
 }
@@ -238,7 +233,7 @@ static int is_sound(const ucch_region *region, const ucch_place *places, size_t 
 static int scatter_locked(ucch_slot *s) {
     ucch_rma *at = s->peer->at;
     ucch_region *region = ucch_region_of(at, s->header.region);
-    ucch_share *share = s->peer->in ? &s->peer->in->share : &s->peer->share;
+    ucch_share *share = &s->peer->theirs;
     size_t place = ucch_share_place(s->header.slot);
     uint32_t count = s->header.count;
     if (s->peer->status || !share->memory) return UCCH_FAIL_PEER;
@@ -275,12 +270,12 @@ static int come_locked(ucch_slot *s) {
 void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *data) {
     ucch_here here;
     memcpy(&here, data, sizeof(here)); /* libucp puts it at any address */
-    ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->slots[h->slot] : NULL;
+    ucch_slot *s = h->slot < UCCH_RMA_SLOTS ? &peer->inward[h->slot] : NULL;
     int status = s && s->state == UCCH_FREE && here.bytes <= UCCH_RMA_SLOT ? 0 : UCCH_FAIL_RANGE;
     if (!status && peer->in) {
         status = ucch_carrier_expect_locked(peer->in, h->slot, here.bytes, &s->piece);
         if (status) peer->status = UCCH_FAIL_PEER;
-    } else if (!status && ucch_share_open(&peer->share, peer->pid, here.file))
+    } else if (!status && ucch_share_open(&peer->theirs, peer->pid, &here))
         status = UCCH_FAIL_PATH;
     if (status) {
         ucch_header no = {.what = UCCH_TAKEN, .serial = h->serial, .slot = h->slot, .status = status};
@@ -291,7 +286,7 @@ void ucch_chunk_here_locked(ucch_peer *peer, const ucch_header *h, const void *d
     s->header = *h;
     s->bytes = here.bytes;
     s->state = UCCH_ARRIVING;
-    peer->arriving++;
+    peer->looked_after++;
     UCCH_ON_DEVICE;
     come_locked(s);
 }
@@ -302,11 +297,9 @@ int ucch_staged_busy(ucch_peer *peer) {
     UCCH_LOCKED;
     UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_RMA_SLOTS; i++) {
-        const ucch_slot *passed = &peer->at->out[i];
-        ucch_slot *out = peer->out ? &peer->out->slots[i] : NULL;
-        busy |= passed->peer == peer && passed->state == UCCH_COPYING && passed->is_passed;
-        busy |= peer->slots[i].state == UCCH_COPYING;
-        busy |= out && out->state == UCCH_COPYING && !copied(out);
+        ucch_slot *out = &peer->outward[i];
+        busy |= out->state == UCCH_COPYING && (out->is_passed || !copied(out));
+        busy |= peer->inward[i].state == UCCH_COPYING;
     }
     return busy;
 }
@@ -317,12 +310,13 @@ int ucch_rma_arriving(ucch_rma *at, int number) {
     UCCH_LOCKED;
     for (ucch_peer *p = at->peers; p; p = p->next)
         for (int i = 0; i < UCCH_RMA_SLOTS; i++)
-            found += p->slots[i].state == UCCH_COPYING && p->slots[i].header.other == (uint64_t)number + 1;
+            found += p->inward[i].state == UCCH_COPYING && p->inward[i].header.other == (uint64_t)number + 1;
     return found;
 }
 
-/* A slot on its way to its places: 2 if it is there, 1 if not yet. */
+/* A slot on its way to its places: 2 if it is there, 1 if not yet, 0 where there is none. */
 static int poll_locked(ucch_slot *s) {
+    if (s->state == UCCH_FREE) return 0;
     if (s->state == UCCH_ARRIVING) return come_locked(s) ? 2 : 1;
     int done = copied(s);
     if (done) taken_locked(s, done < 0 ? done : 0);
@@ -332,14 +326,13 @@ static int poll_locked(ucch_slot *s) {
 /* Look after what is on its way to its places: 2 if some is there, 1 if some is under way. */
 int ucch_staged_poll_locked(ucch_rma *at) {
     int found = 0;
-    for (ucch_slot *s = at->out; s < at->out + UCCH_RMA_SLOTS; s++) {
-        int now = s->state == UCCH_COPYING && s->is_passed ? 1 + passed_locked(s) : 0;
-        found = now > found ? now : found;
-    }
     for (ucch_peer *p = at->peers; p; p = p->next)
-        for (ucch_slot *s = p->slots; p->arriving && s < p->slots + UCCH_RMA_SLOTS; s++) {
-            int now = s->state != UCCH_FREE ? poll_locked(s) : 0;
-            found = now > found ? now : found;
+        for (int i = 0; p->looked_after && i < UCCH_RMA_SLOTS; i++) {
+            ucch_slot *out = &p->outward[i];
+            int gone = out->state == UCCH_COPYING && out->is_passed ? 1 + passed_locked(out) : 0;
+            int come = poll_locked(&p->inward[i]);
+            found = gone > found ? gone : found;
+            found = come > found ? come : found;
         }
     return found;
 }

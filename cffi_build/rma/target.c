@@ -50,10 +50,20 @@ void ucch_peer_lose(ucch_peer *peer) {
 
 uint64_t ucch_peer_count(ucch_peer *peer, int which) { return peer->counts[which]; }
 
+/* Free its slots; what a device or wires may still use stays. */
+static void free_slots(ucch_peer *peer) {
+    if (ucch_staged_busy(peer)) return;
+    if (ucch_carriers_free(peer)) peer->ours = peer->theirs = (ucch_share){0};
+    ucch_slots_free(peer->outward);
+    ucch_slots_free(peer->inward);
+    ucch_share_free(&peer->ours); /* which may wait for the device */
+    ucch_share_free(&peer->theirs);
+}
+
 /* Nothing more comes from it or goes there; it is freed with its worker, as what libucp has to finish refers to it. A
  * peer that has died takes what is under way along. */
-int ucch_peer_close(ucch_peer *peer, double timeout) {
-    int is_gone = ucch_peer_status(peer) != 0, status = 0;
+void ucch_peer_leave(ucch_peer *peer, double timeout) {
+    int is_gone = ucch_peer_status(peer) != 0;
     double until = ucch_now() + timeout;
     ucch_lock();
     ucch_transfers_end_locked(peer->at, peer, UCCH_FAIL_PEER, 1);
@@ -72,26 +82,32 @@ int ucch_peer_close(ucch_peer *peer, double timeout) {
     peer->ep = NULL;
     ucch_peer_lose(peer);
     ucch_unlock();
-    int busy;
-    while ((busy = ucch_staged_busy(peer)) && ucch_now() < until)
+    while (ucch_staged_busy(peer) && ucch_now() < until)
         sched_yield();
-    if (!busy) { /* or its memory stays */
-        ucch_carriers_free(peer);
-        ucch_slots_free(peer->slots);
-        ucch_share_free(&peer->share);
-    }
-    if (ep && !is_gone)
-        status = ucch_ep_close(peer->at->worker, ep, timeout);
-    else if (ep && peer->by_errors) {
-        ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = FORCE};
-        ucch_lock();
-        void *request = ucp_ep_close_nbx(ep, &p);
-        if (request && !IS_STATUS(request)) ucp_request_free(request);
-        ucch_unlock();
-    }
+    free_slots(peer);
     if (peer->process >= 0) close(peer->process);
     peer->process = -1;
-    return status;
+    if (!ep || (is_gone && !peer->by_errors)) return;
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = is_gone ? FORCE : 0};
+    UCCH_LOCKED;
+    void *request = ucp_ep_close_nbx(ep, &p);
+    if (request && !IS_STATUS(request)) peer->closing = request;
+    if (is_gone) ucch_peer_forget_locked(peer);
+}
+
+/* Do not look at the end of its connection any more. */
+void ucch_peer_forget_locked(ucch_peer *peer) {
+    if (peer->closing) ucp_request_free(peer->closing);
+    peer->closing = NULL;
+}
+
+/* True once libucp has ended the connection with a peer that was left. */
+int ucch_peer_left(ucch_peer *peer) {
+    UCCH_LOCKED;
+    if (peer->closing) ucp_worker_progress(peer->at->worker);
+    if (peer->closing && ucp_request_check_status(peer->closing) == UCS_INPROGRESS) return 0;
+    ucch_peer_forget_locked(peer);
+    return 1;
 }
 
 /* After its worker has been destroyed. */
@@ -101,8 +117,7 @@ void ucch_peer_free(ucch_peer *peer) {
         t->peer = NULL;
     UCCH_UNLINK(peer->at->peers, peer, next);
     ucch_unlock();
-    ucch_slots_free(peer->slots);
-    ucch_share_free(&peer->share);
+    free_slots(peer);
     free(peer);
 }
 

@@ -220,17 +220,17 @@ void ucch_rma_stop(ucch_rma *at) {
     UCCH_LOCKED;
     for (int i = 0; i < DYING && ucp_worker_progress(at->worker); i++)
         ;
+    for (ucch_peer *p = at->peers; p; p = p->next)
+        ucch_peer_forget_locked(p);
 }
 
-/* After its worker has been destroyed: libucp used its slots until then. */
+/* After its worker has been destroyed. */
 void ucch_rma_free(ucch_rma *at) {
-    ucch_slots_free(at->out);
     while (at->notices) {
         ucch_notice *n = at->notices;
         at->notices = n->next;
         free(n);
     }
-    ucch_share_free(&at->own); /* which may wait for the device */
     pthread_cond_destroy(&at->calm);
     free(at->reach);
     free(at);

@@ -196,6 +196,43 @@ assert len(pinned) == 1, pinned
     alone(script, *PAIR, links=2, rate="20mbit+180mbit", UCCH_WIRES="4", **env)
 
 
+def test_ports_of_different_speed(alone: Callable[..., Any], tmp_path: Path) -> None:
+    """Short calls go by the faster one, long ones by both; either way."""
+    script = """
+from pathlib import Path
+from subprocess import run
+for name, speed in (("eth0", "200"), ("eth1", "300")):  # the kernel says 10 Gbit/s of all emulated ports
+    run(["mount", "--bind", f"FOLDER/{speed}", f"/sys/class/net/{name}/speed"], check=True)
+
+from arrays import Array
+from ucc_hetero import Communicator
+
+def sent():
+    return [int(Path(f"/sys/class/net/eth{k}/statistics/tx_bytes").read_text()) for k in (0, 1)]
+
+def parts(comm, count):
+    x, y = Array(count).set(1), Array(count)
+    comm.Allreduce(x, y)
+    before = sent()
+    for _ in range(5):
+        comm.Allreduce(x, y)
+    assert (y.peek == comm.size).all()
+    return [b - a for a, b in zip(before, sent())]
+
+for _ in range(3):  # which of the wires it is differs
+    with Communicator() as comm:
+        slow, fast = parts(comm, 10_000)
+        assert slow < 0.1 * fast, (slow, fast)
+with Communicator() as comm:
+    slow, fast = parts(comm, 1_000_000)
+    assert 0.1 * fast < slow < 0.9 * fast, (slow, fast)
+"""
+    for speed in ("200", "300"):
+        (tmp_path / speed).write_text(speed)
+    script = script.replace("FOLDER", str(tmp_path))
+    alone(script, *PAIR, links=2, rate="200mbit+300mbit", UCCH_WIRES="4")
+
+
 def test_rings_come_with_calls(alone: Callable[..., Any]) -> None:
     """Those within hosts and those between; of ranks that have pinned nothing yet."""
     out = alone(JOBS["rings come with calls"].script, *MIXED).stdout

@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest

@@ -304,6 +304,71 @@ for turn in range(5):
 worker.close()
 """
 
+#: A process that is stopped holds up no transfers with others, however much goes to it. What it was told of before it
+#: looks at it is not another's data by then.
+STOPPED = COMMON
+STOPPED += """
+from contextlib import contextmanager
+
+@contextmanager
+def stopped(process):
+    os.kill(process, signal.SIGSTOP)
+    try:
+        while not all(Path(task, "stat").read_text().rpartition(") ")[2][0] == "T"
+                      for task in Path(f"/proc/{process}/task").iterdir()):
+            time.sleep(1e-3)
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+def files():
+    "Numbers of memory that others may open."
+    every = Path("/proc/self/fd").iterdir()
+    return {int(file.name) for file in every if "memfd:ucc_hetero" in os.path.realpath(file)}
+
+def rooms(n):
+    "Memory of this rank's, what was in it, and that of all ranks."
+    room, seen = memory(n)
+    return seen, seen.copy(), [peer.open(told) for peer, told in zip(peers, mpi.allgather(room.descriptor))]
+
+other = mpi.allgather(os.getpid())[2]
+N = 20_000_000  # more than slots hold
+mine = memory(N)[0]
+spot, had, spots = rooms(9000)
+source, given = memory(9000, on_device=False)
+mpi.Barrier()
+if r == 0:
+    with stopped(other):
+        before = files()
+        peers[2].put(source, spots[2], 0, 0, 1000)
+        (slots,) = files() - before
+        peers[2].leave()
+        while os.dup(0) != slots:
+            pass
+        os.close(slots)  # the number that the next file has
+        peers[1].put(source, spots[1], 0, 5000, 1000).Wait()
+mpi.Barrier()
+given = mpi.bcast(given)
+
+address = mpi.allgather(worker.address)
+if r in (0, 2):
+    while peers[2 - r].alive:
+        time.sleep(1e-3)
+    peers[2 - r] = worker.connect(address[2 - r])
+seen, _, targets = rooms(N)
+if r == 0:
+    with stopped(other):
+        begun = peers[2].put(mine, targets[2])
+        peers[1].put(mine, targets[1]).Wait()
+        assert not begun.Test()
+    begun.Wait()
+sent = mpi.bcast(mine._owner.array.peek.copy() if r == 0 else None)
+assert r == 0 or (seen == sent).all()
+assert r != 2 or (spot[1000:] == had[1000:]).all()
+assert r != 1 or (spot[5000:6000] == given[:1000]).all()
+worker.close()
+"""
+
 #: The same by wires.
 FAR = far(EVERY).replace(
     """.startswith("direct" if opens else "staged")""",
@@ -311,14 +376,21 @@ FAR = far(EVERY).replace(
 )
 
 #: Processes that cannot open each other's slots, which neither has foreseen: an error says so, and others go on.
-APART = COMMON
+APART = COMMON.replace(
+    "rma.connect_all(worker, mpi)",
+    """[
+    worker.connect(Address.unpack(each)._replace(process=other.pid).pack()) for each in mpi.allgather(worker.address)
+]
+mpi.Barrier()""",
+).replace(
+    "worker = rma",
+    """import subprocess
+from ucc_hetero.rma.wire_format import Address
+other = subprocess.Popen(["sleep", "3600"])  # whose files they look for
+worker = rma""",
+)
 APART += """
 slots = [memory(10)[0] for _ in range(2)]
-peers[r].put(slots[0], peers[r].open(slots[1].descriptor)).Wait()  # now they are there
-for name in os.listdir("/proc/self/fd"):
-    if os.path.islink(f"/proc/self/fd/{name}") and "memfd:ucc_hetero" in os.readlink(f"/proc/self/fd/{name}"):
-        os.dup2(os.open(os.devnull, os.O_RDWR), int(name))
-mpi.Barrier()
 there = peers[right].open(mpi.allgather(slots[1].descriptor)[right])
 for move in (peers[right].put, peers[right].get):
     with pytest.raises(UCCHError, match="no common memory"):
@@ -329,6 +401,7 @@ peers[right].put(host[0], peers[right].open(told[right][0])).Wait()
 mpi.Barrier()
 assert (room[1] == told[left][1]).all()
 worker.close()
+other.kill()
 """
 
 #: A peer dies in the middle; transfers with it fail, and those with others go on.

@@ -146,6 +146,7 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
     ("rma: while the driver gives memory back", rma.CLOSING, "nvidia:2", {}, OWN),
     ("rma: slots that nobody else can open", rma.APART, "nvidia:1,amd:2", {}, ()),
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
+    ("rma: beside one that is stopped", rma.STOPPED, "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),
     ("rma: peers that come and go", rma.LEAVING, "nvidia:2", {}, ()),
@@ -159,8 +160,8 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
 ]  # fmt: skip
 #: What one rank says.
 SAID = {calls.MISTAKES: "15 mistakes told", calls.TIMEOUT: "right: rank 0: allreduce float32[64] SUM"}
-#: Those of ranks that have pinned no memory yet, that lose what they share, or with another environment.
-FRESH = AT_ONCE, DOCTOR, messages.PINS, rma.APART, pages.NO_COMPILER
+#: Those of ranks that have pinned no memory yet, or with another environment.
+FRESH = AT_ONCE, DOCTOR, messages.PINS, pages.NO_COMPILER
 
 
 @pytest.mark.parametrize(

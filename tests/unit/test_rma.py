@@ -234,6 +234,21 @@ def test_a_peer_that_does_not_let_go_is_waited_for_once(joined: Joined, monkeypa
     assert len(waited) == len(kept) and sum(waited) < 0.2
 
 
+def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a worker is closed, for the ends of all connections."""
+    waited = list[list[int]]()
+
+    def does_not(done: Any, seconds: float) -> bool:
+        waited.append([endpoint.engine for endpoint in endpoints])
+        return False
+
+    monkeypatch.setattr(workers, "progress_until", does_not)
+    with rma.Worker() as worker, rma.Worker() as one, rma.Worker() as two:
+        endpoints = [worker.connect(other.address) for other in (one, two)]
+        worker.close()
+        assert waited == [[0, 0]]
+
+
 SECRET = b"a secret of tests"
 #: Inputs of each fuzzed reader; docs/rma.md says how many.
 INPUTS = 200
@@ -498,7 +513,8 @@ def test_more_is_published_than_a_message_or_a_socket_holds(
             with pytest.raises(ValueError, match="has 1000 at most"):
                 each.publish("x" * 1001, region)
         peer = third.connect(called.address)
-        theirs = next(each for each in called.peers if each.name == third.name and each is not called.peers[0])
+        until(lambda: len(called.peers) == 2)  # the last word of the meeting is this side's
+        _, theirs = called.peers
         for side in (peer, theirs):
             assert all(side.open(name, 600).nbytes == 8 for name in random.sample(names, 5))
 

@@ -12,6 +12,7 @@ from ..device.rank import bound
 from ..docstrings import forms
 from ..errors import PeerError
 from ..native.libraries import ffi, lib, owned, piece
+from ..native.waiting import progress_until
 from .region import Core, Region, Sided
 from .request import ENDED, Request, begin, failure
 from .wire_format import Address, Descriptor
@@ -292,6 +293,10 @@ class Endpoint(Sided):
         Args:
             timeout: Seconds to wait at most.
         """
+        self.leave(timeout, timeout)
+
+    def leave(self, timeout: float = 5.0, wait: float = 0.0) -> None:
+        """Have nothing more come or go. libucp ends the connection later, for which this waits for so many seconds."""
         with self._closing:  # by who reads the peer's messages, and by who connects anew
             if not self.engine:
                 return
@@ -299,7 +304,9 @@ class Endpoint(Sided):
             for target in self._targets:
                 if target.engine and not lib.ucch_target_users(target.native):
                     target.close()
-            lib.ucch_peer_close(native, timeout)
+            lib.ucch_peer_leave(native, timeout)
+            if wait > 0:
+                progress_until(lambda: lib.ucch_peer_left(native), wait)
             self.worker.forget(self, native)
 
     def lose(self) -> None:

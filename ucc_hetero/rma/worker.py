@@ -17,6 +17,7 @@ from ..errors import CollectiveTimeout
 from ..machine import launchers, nics
 from ..machine.discover import host_identity
 from ..native.libraries import ffi, lib
+from ..native.waiting import progress_until
 from ..transport import wires
 from .endpoint import Endpoint
 from .region import Core, Region
@@ -25,6 +26,8 @@ from .wire_format import Address
 
 #: Seconds for which peers may go on using a worker's regions when it is closed.
 _PATIENCE = 2.0
+#: Seconds for which what is on its way to peers may take then.
+_LEAVING = 5.0
 
 
 def _may_open(process: int) -> bool:
@@ -265,7 +268,8 @@ class Worker(Core):
             with suppress(CollectiveTimeout):
                 region.close(max(until - time.monotonic(), 1e-3))
         for peer in list(self.peers.values()):
-            peer.close()
+            peer.leave()  # all before one is waited for, likewise
+        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), _LEAVING)
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
             region.release()
