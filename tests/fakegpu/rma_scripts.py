@@ -304,6 +304,40 @@ for turn in range(5):
 worker.close()
 """
 
+#: What comes by wires for a peer that has been closed meanwhile is not kept.
+LATE = (
+    far(COMMON)
+    + """
+class Info(ctypes.Structure):
+    "What malloc has: of bytes in use those that are mapped, and the rest."
+    _fields_ = [(name, ctypes.c_size_t) for name in "a b c d mapped f g rest i j".split()]
+
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Info
+N, TURNS = 30_000_000, 30
+values = np.zeros(N, np.uint8)
+region = worker.register(values)
+told = mpi.allgather((worker.address, region.descriptor))
+before = []
+for turn in range(1, TURNS + 3):
+    peer = worker.connect(told[1 - r][0])
+    mpi.Barrier()
+    if r == 0:
+        target = peer.open(told[1][1])
+        values[:] = turn
+        with suppress(PeerError):
+            peer.put(region, target).Wait()
+    while values[0] != turn:  # the first of it is here
+        pass
+    peer.close()
+    mpi.Barrier()
+    found = ask()
+    before.append(found.mapped + found.rest)
+assert before[-1] - before[1] < TURNS * 300_000, before
+worker.close()
+"""
+)
+
 #: A process that is stopped holds up no transfers with others, however much goes to it. What it was told of before it
 #: looks at it is not another's data by then.
 STOPPED = COMMON
