@@ -279,7 +279,7 @@ int ucch_transfer_held(ucch_transfer *transfer);
 void ucch_transfer_free(ucch_transfer *transfer);
 
 /* ---- wire.c: network threads, an even one to send and the next to receive ---- */
-int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores);
+int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores);
 int ucch_wire_address(int wire, void **address, size_t *bytes);
 void ucch_wire_forget(int wire, void *address);
 int ucch_wire_meet(int wire, uint64_t key, const void *address);

@@ -4,6 +4,8 @@
  *
  * A slot is cut into ranges. Each is sent by the wire that is free first, as long as less than WINDOW of what that has
  * sent is on its way: a connection that loses packets, or has a slower link, gets less to carry, and holds up no other.
+ * All together have SHARE of their windows on their way: where a connection has less than its window, as it has lost a
+ * packet, others have more. The link's other direction has as much, and what waits there holds up what is confirmed.
  * Before the data of a slot is a header, by which the receiver knows that both ranks made the same call: pieces are
  * published once the receiver has made its own, which says how long a piece is due and of what call, and only if that
  * fits. */
@@ -29,6 +31,8 @@
  * What a connection takes at once is no measure, as the kernel keeps megabytes for it. */
 #define WINDOW ((size_t)1 << 20)
 _Static_assert(WINDOW / LONGEST >= 4, "the receiver says something each time that a range or more has come");
+/* Of the windows of all wires of a flow, in eighths. */
+#define SHARE 6
 /* Ranges that a wire sends before it looks for other work. */
 #define AT_ONCE 2
 
@@ -82,7 +86,8 @@ struct ucch_flow {
     int sends, nwires, first; /* the wire that carries short pieces, and what the ranks tell each other */
     int ranges;               /* of a slot */
     size_t range;             /* bytes of one */
-    uint32_t window;          /* ranges of a wire on their way */
+    uint32_t window;          /* ranges of a wire on their way at most */
+    uint32_t most, on_way;    /* ranges of all wires: at most, and now */
     uint64_t tag, key;        /* the peer's */
     uint64_t since;           /* when the timeline has the flow begin to await what it awaits */
     int failed;
@@ -272,12 +277,13 @@ static int take_next(share *s, piece_range *taken) {
     ucch_flow *f = s->flow;
     if (!has_piece(f)) return 0;
     sending *r = sending_of(f, f->next, f->next_range);
-    if (__atomic_load_n(&r->by, __ATOMIC_ACQUIRE)) return 0;
+    if (f->on_way >= f->most || __atomic_load_n(&r->by, __ATOMIC_ACQUIRE)) return 0;
     if (!f->is_begun) begin_piece(f);
     int ranges = ranges_of(f, f->next_bytes);
     if (!may_carry(f, s->which, ranges)) return 0;
     *taken = (piece_range){f->next, f->next_bytes, f->next_range};
     r->by = s;
+    f->on_way++;
     f->next_range = (taken->range + 1) % ranges;
     f->is_begun = f->next_range != 0;
     if (!f->is_begun) __atomic_store_n(&f->next, taken->piece + 1, __ATOMIC_RELEASE);
@@ -299,8 +305,9 @@ static int send_next(share *s) {
 /* The sender's stream may fill slots again, and a wire has so many ranges less on their way. */
 static void on_taken(share *s, const envelope *e) {
     ucch_flow *f = s->flow;
-    s->confirmed = e->n;
     ucch_take(&f->lock, UCCH_AT_FLOW);
+    f->on_way -= e->n - s->confirmed;
+    s->confirmed = e->n;
     if (e->number > f->told) {
         __atomic_store_n(&f->settled, e->number, __ATOMIC_RELEASE);
         __atomic_store_n(&f->told, e->number, __ATOMIC_RELEASE);
@@ -563,10 +570,14 @@ ucch_flow *ucch_flow_new(const ucch_slots *ring, int sends, int nwires, uint64_t
     if (!f) return NULL;
     size_t slot = ring->stride - UCCH_FLOW_HEADER;
     *f = (ucch_flow){.ring = *ring, .sends = sends, .nwires = nwires, .tag = tag, .key = key, .room = 64};
-    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % (uint64_t)nwires);
+    uint64_t alike = 1; /* wires from which on others are slower, by which no short piece goes */
+    while (alike < (uint64_t)nwires && !ucch_wire_slower(wire_of(f, (int)alike)))
+        alike++;
+    f->first = (int)((tag >> UCCH_FLOW_SPREAD_BIT) % alike);
     f->range = range_for(slot, nwires);
     f->ranges = ranges_of(f, slot);
     f->window = (uint32_t)(WINDOW / f->range);
+    f->most = nwires > 1 ? f->window * (uint32_t)nwires * SHARE / 8 : f->window;
     pthread_mutex_init(&f->lock, NULL);
     f->dues = calloc(f->room, sizeof(*f->dues));
     if (sends)

@@ -78,7 +78,8 @@ struct ucch_wire {
     pthread_mutex_t lock, wake_lock;
     pthread_cond_t wake;
     int wanted, rung, state, stop;
-    int eager; /* sends data at once: libucp has no faster way by its transports */
+    int eager;  /* sends data at once: libucp has no faster way by its transports */
+    int slower; /* than others, as its port is */
     connection *connections;
     ucch_poller *pollers, *by_tag[1 << PLACE_BITS];
     early *early;
@@ -130,6 +131,8 @@ void ucch_wire_wake(int wire) {
 ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
 
 ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
+
+int ucch_wire_slower(int wire) { return wires[wire].slower; }
 
 /* ---- the thread ---- */
 
@@ -272,8 +275,8 @@ static int start(ucch_wire *w, ucp_context_h context) {
 }
 
 /* One more wire, in a UCX context and on cores of its own: its number, or a failure. Those of a parent are not a
- * child's. `eager`: it sends all data at once. */
-int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores) {
+ * child's. `eager`: it sends all data at once. `slower`: than others, as its port is. */
+int ucch_wire_new(ucp_context_h context, int eager, int slower, const int *cores, int ncores) {
     if (owner != getpid()) {
         nwires = 0;
         memset(wires, 0, sizeof(wires));
@@ -281,6 +284,7 @@ int ucch_wire_new(ucp_context_h context, int eager, const int *cores, int ncores
     }
     if (nwires == MOST_WIRES) return UCCH_FAIL_MEMORY;
     wires[nwires].eager = eager;
+    wires[nwires].slower = slower;
     CPU_ZERO(&wires[nwires].cores);
     for (int i = 0; i < ncores; i++)
         CPU_SET(cores[i], &wires[nwires].cores);

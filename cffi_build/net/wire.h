@@ -34,6 +34,7 @@ typedef struct ucch_poller {
 
 ucp_context_h ucch_wire_context(int wire);
 ucp_worker_h ucch_wire_worker(int wire);
+int ucch_wire_slower(int wire);
 ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, ucp_request_param_t *params);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);

@@ -62,9 +62,14 @@ assert made["allreduce"] == {True}
 MPI.COMM_WORLD.Barrier()
 """
 
-#: Ranks that call different things; what was right before stays right, or is said not to be.
+#: Ranks that call different things; what was right before stays right, or is said not to be. What would fit, but is of
+#: another call, is not taken for this one's.
 DIFFERENT = COMMON
 DIFFERENT += """
+for n in (1, 70_000):
+    comm, x, y, z = Communicator(), Array(n).set(1), Array(2 * n).set(2), Array(2 * n)
+    comm.Allgather(x, z)
+    assert failure(lambda: comm.Alltoall(y, z) if comm.rank else comm.Allgather(x, z)) == "MismatchError"
 for comm, n in zip([Communicator(), Communicator()], (1000, 300_000)):
     r = comm.rank
     stream, x, y, z = runtime().stream(), Array(n).set(r + 1), Array(n).set(-1), Array(n).set(-1)

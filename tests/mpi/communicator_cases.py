@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from collective_cases import METHODS, Tester, draw, repeated
 from mpi4py import MPI
 
 from ucc_hetero import SUM, Communicator, Request
@@ -425,30 +427,36 @@ def case_a_number_that_comes_again(comm: Communicator) -> None:
 
 
 def threads_with_communicators(comm: Communicator) -> None:
-    """Threads create, use and free communicators of their own at the same time."""
+    """Threads create, use and free communicators of their own at the same time, in calls of all kinds and messages."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return
     parents = [comm.mpi.Dup() for _ in range(3)]
     failures: list[BaseException] = []
+    usual, seed = sys.getswitchinterval(), comm.bcast(random.getrandbits(30))
 
-    def work(parent: Any, size: int) -> None:
+    def work(parent: Any, number: int) -> None:
+        rng = np.random.default_rng([seed, number])  # alike on all ranks
         try:
             for _ in range(3):
                 with Communicator(parent) as mine:
-                    check(mine, everyone(comm))
-                    for _ in range(5):
-                        total = np.zeros(size)
-                        mine.Allreduce(np.full(size, 1.0), total)
-                        assert (total == comm.size).all()
+                    tester = Tester(mine, f"in a thread, seed {seed}")
+                    tester.mpi = parent
+                    for _ in range(2):
+                        case = draw(rng, mine.size, int(rng.integers(1 << 30)), tuple(METHODS))
+                        for again in repeated(case):
+                            tester.one(again)
+                            check(mine, everyone(comm))
         except BaseException as failure:
             failures.append(failure)
             raise
 
-    threads = [threading.Thread(target=work, args=(p, 1000 * (i + 1))) for i, p in enumerate(parents)]
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=work, args=(parent, i)) for i, parent in enumerate(parents)]
     for thread in threads if comm.rank % 2 else threads[::-1]:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(usual)
     assert not failures
     for parent in parents:
         parent.Free()

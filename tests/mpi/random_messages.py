@@ -22,7 +22,7 @@ from ucc_hetero import Communicator, PersistentRequest, Request
 WORLD = MPI.COMM_WORLD
 ON_DEVICES = "FAKEGPU_LAYOUT" in os.environ
 if ON_DEVICES:
-    from arrays import Array, runtime
+    from arrays import Array, Gate, runtime
 
 #: float32: what one slot holds at most, and several pieces.
 SLOT, LONG = 16384, 300_000
@@ -361,19 +361,30 @@ def several_times(dice: Dice, how: str, outgoing: tuple[Any, int, Sent], incomin
             request.Start()
 
 
+def own_queues() -> bool:
+    """True if streams may be held, as each has a queue of its own."""
+    return os.environ.get("FAKEGPU_CONNECTIONS") == "0"
+
+
 def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
     """In the order in which both sides begin them, with the tag or any; what is sent comes to be in its stream, which
-    fills its memory anew at once."""
+    fills its memory anew at once, as the receiver's does before. Some streams are held until all have been begun."""
     comm, status, r, kept = dice.comm, MPI.Status(), dice.rank, list[Any]()
     plan = dice.plan(1)
+    gates = [Gate(stream) for stream in streams if own_queues() and dice.mine.integers(2)]
+    by_hosts = os.environ.get("UCCH_CHANNELS") == "n"
+    ways = [*streams, *[None] * by_hosts]  # these are matched with messages without a stream, too
     sends, receives = list[Any](), list[tuple[Any, Any, int, Sent]]()
 
     def send() -> None:
         for (_, d), messages in (each for each in plan.items() if each[0][0] == r):
             for message in messages:
-                form, stream = comm.Issend if dice.rarely() else comm.Isend, dice.pick(streams)
+                form, stream = comm.Issend if dice.rarely() else comm.Isend, dice.pick(ways)
                 source, data = dice.filled(message, True), Array(message.count).set(-5)
                 kept.append((source, data))
+                if stream is None:
+                    sends.append(form(source, d, message.tag))
+                    continue
                 runtime().copy(data.block.handle, source.block.handle, 4 * message.count, stream.handle)
                 sends.append(form(data, d, message.tag, stream=stream))
                 data.fill(stream, -7.0)
@@ -382,12 +393,16 @@ def in_streams(dice: Dice, streams: list[Any], sends_first: bool) -> None:
         for (s, _), messages in (each for each in plan.items() if each[0][1] == r):
             for message in messages:
                 wanted = None if dice.mine.integers(3) == 0 else message.tag
-                into = dice.room(message, device=True)
-                receives.append((comm.Irecv(into, s, wanted, stream=dice.pick(streams)), into, s, message))
+                into, stream = dice.room(message, device=True), dice.pick(ways)
+                if stream is not None:
+                    into.fill(stream, -1000.0)
+                receives.append((comm.Irecv(into, s, wanted, stream=stream), into, s, message))
 
     steps: list[Callable[[], None]] = [send, receive] if sends_first else [receive, send]
     for step in steps:
         step()
+    for gate in gates:
+        gate.open()
     for request, into, source, message in receives:
         request.Wait(status)
         dice.judge(into, message, source, status)
@@ -428,6 +443,9 @@ def by_rules_of_mpi(parent: Communicator) -> None:
             one_turn(dice, streams[0] if streams and turn == 1 else None, crowd=turn == 2)
             for _ in range(5):
                 in_pairs(dice)
+        if streams and own_queues():  # else one may wait behind another one in a queue
+            in_streams(dice, streams, bool(dice.same.integers(2)))
+            blocking_in_streams(dice, streams)
         comm.Isend(dice.memory(LONG), (comm.rank + 1) % comm.size, 8).Free()
 
 

@@ -94,51 +94,6 @@ for name, call in WAYS.items():
         kept = made()  # has not left it
     comm.mpi.Barrier()
 """, 2, {rf"^{way} asked to end": 1 for way in WAYS}, env={}, head=HEAD + SIGNALLED),
-} | {
-    # Each makes calls of all forms, in its own order; some make communicators meanwhile.
-    f"threads with communicators of their own, {layout or 'one vendor'}": Job("""
-import sys
-usual = sys.getswitchinterval()
-sys.setswitchinterval(1e-5)
-comms = [comm.Dup() for _ in range(4)]
-wrong = []
-
-def work(number, mine):
-    try:
-        rng = np.random.default_rng(number)  # alike on all ranks
-        again = mine.Allreduce_init(a := np.full(50, number + 1.0), b := np.empty(50))
-        for turn in range(150):
-            n, kind = int(rng.choice([1, 60, 5000, 40000])), int(rng.integers(5))
-            x, y = np.full(n, turn + number + 1.0), np.full(n, -7.0)
-            if kind == 0:
-                mine.Allreduce(x, y)
-            elif kind == 1:
-                mine.Iallreduce(x, y).Wait()
-            elif kind == 2:
-                again.Start()
-                again.Wait()
-                y[:] = b[0] / (number + 1) * x[0]
-            elif kind == 3:
-                mine.Sendrecv(x, 1 - rank, number, y, 1 - rank, number)
-                y *= 2
-            else:
-                y[:] = x
-                mine.Bcast(y, turn % 2)
-                y *= 2
-            assert (y == 2 * x[0]).all(), (number, turn, kind, n, y[:3])
-        again.Free()
-    except BaseException as error:
-        wrong.append(error)
-        raise
-
-threads = [threading.Thread(target=work, args=each) for each in enumerate(comms)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-sys.setswitchinterval(usual)
-assert not wrong
-print("right", flush=True)
-""", 2, {"^right$": 2}, more={"layout": layout, "timeout": 100})
-    for layout in LAYOUTS
 }  # fmt: skip
 
 JOBS = {

@@ -243,7 +243,7 @@ def test_a_number_that_another_process_has_got() -> None:
         return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
     if unshared("open('/proc/sys/kernel/ns_last_pid', 'w').write('50')").returncode:
-        pytest.skip("no process namespaces here")
+        pytest.skip("needs namespaces for users and processes")
     job = unshared(REUSED)
     assert job.returncode == 0, job.stderr
 

@@ -10,7 +10,7 @@ import pytest
 
 from ucc_hetero.native.libraries import ffi
 
-pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="layouts of LP64 machines")
+pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="needs x86_64 or aarch64")
 
 #: structure -> (least size that any release reads, the fields' offsets).
 LAYOUTS = {

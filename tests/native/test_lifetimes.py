@@ -174,6 +174,6 @@ lib.ucch_progress_thread(0)
 """
 
 
-@pytest.mark.skipif(len(host_cores()) < 2, reason="a host of one core")
+@pytest.mark.skipif(len(host_cores()) < 2, reason="needs two cores")
 def test_the_progress_thread_leaves_the_core_that_its_process_is_bound_to() -> None:
     python(BOUND, min(host_cores()), env={"OPENBLAS_NUM_THREADS": "1"})

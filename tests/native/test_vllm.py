@@ -37,7 +37,7 @@ import vllm_engine  # noqa: E402
 
 SCHEDULERS = [
     "own",
-    pytest.param("vllm", marks=pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="no vLLM")),
+    pytest.param("vllm", marks=pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="needs vLLM")),
 ]
 
 

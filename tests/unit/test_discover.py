@@ -57,7 +57,7 @@ def test_nothing_is_required(tmp_path: Path) -> None:
     assert discover.cores() >= 1 and discover.host_identity().hostname
 
 
-@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="no sysfs")
+@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="needs /sys/class/net")
 def test_a_record_says_what_the_machine_says(tmp_path: Path) -> None:
     files = record()
     assert json.loads(json.dumps(files)) == files
@@ -106,15 +106,16 @@ def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: i
 
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
-ELSEWHERE, SLOW, BESIDE = B._replace(network=12 << 32), B._replace(speed=10), B._replace(network=A.network)
+ELSEWHERE, BESIDE = B._replace(network=12 << 32), B._replace(network=A.network)
+SLOWER, SLOW = B._replace(speed=250), B._replace(speed=249)
 OTHERS = A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10)
-BOTH = "eth0", "eth1"
+BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 1000), (10, 10), (1000, 250)))
 
 
 @pytest.mark.parametrize("ranks, offers, spread, joined, wires", [
     ("xxyy", [(A, B)] * 2, 2, (), BOTH),
     ("xyxyxy", [(A, B)] * 2, 2, (), BOTH),
-    ("xxyy", [(A, B), OTHERS], 2, (), BOTH),  # other names, and another speed of the whole host
+    ("xxyy", [(A, B), OTHERS], 2, (), TEN),  # other names, and another speed of the whole host
     ("xxxx", [(A, B)], 1, (), ()),  # nothing leaves the host
     ("xyy", [(A, B)] * 2, 2, (), BOTH),  # a rank needs both
     ("xyy", [(B, A), (A, B)], 2, (), BOTH),  # in the order of the networks
@@ -123,12 +124,19 @@ BOTH = "eth0", "eth1"
     ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
     ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()),
     ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
+    ("xxyy", [(A, SLOWER)] * 2, 2, (), UNEVEN),
+    ("xxyy", [(A, B), (A, SLOWER)], 2, (), UNEVEN),  # a link is as fast as its slower end
+    ("xxyy", [(SLOW._replace(network=9 << 32), B)] * 2, 1, ("eth1",), ()),
+    ("xxyy", [(B._replace(name="eth0", speed=400), A._replace(name="eth1"))] * 2, 2, (), (BOTH[1], ("eth0", 400))),
+    ("xxyy", [(A._replace(speed=0), B._replace(speed=0))] * 2, 2, (), (("eth0", 0), ("eth1", 0))),  # unknown
+    ("xxyy", [(A, B._replace(speed=0))] * 2, 1, ("eth0",), ()),
     ("xxyy", [(A, BESIDE)] * 2, 2, (), ()),  # both in one network
+    ("xxyy", [(A, SLOW._replace(network=A.network))] * 2, 1, ("eth0",), ()),
     ("xy", [(A, B), (A._replace(network=13 << 32), ELSEWHERE)], 1, (), ()),  # routed, or none of them
     ("xyz", [(A, B), (A, B), (A, B, ELSEWHERE._replace(name="eth2"))], 2, (), BOTH),
 ])  # fmt: skip
 def test_who_uses_which_port(
-    ranks: str, offers: list[tuple[Port, ...]], spread: int, joined: tuple[str], wires: tuple[str]
+    ranks: str, offers: list[tuple[Port, ...]], spread: int, joined: tuple[str], wires: tuple[tuple[str, int]]
 ) -> None:
     """Over how many ports a transfer is spread, to which libucp is kept, and wires of each."""
     found = [offers["xyz".index(host)] for host in ranks]

@@ -120,6 +120,17 @@ def test_as_many_as_there_are_cores_for(carrier: str, cores: int, ranks: int, ex
     assert wires.count(carrier, cores, ranks) == expected
 
 
+@pytest.mark.parametrize("speeds, expected", [
+    ([10, 10], [0, 1, 0, 1, 0, 1]),
+    ([0, 0, 0], [0, 1, 2, 0, 1, 2]),  # unknown
+    ([25, 10], [0, 0, 1, 0, 0, 0]),
+    ([100, 25], [0, 0, 0, 0, 1, 0]),
+    ([100, 100, 50], [0, 1, 0, 1, 2, 0]),
+])  # fmt: skip
+def test_faster_ports_have_more_wires(speeds: list[int], expected: list[int]) -> None:
+    assert [wires.port_of(number, speeds) for number in range(len(expected))] == expected
+
+
 def test_ranks_share_the_cores_of_a_host_in_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
     monkeypatch.setattr(wires, "count", lambda _carrier, _cores, ranks: counted.append(ranks) or 1)
@@ -158,18 +169,16 @@ wires.stop()
 """
 
 
+@pytest.mark.usefixtures("ucx")
 def test_threads_run_where_they_should() -> None:
-    done = python(SCRIPT, check=False)
-    if "LibraryNotFound" in done.stderr:
-        pytest.skip("no UCX")
-    assert done.returncode == 0, done.stderr
+    python(SCRIPT)
 
 
 def test_a_wire_that_could_not_be_made_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of wires tell their sides: one that sends would be taken for one that receives."""
     contexts: list[object] = []
 
-    def opened(devices: str, cores: set[int]) -> int:
+    def opened(devices: str, slower: bool, cores: set[int]) -> int:
         if len(contexts) == 3 and not failed:
             failed.append(devices)
             raise LibraryError("ucp_worker_create", -4, "UCS_ERR_NO_MEMORY")

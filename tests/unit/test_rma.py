@@ -629,7 +629,7 @@ def certificates(folder: Path, name: str, authority: str = "authority") -> rma.C
     return rma.Certificates(*(str(folder / each) for each in (f"{name}.pem", f"{name}.key", f"{authority}.pem")))
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificates")
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, which makes certificates")
 def test_certificates(tmp_path: Path) -> None:
     one, two, foreign = (certificates(tmp_path, name, by) for name, by in (("a", "ca"), ("b", "ca"), ("c", "other")))
     with rma.Agent("tcp://127.0.0.1:0", SECRET, tls=one) as server:

@@ -37,7 +37,7 @@ _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN
 _making = threading.Lock()
 _contexts: list[Context] = []
 _addresses: list[tuple[bytes, bytes]] = []
-_ports: tuple[str, ...] = ()
+_ports: tuple[tuple[str, int], ...] = ()
 _devices = ""
 _pid = 0
 _sharing = 1
@@ -66,11 +66,11 @@ def carrier() -> str:
     """What carries bytes between hosts: ``rdma``, ``tcp``, or ``limited`` where a cloud limits each connection."""
     if addresses(1) and set(_contexts[0].transports()) - {"tcp", "self"}:
         return "rdma"
-    return "limited" if nics.flow_limit(_devices_of(0))[1] else "tcp"
+    return "limited" if nics.flow_limit(_devices_of(0)[0])[1] else "tcp"
 
 
-def spread(ports: tuple[str, ...]) -> None:
-    """Have the wires take these ports in turn, in networks that the peers' wires of the same number are in, too."""
+def spread(ports: tuple[tuple[str, int], ...]) -> None:
+    """Have the wires share these ports, each with its speed; the peers' wires of a number are in the same network."""
     global _ports
     if ports and not _contexts:
         _ports = ports
@@ -82,9 +82,24 @@ def leave_out(repeated: Set[int]) -> None:
     _devices = _devices or nics.without(repeated, os.environ.get("UCX_NET_DEVICES", ""))
 
 
-def _devices_of(number: int) -> str:
-    """``UCX_NET_DEVICES`` of a wire."""
-    return _ports[number % len(_ports)] if _ports else _devices or os.environ.get("UCX_NET_DEVICES", "")
+def port_of(number: int, speeds: Sequence[int]) -> int:
+    """Which of several ports a wire takes: the one that has most for it beside the wires before it. Ports of one speed
+    are taken in turn, and wires are about equally fast, as a short call's ranges are divided evenly among them."""
+    taken = [0] * len(speeds)
+    port = 0
+    for _ in range(number + 1):
+        port = max(range(len(speeds)), key=lambda each: max(speeds[each], 1) / (taken[each] + 1))
+        taken[port] += 1
+    return port
+
+
+def _devices_of(number: int) -> tuple[str, bool]:
+    """``UCX_NET_DEVICES`` of a wire, and True if that is a port slower than others."""
+    if not _ports:
+        return _devices or os.environ.get("UCX_NET_DEVICES", ""), False
+    speeds = [speed for _, speed in _ports]
+    port = port_of(number, speeds)
+    return _ports[port][0], speeds[port] < max(speeds)
 
 
 def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
@@ -101,9 +116,9 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
         try:
             # Once one could not be made, none is tried again: each that sends is followed by one that receives.
             while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
-                devices = _devices_of(len(_addresses))
+                devices, slower = _devices_of(len(_addresses))
                 cores = nics.cores_for(2 * count, _sharing, nics.near(devices))
-                sender, receiver = _open(devices, cores), _open(devices, cores)
+                sender, receiver = _open(devices, slower, cores), _open(devices, slower, cores)
                 _addresses.append((_address(sender), _address(receiver)))
         except LibraryError as error:
             log.log("net").warning("no network threads for calls between hosts: %s", error)
@@ -127,12 +142,12 @@ def stop() -> None:
     _addresses.clear()
 
 
-def _open(devices: str, cores: set[int]) -> int:
+def _open(devices: str, slower: bool, cores: set[int]) -> int:
     only = {"NET_DEVICES": devices} if devices else {}
     settings = {"TLS": without_devices(os.environ.get("UCX_TLS", "")), **_SETTINGS, **only}
     context = Context(settings)
     eager = set(context.transports()) <= {"tcp", "self"} and "UCX_RNDV_THRESH" not in os.environ
-    wire = int(lib.ucch_wire_new(context.handle, eager, sorted(cores), len(cores)))
+    wire = int(lib.ucch_wire_new(context.handle, eager, slower, sorted(cores), len(cores)))
     if wire < 0:
         context.close()
         check("ucp_worker_create", wire)
