@@ -398,6 +398,19 @@ if r == 0:
     begun.Wait()
 sent = mpi.bcast(mine._owner.array.peek.copy() if r == 0 else None)
 assert r == 0 or (seen == sent).all()
+
+# A peer that has died owes no answers; those that others owe are waited for.
+ours = [memory(10)[0] for _ in range(5)]
+pids = mpi.allgather(os.getpid())
+if r == 0:
+    with stopped(pids[1]), stopped(pids[2]):
+        [region.revoke() for region in ours]
+        peers[1].lose()
+        for region in ours:
+            with pytest.raises(CollectiveTimeout):
+                region.close(0)
+    [region.close() for region in ours]
+mpi.Barrier()
 assert r != 2 or (spot[1000:] == had[1000:]).all()
 assert r != 1 or (spot[5000:6000] == given[:1000]).all()
 worker.close()
