@@ -361,9 +361,10 @@ static int fits(ucch_flow *f, const ucch_slot_header *s) {
 
 static filling *filling_of(const ucch_flow *f, uint64_t piece) { return &f->fillings[piece % (uint64_t)f->ring.depth]; }
 
+/* Looks at `came` first: until the first range has come, `ranges` is that of the piece before in the same slot. */
 static int is_complete(const filling *l) {
-    uint32_t ranges = __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
-    return ranges && __atomic_load_n(&l->came, __ATOMIC_ACQUIRE) == ranges;
+    uint32_t came = __atomic_load_n(&l->came, __ATOMIC_ACQUIRE);
+    return came && came == __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
 }
 
 /* Publish what has come and was called for, in order, if it fits. With the flow's lock. */
