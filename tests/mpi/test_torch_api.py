@@ -97,9 +97,10 @@ def test_scripts_for_torchrun_run_unchanged(mpirun) -> None:
 
 
 def test_torchrun(torchrun) -> None:
-    """Without MPI: the ranks find each other through torch's store."""
+    """Without MPI: the ranks find each other through torch's store, also where mpirun has started torchrun."""
     names = ["futures", "groups", "failures", "all_reduce", "messages"]
-    said = torchrun(HERE / "torch_api.py", names, UCCH_EMULATE="nvidia:1,amd:1")
+    env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    said = torchrun(HERE / "torch_api.py", names, **env)
     assert re.findall(r"^ok (\w+)", said, re.M) == names
 
 

@@ -27,8 +27,9 @@ _ours: set[str] = set()
 
 
 def launched_by_mpi() -> bool:
-    """True if this process is a rank of an MPI job."""
-    return any(name in os.environ for name in launchers.MPI["RANK"])
+    """True if this process is a rank of an MPI job. One that torchrun has started is none: what it has of a launcher's
+    variables is torchrun's, which mpirun or srun may have started on each host."""
+    return not dist.is_torchelastic_launched() and any(name in os.environ for name in launchers.MPI["RANK"])
 
 
 def _export(name: str, value: object) -> None:
