@@ -102,7 +102,7 @@ def test_faults_of_the_package_and_errors_within_errors_are_shown_whole() -> Non
     assert "KeyError: 'mine'" in text and "in _section" in text
 
 
-def test_a_flight_record_that_could_not_be_written_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_flight_record_that_was_not_written_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "4.flight"
     monkeypatch.setattr(flight, "usual_path", lambda: path)
     assert str(with_record_path(CollectiveError("rank 1 is gone"))) == "rank 1 is gone"

@@ -117,8 +117,11 @@ def store_over(world: Any, timeout: timedelta) -> tuple[Any, int, int]:
 
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     rank, size = world.Get_rank(), world.Get_size()
-    for name, value in zip(launchers.MPI, (rank, size, local.Get_rank(), local.Get_size()), strict=True):
+    for name, value in ("RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", local.Get_size()):
         _export(name, value)
+    # The launcher's number, by which the script has chosen its device: it may count in another order.
+    mine = launchers.number("LOCAL_RANK", os.environ, local.Get_rank(), torchrun=False)
+    os.environ.setdefault("LOCAL_RANK", str(mine))
     one_host = local.Get_size() == size
     local.Free()
     store = where = None
