@@ -32,6 +32,7 @@ CASES: list[tuple[str, tuple[str, int, int], dict[str, str]]] = [
     ("a rank that never calls", PAIR, {}),
     ("nobody takes garbage for a result", THREE, {}),
     ("ranks that call different things", PAIR, {}),
+    ("connections that break", PAIR, {}),
     ("the driver waits", PAIR, LATE_KERNELS),
     ("the driver waits", THREE, {"FAKEGPU_AHEAD": "40"}),
     ("many groups", PAIR, {}),

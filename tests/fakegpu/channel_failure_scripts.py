@@ -109,3 +109,41 @@ assert outcome != "nothing" or (y.peek == p * (p + 1) / 2).all()
 print("died:", outcome, failure(lambda: comm.Allreduce(x, y)), flush=True)
 os._exit(0)
 """
+
+#: The connections of network threads break, and nobody dies: calls say so, and the next communicator has new ones.
+CUT = COMMON
+CUT += """
+import socket
+from ucc_hetero.transport import wires
+
+meet, made_there = wires.meet, set()
+
+def sockets():
+    "Where each of this process is."
+    found = {}
+    for file in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found[os.readlink(f"/proc/self/fd/{file}")] = int(file)
+    return {name: file for name, file in found.items() if name.startswith("socket")}
+
+def noted(*args):
+    before = {*sockets()}
+    reached = meet(*args)
+    made_there.update({*sockets()} - before)
+    return reached
+
+wires.meet, n = noted, 2_000_000
+comm = Communicator()
+x, y = Array(n).set(1), Array(n)
+comm.Allreduce(x, y)
+if comm.rank == 0:
+    for name, file in sockets().items():
+        if name in made_there:
+            with suppress(OSError), socket.socket(fileno=os.dup(file)) as each:
+                each.shutdown(socket.SHUT_RDWR)
+print("cut:", failure(lambda: [comm.Allreduce(x, y) for _ in range(1000)]), flush=True)
+with Communicator() as other:
+    other.Allreduce(x, y.set(-1))
+    assert made["allreduce"] == {True} and (y.peek == other.size).all()
+print("right", flush=True)
+"""

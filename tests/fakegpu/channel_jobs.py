@@ -67,6 +67,7 @@ JOBS = {
     "two graphs at a time": Job(
         graphs.BROKEN, _BROKEN | {"WAY": "overlap"}, {"next: CollectiveError": 2, "at a time|not complete": 1},
     ),
+    "connections that break": Job(failures.CUT, _LONG, {r"cut: \w+Error": 2, "right": 2}),
     "a rank that dies": Job(failures.HALFWAY, _LONG, {r"died: (?:\w+Error|nothing) (?:Collective|Peer)Error": 2}),
 }  # fmt: skip
 
@@ -75,7 +76,7 @@ JOBS = {
 #: them.
 OF_ITS_OWN = {
     *("a rank that dies", "calls under way at the end", "no pinned memory is left", "no compiler", "refused in graphs"),
-    "rings come with calls",
+    *("rings come with calls", "connections that break"),
 }
 
 

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import random
+import time
 import weakref
 from datetime import timedelta
 
@@ -79,10 +80,10 @@ def one(step: int) -> None:
         into.fill(-7.0)
         outof.fill(value + R)
         work = call(async_op=asynchronous)
+        while asynchronous and step % 2 and not work.is_completed():  # the host sees its end first, then
+            time.sleep(1e-5)
     with torch.cuda.stream(waits if asynchronous else stream):
         if asynchronous:
-            while step % 2 and not work.is_completed():  # the host sees its end first, then
-                pass
             work.wait()
         check(into, numbers(value), (step, name, n, asynchronous))
         outof.fill(-5.0)

@@ -159,7 +159,7 @@ from arrays import Graph
 dice = random.Random(int(os.environ["DICE"]) * 100 + r)
 stream, other = gpu.Stream(), gpu.Stream()
 pairs = [(gpu.empty(n), gpu.empty(n)) for n in (1, 1000, 70_000, 1_500_000)]
-single = gpu.empty(12), gpu.empty(12)
+single, copied = (gpu.empty(12), gpu.empty(12)), gpu.empty(1_500_000)
 with torch.cuda.stream(stream):
     for sent, got in pairs:
         exchange(sent, got, 1.0)
@@ -167,10 +167,12 @@ with torch.cuda.stream(stream):
     with Graph(stream._native) as graph:
         both = [("to", sent, right, k) for k, (sent, _) in enumerate(pairs)]
         both += [("from", got, left, k) for k, (_, got) in enumerate(pairs)]
-        works = batch(*both) if dice.random() < 0.5 else batch(*both[::-1][:4][::-1], *both[:4])
+        sends_first = dice.random() < 0.5
+        works = batch(*both) if sends_first else batch(*both[4:], *both[:4])
         waiter = dice.choice((stream, other))
-        with torch.cuda.stream(waiter):
-            works[0].wait()
+        with torch.cuda.stream(waiter):  # which goes on with the last message
+            works[-1 if sends_first else len(works) // 2 - 1].wait()
+            gpu.RUNTIME.copy(copied.data_ptr(), pairs[3][1].data_ptr(), copied.nbytes, waiter.cuda_stream)
         stream.wait_event(waiter.record_event())
         wait(dice.sample(works, len(works)))
         first = [lambda: dist.send(single[0], right, tag=9), lambda: dist.recv(single[1], left, tag=9)]
@@ -180,6 +182,7 @@ with torch.cuda.stream(stream):
         for k, (sent, got) in enumerate([*pairs, single]):
             sent.fill(10.0 * turn + k + r), got.fill(-1)
         graph.replay(stream._native)
+        right_value(copied, 10.0 * turn + 3)
         for k, (sent, got) in enumerate([*pairs, single]):
             right_value(got, 10.0 * turn + k)
             if turn % 2:

@@ -234,6 +234,7 @@ def case_without_a_call(comm: Communicator) -> None:
     makes = (comm.Dup, lambda: comm.Split(0, -comm.rank))
     for make in makes:
         make().Free()  # the first one may have to get its memory
+    used = bytes(numbers._ids)
     with mock.patch.object(Runner, "__init__", autospec=True, side_effect=Runner.__init__) as begun:
         for make in makes:
             made = make()
@@ -250,7 +251,7 @@ def case_without_a_call(comm: Communicator) -> None:
                 assert into[0] == 1 - comm.rank
             made.Free()
             comm.Dup().Free()
-    assert begun.call_count == 2 * PAGES * (comm.rank < 2)
+    assert begun.call_count == 2 * PAGES * (comm.rank < 2) and numbers._ids == used
     made = comm.Dup()
     if comm.rank == 1:
         refused(MismatchError, made.Barrier, "called Free instead")
