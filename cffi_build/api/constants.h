@@ -64,7 +64,8 @@
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
  * pinned memory is left.
  * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
- * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. */
+ * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. FAIL_CONNECTION: one
+ * of network threads has broken. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
@@ -84,6 +85,7 @@
 #define UCCH_FAIL_REVOKED -1020
 #define UCCH_FAIL_LOST -1021
 #define UCCH_FAIL_PATH -1022
+#define UCCH_FAIL_CONNECTION -1023
 
 /* One-sided communication: what a transfer does, AWAIT on this side alone, the others are counted by peer, and beside
  * it what failed, bytes, and notifications; counters of a process, entries of a list and bytes of a notification at

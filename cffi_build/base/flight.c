@@ -204,7 +204,8 @@ int ucch_flight_dump(int cause, const char *path) {
 
 /* True if a failure is the library's or another rank's: statuses of our own are mostly answers to our caller. */
 static int is_grave(int status) {
-    return status >= UCCH_FAIL_PEER || status == UCCH_FAIL_OVERLAP; /* and UCCH_FAIL_TIMEOUT, UCCH_FAIL_MISMATCH */
+    /* and UCCH_FAIL_TIMEOUT, UCCH_FAIL_MISMATCH */
+    return status >= UCCH_FAIL_PEER || status == UCCH_FAIL_OVERLAP || status == UCCH_FAIL_CONNECTION;
 }
 
 /* An operation has failed: the records are written where that ends its communicator. */

@@ -39,11 +39,12 @@ static void end_locked(ucch_launch *l, int status, int peer) {
 /* The vendor's kernel waits in its stream for peers that will not come, and so does a thread that waits for the stream:
  * no caller may be left to raise an error, so it is logged here. */
 static void give_up_locked(ucch_launch *l, int status, int peer) {
-    const char *why = status == UCCH_FAIL_TIMEOUT   ? "not complete in time"
-                      : status == UCCH_FAIL_PEER    ? "another rank has left the job or died"
-                      : status == UCCH_FAIL_REFUSED ? "another rank refused its part of the call"
-                      : status == UCCH_FAIL_REVOKED ? "the communicator has been revoked"
-                                                    : "another rank called something else";
+    const char *why = status == UCCH_FAIL_TIMEOUT      ? "not complete in time"
+                      : status == UCCH_FAIL_PEER       ? "another rank has left the job or died"
+                      : status == UCCH_FAIL_CONNECTION ? "a connection with another rank has broken"
+                      : status == UCCH_FAIL_REFUSED    ? "another rank refused its part of the call"
+                      : status == UCCH_FAIL_REVOKED    ? "the communicator has been revoked"
+                                                       : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
     ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;

@@ -174,7 +174,7 @@ static ucp_request_param_t params_of(void *callback, void *data, ucp_mem_h memor
 
 /* A request has ended. */
 static void ended(ucch_flow *f, int status) {
-    if (status && status != UCS_ERR_CANCELED) fail(f, UCCH_FAIL_PEER);
+    if (status && status != UCS_ERR_CANCELED) fail(f, UCCH_FAIL_CONNECTION);
 }
 
 /* True if libucp has taken a request that it will tell the end of; the others have ended. */
@@ -361,9 +361,10 @@ static int fits(ucch_flow *f, const ucch_slot_header *s) {
 
 static filling *filling_of(const ucch_flow *f, uint64_t piece) { return &f->fillings[piece % (uint64_t)f->ring.depth]; }
 
+/* Looks at `came` first: until the first range has come, `ranges` is that of the piece before in the same slot. */
 static int is_complete(const filling *l) {
-    uint32_t ranges = __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
-    return ranges && __atomic_load_n(&l->came, __ATOMIC_ACQUIRE) == ranges;
+    uint32_t came = __atomic_load_n(&l->came, __ATOMIC_ACQUIRE);
+    return came && came == __atomic_load_n(&l->ranges, __ATOMIC_RELAXED);
 }
 
 /* Publish what has come and was called for, in order, if it fits. With the flow's lock. */
@@ -480,7 +481,7 @@ static ucs_status_t come(ucch_poller *poller, const ucch_packet *m) {
     envelope e;
     if (m->header_bytes != sizeof(e)) return UCS_OK;
     memcpy(&e, m->header, sizeof(e));
-    if (e.kind == ABORT && status != UCCH_FAIL_PEER) note_tainted(f, e.number, e.more);
+    if (e.kind == ABORT && status != UCCH_FAIL_CONNECTION) note_tainted(f, e.number, e.more);
     if (e.kind == TAKEN && !status) on_taken(s, &e);
     return e.kind == DATA && !status ? receive_range(s, &e, m) : UCS_OK;
 }
@@ -489,9 +490,9 @@ static int turn(ucch_poller *poller) {
     share *s = (share *)poller;
     ucch_flow *f = s->flow;
     int found = 0;
-    if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_PEER);
+    if (__atomic_load_n(s->lost, __ATOMIC_ACQUIRE)) fail(f, UCCH_FAIL_CONNECTION);
     if (!failed(f)) found = f->sends ? turn_of_sender(s) : turn_of_receiver(s);
-    if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_PEER) found |= send_abort(s);
+    if (f->sends && s->which == f->first && failed(f) != UCCH_FAIL_CONNECTION) found |= send_abort(s);
     /* Once a call has failed here, no thread waits for the rest. */
     return tainted_from(f) ? found & UCCH_MOVED : found;
 }
@@ -557,7 +558,7 @@ static int join(ucch_flow *f, int which, uint64_t key) {
         .field_mask = MAP_FIELDS, .address = f->ring.slots, .memory_type = UCS_MEMORY_TYPE_HOST};
     slots.length = (size_t)f->ring.depth * f->ring.stride;
     if (ucp_mem_map(ucch_wire_context(wire_of(f, which)), &slots, &s->slots)) s->slots = NULL;
-    if (!s->ep) return UCCH_FAIL_PEER;
+    if (!s->ep) return UCCH_FAIL_CONNECTION;
     s->poller = (ucch_poller){.turn = turn, .come = come, .tag = f->tag};
     ucch_wire_serve(wire_of(f, which), &s->poller);
     return 0;

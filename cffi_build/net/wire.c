@@ -215,7 +215,9 @@ static ucch_poller **place_of(ucch_wire *w, uint64_t tag) {
 /* Each wire that sends is followed by one that receives. */
 static int is_receiver(const ucch_wire *w) { return (w - wires) % 2 == 1; }
 
-/* Keep a message until there is a poller for it. */
+/* Keep a message until there is a poller for it. Where that never comes, as a call has failed here before it made its
+ * ring, the message stays until the process ends, and so do the communicator's rings (channels.py): who sends may still
+ * send, and what has come is at most what it has on its way. */
 static ucs_status_t keep(ucch_wire *w, uint64_t tag, const ucch_packet *m) {
     size_t bytes = m->is_later ? 0 : m->bytes;
     early *l = malloc(sizeof(*l) + m->header_bytes + bytes);
@@ -242,7 +244,7 @@ static ucs_status_t come(void *arg, const void *header, size_t header_bytes, voi
         p = p->same;
     if (p) return p->come(p, &m);
     /* What comes back to a sender that is not there is for one that has gone. */
-    return is_receiver(w) ? keep(w, tag, &m) : UCS_OK;
+    return is_receiver(w) && !(tag & UCCH_WIRE_EXPECTED) ? keep(w, tag, &m) : UCS_OK;
 }
 
 /* With the wire's lock: send a message, as libucp's ucp_am_send_nbx does. */

@@ -20,6 +20,9 @@ typedef struct ucch_packet {
     int is_later;
 } ucch_packet;
 
+/* In a tag: who receives is there before anything is sent, and what comes without it is for one that has gone. */
+#define UCCH_WIRE_EXPECTED ((uint64_t)1 << 63)
+
 /* Work of one wire's thread: `turn` is called again and again, and `come` with messages of its tag, by which their
  * headers begin; both with the wire's lock. `come` says UCS_INPROGRESS if it has libucp fetch the data. */
 typedef struct ucch_poller {
@@ -36,6 +39,7 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
                                 size_t bytes, ucp_request_param_t *params);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
 void ucch_wire_serve(int wire, ucch_poller *poller);
+void ucch_wires_forget(uint64_t tag, int bit);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);

@@ -9,8 +9,7 @@
 
 #include "rma/rma.h"
 
-/* A tag of ours, apart from those of communicators: a number of the sender's, and one of the receiver's. */
-#define OURS ((uint64_t)1 << 63)
+/* Of the numbers in a tag, the sender's and the receiver's. */
 #define NUMBER_BITS 24
 #define NUMBERS (((uint32_t)1 << NUMBER_BITS) - 1)
 
@@ -66,7 +65,7 @@ static int carrier_new(ucch_peer *peer, int comes, int wires, uint32_t sender, u
                         .consumed = &c->consumed,
                         .tainted_here = &c->tainted,
                         .tainted_there = &c->tainted_there};
-    uint64_t tag = OURS | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
+    uint64_t tag = UCCH_WIRE_EXPECTED | (uint64_t)sender << (UCCH_FLOW_SPREAD_BIT + NUMBER_BITS);
     tag |= (uint64_t)receiver << UCCH_FLOW_SPREAD_BIT;
     if (!status) c->flow = ucch_flow_new(&slots, !comes, wires, peer->uid, tag);
     if (!c->flow) {

@@ -85,13 +85,20 @@ typedef struct ucch_slot {
     ucch_header header;
 } ucch_slot;
 
+/* An answer of a peer that a region which is closed waits for. */
+typedef struct owed {
+    ucch_peer *by;
+    struct owed *next;
+} owed;
+
 struct ucch_region {
     ucch_rma *at;
     uint64_t id;
     char *base;
     size_t bytes;
     int on_device, closing;
-    int asked, users; /* peers that have not let go of it, and what of ours is under way in it */
+    int users;  /* what of ours is under way in it */
+    owed *owed; /* by peers that have not let go of it */
     ucp_mem_h memh;
     ucch_region *next;
 };
@@ -114,7 +121,6 @@ struct ucch_peer {
     ucch_carrier *out, *in;
     uint32_t number;
     int lack;
-    int revoking;  /* answers that it still owes */
     void *closing; /* libucp's request */
     uint64_t counts[UCCH_RMA_COUNTS];
     ucch_target *targets;
@@ -220,6 +226,7 @@ void ucch_transfer_leave_locked(ucch_transfer *t);
 void ucch_open_asked_locked(ucch_peer *peer, const ucch_header *header);
 void ucch_peer_forget_locked(ucch_peer *peer);
 void ucch_revoke_asked_locked(ucch_peer *peer, const ucch_header *header);
+void ucch_revoked_locked(ucch_peer *peer, uint64_t region);
 
 /* transfer.c */
 uintptr_t ucch_transfer_piece(ucch_peer *peer, int what, ucch_region *local, ucch_target *target, uint64_t mine,

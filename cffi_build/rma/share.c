@@ -96,6 +96,7 @@ void ucch_slots_free(ucch_slot *slots) {
     for (ucch_slot *s = slots; s < slots + UCCH_RMA_SLOTS; s++) {
         if (s->event) ucch_bound_ops()->event_free(s->event);
         s->event = NULL;
+        s->state = UCCH_FREE;
         free_memory(s);
     }
 }

@@ -141,26 +141,44 @@ void ucch_region_revoke(ucch_rma *at, ucch_region *region) {
     UCCH_LOCKED;
     int is_first = !region->closing;
     region->closing = 1;
-    for (ucch_peer *p = at->peers; p && is_first; p = p->next)
-        if (!p->status && !ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0)) {
-            region->asked++;
-            p->revoking++;
+    for (ucch_peer *p = at->peers; p && is_first; p = p->next) {
+        owed *o = p->status ? NULL : malloc(sizeof(*o));
+        if (!o) continue;
+        *o = (owed){p, region->owed};
+        if (ucch_tell_locked(p, (ucch_header){.what = UCCH_REVOKE, .region = region->id}, NULL, 0))
+            free(o);
+        else
+            region->owed = o;
+    }
+}
+
+/* A peer has let go of a region. */
+void ucch_revoked_locked(ucch_peer *peer, uint64_t region) {
+    ucch_region *r = peer->at->regions;
+    while (r && r->id != region)
+        r = r->next;
+    for (owed **at = r ? &r->owed : NULL, *o; at && (o = *at); at = &o->next)
+        if (o->by == peer) {
+            *at = o->next;
+            free(o);
+            return;
         }
 }
 
 /* How many peers and transfers still use it. */
 int ucch_region_users(ucch_rma *at, ucch_region *region) {
-    int lost = 0;
     UCCH_LOCKED;
-    for (ucch_peer *p = at->peers; p; p = p->next)
-        if (p->revoking && ucch_peer_status(p)) lost += p->revoking;
-    int left = region->asked - lost;
-    return (left > 0 ? left : 0) + region->users;
+    int users = region->users;
+    for (const owed *o = region->owed; o; o = o->next)
+        users += !ucch_peer_status(o->by); /* the dead use nothing */
+    return users;
 }
 
 void ucch_region_free(ucch_rma *at, ucch_region *region) {
     UCCH_LOCKED;
     UCCH_UNLINK(at->regions, region, next);
+    for (owed *o; (o = region->owed); free(o))
+        region->owed = o->next;
     free(region);
 }
 

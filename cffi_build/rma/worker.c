@@ -60,11 +60,9 @@ static void deliver_locked(ucch_rma *at, const ucch_header *h, const void *data,
         ucch_peer_lose(peer);
     else if (h->what == UCCH_TAKEN && (t = ucch_chunk_taken_locked(at, h)))
         ucch_transfer_answered_locked(t, h->status);
-    else if (h->what == UCCH_REVOKED) {
-        for (ucch_region *r = at->regions; r; r = r->next)
-            if (r->id == h->region && r->asked) r->asked--;
-        peer->revoking--;
-    } else if (t && t->peer == peer && h->what != UCCH_TAKEN && h->what != UCCH_HERE)
+    else if (h->what == UCCH_REVOKED)
+        ucch_revoked_locked(peer, h->region);
+    else if (t && t->peer == peer && h->what != UCCH_TAKEN && h->what != UCCH_HERE)
         ucch_transfer_answered_locked(t, h->status);
 }
 

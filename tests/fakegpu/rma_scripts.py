@@ -304,6 +304,41 @@ for turn in range(5):
 worker.close()
 """
 
+#: What comes by wires for a peer that has been closed meanwhile is not kept.
+LATE = (
+    far(COMMON)
+    + """
+class Info(ctypes.Structure):
+    "What malloc has: of bytes in use those that are mapped, and the rest."
+    _fields_ = [(name, ctypes.c_size_t) for name in "a b c d mapped f g rest i j".split()]
+
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Info
+N, TURNS = 30_000_000, 30
+region, values = memory(N)
+values[:] = 0
+mpi.Barrier()
+told = mpi.allgather((worker.address, region.descriptor))
+before = []
+for turn in range(1, TURNS + 3):
+    peer = worker.connect(told[1 - r][0])
+    mpi.Barrier()
+    if r == 0:
+        target = peer.open(told[1][1])
+        values[:] = turn
+        with suppress(PeerError):
+            peer.put(region, target).Wait()
+    while values[0] != turn:  # the first of it is here
+        pass
+    peer.close()
+    mpi.Barrier()
+    found = ask()
+    before.append(found.mapped + found.rest)
+assert before[-1] - before[1] < TURNS * 300_000, before
+worker.close()  # some slots were never handed over
+"""
+)
+
 #: A process that is stopped holds up no transfers with others, however much goes to it. What it was told of before it
 #: looks at it is not another's data by then.
 STOPPED = COMMON
@@ -364,6 +399,19 @@ if r == 0:
     begun.Wait()
 sent = mpi.bcast(mine._owner.array.peek.copy() if r == 0 else None)
 assert r == 0 or (seen == sent).all()
+
+# A peer that has died owes no answers; those that others owe are waited for.
+ours = [memory(10)[0] for _ in range(5)]
+pids = mpi.allgather(os.getpid())
+if r == 0:
+    with stopped(pids[1]), stopped(pids[2]):
+        [region.revoke() for region in ours]
+        peers[1].lose()
+        for region in ours:
+            with pytest.raises(CollectiveTimeout):
+                region.close(0)
+    [region.close() for region in ours]
+mpi.Barrier()
 assert r != 2 or (spot[1000:] == had[1000:]).all()
 assert r != 1 or (spot[5000:6000] == given[:1000]).all()
 worker.close()

@@ -146,6 +146,7 @@ CASES: list[tuple[str, str, str, Env, tuple[Env, ...]]] = [
     ("rma: while the driver gives memory back", rma.CLOSING, "nvidia:2", {}, OWN),
     ("rma: slots that nobody else can open", rma.APART, "nvidia:1,amd:2", {}, ()),
     ("rma: by wires to another host", rma.FAR, "nvidia:1,host:1,amd:1", SOON, ()),
+    ("rma: late by wires", rma.LATE, "nvidia:1,amd:1", {}, ()),
     ("rma: beside one that is stopped", rma.STOPPED, "nvidia:1,amd:2", {"UCCH_TIMEOUT": "20"}, ()),
     ("rma: memory of all kinds", rma.MEMORY, "nvidia:1,amd:1", {}, ()),
     ("rma: memory of all kinds, a host's", rma.MEMORY, "nvidia:1,host:1", {}, ()),

@@ -107,7 +107,7 @@ def test_details_of_partitions_are_those_of_their_device(tmp_path: Path, bits: i
 
 A, B = Port("eth0", 10 << 32, 1000), Port("eth1", 11 << 32, 1000)
 ELSEWHERE, BESIDE = B._replace(network=12 << 32), B._replace(network=A.network)
-SLOWER, SLOW = B._replace(speed=250), B._replace(speed=249)
+SLOWER, SLOW, FASTER = B._replace(speed=250), B._replace(speed=249), A._replace(speed=2000)
 OTHERS = A._replace(name="ens1", speed=10), B._replace(name="ens2", speed=10)
 BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 1000), (10, 10), (1000, 250)))
 
@@ -124,10 +124,11 @@ BOTH, TEN, UNEVEN = ((("eth0", one), ("eth1", other)) for one, other in ((1000, 
     ("xxyy", [(A, B), (A, ELSEWHERE)], 1, ("eth0",), ()),  # each has a network of its own
     ("xxyy", [(A, B), (A, SLOW)], 1, ("eth0",), ()),
     ("xxyy", [(A, SLOW)] * 2, 1, ("eth0",), ()),
-    ("xxyy", [(A, SLOWER)] * 2, 2, (), UNEVEN),
-    ("xxyy", [(A, B), (A, SLOWER)], 2, (), UNEVEN),  # a link is as fast as its slower end
+    ("xxyy", [(A, SLOWER)] * 2, 1, ("eth0",), UNEVEN),
+    ("xxyy", [(A, B), (A, SLOWER)], 1, ("eth0",), UNEVEN),  # a link is as fast as its slower end
     ("xxyy", [(SLOW._replace(network=9 << 32), B)] * 2, 1, ("eth1",), ()),
-    ("xxyy", [(B._replace(name="eth0", speed=400), A._replace(name="eth1"))] * 2, 2, (), (BOTH[1], ("eth0", 400))),
+    ("xxyy", [(FASTER, B)] * 2, 1, ("eth0",), (("eth0", 2000), ("eth1", 1000))),
+    ("xxyy", [(A, FASTER._replace(network=B.network))] * 2, 1, ("eth0",), (("eth0", 2000), ("eth0", 1000))),
     ("xxyy", [(A._replace(speed=0), B._replace(speed=0))] * 2, 2, (), (("eth0", 0), ("eth1", 0))),  # unknown
     ("xxyy", [(A, B._replace(speed=0))] * 2, 1, ("eth0",), ()),
     ("xxyy", [(A, BESIDE)] * 2, 2, (), ()),  # both in one network

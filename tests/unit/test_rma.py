@@ -604,6 +604,8 @@ def test_mistakes_are_named(agent: rma.Agent, tmp_path: Path) -> None:
             rma.Agent(bad, SECRET)
     with pytest.raises(ValueError, match="address: unix:///nowhere"):
         rma.Agent("unix:///nowhere/at/all", SECRET)
+    with rma.Worker() as other, pytest.raises(ValueError, match="region: it is of another worker"):
+        agent.publish("theirs", other.register(np.zeros(8)))
     with rma.Agent("tcp://127.0.0.1:0", bytes(16)) as stranger:
         with pytest.raises(ChannelError, match=r"a\.sock: the other side has (another secret|ended the connection)"):
             stranger.connect(agent.address)

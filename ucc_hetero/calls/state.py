@@ -198,23 +198,15 @@ def _failure_for(error: Any, board: Board, rank: int, label: str, timeout: float
         other = board.label(peer, seq) or "something else"
         earlier = f", where it should have been as call {first} here" if first < seq else " instead"
         return MismatchError(f"{where}: rank {peer} called {other}{earlier}")
-    if status == lib.UCCH_FAIL_PEER and max(board.hosts) > 0:
+    if status in _OF_A_PEER and max(board.hosts) > 0:
         progress_until(partial(_why_is_known, board, peer, seq), _WHY_S)
     if status in _BY_REFUSAL and (why := refusal_text(board, seq)):
         return RefusedError(f"{where}: {why}; {ANEW}")
     if status in _TEXTS:
         kind, text = _TEXTS[status]
         return kind(f"{where}: {text}")
-    if status == lib.UCCH_FAIL_PEER:
-        if board.fate(peer) == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-            first, odd, called = _first_difference(board, seq)
-            if first:
-                return MismatchError(
-                    f"{where}: rank {odd} called {called}, where it should have been as call {first} here"
-                )
-        if board.fate(peer) <= lib.UCCH_LEFT and 0 < (failed := board.given_up(peer)) <= seq:
-            return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
-        return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
+    if status in _OF_A_PEER:
+        return _failure_of_peer(status, board, peer, seq, rank, where)
     if status == lib.UCCH_FAIL_TIMEOUT:
         missing = board.missing(seq)
         who = f"; rank(s) {missing} have not called it" if missing else ""
@@ -232,6 +224,21 @@ def _failure_for(error: Any, board: Board, rank: int, label: str, timeout: float
     return CollectiveError(f"{where}: {status_name(status)} in step {error.step}{lost}")
 
 
+def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, where: str) -> CollectiveError:
+    """A peer takes no part in a call any more, or the connection with it has broken."""
+    fate, failed = board.fate(peer), board.given_up(peer)
+    if fate == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
+        first, odd, called = _first_difference(board, seq)
+        if first:
+            return MismatchError(f"{where}: rank {odd} called {called}, where it should have been as call {first} here")
+    if status == lib.UCCH_FAIL_CONNECTION and (fate == lib.UCCH_THERE or (fate == lib.UCCH_LEFT and failed)):
+        there = f", and call {failed} has failed there" if failed else ""
+        return CollectiveError(f"{where}: the connection with rank {peer} has broken{there}; {ANEW}")
+    if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
+        return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
+    return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
+
+
 #: Failures with one reason each.
 _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     lib.UCCH_FAIL_REVOKED: (RevokedError, "a rank has revoked the communicator; Shrink() goes on without the dead"),
@@ -244,7 +251,10 @@ _TEXTS: dict[int, tuple[type[CollectiveError], str]] = {
     lib.UCCH_FAIL_BROKEN: (CollectiveError, "another call of this communicator failed while this one was under way"),
 }
 #: How calls and messages end where a refused call has ended the communicator: ranks leave it.
-_BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_BROKEN)
+_BY_REFUSAL = (lib.UCCH_FAIL_REFUSED, lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_CONNECTION, lib.UCCH_FAIL_BROKEN)
+
+#: Statuses of what a peer's end may have caused: it is waited for why.
+_OF_A_PEER = (lib.UCCH_FAIL_PEER, lib.UCCH_FAIL_CONNECTION)
 
 
 #: Seconds in which a rank says why it has given a call up. That it has, rings of devices tell other hosts at once; who

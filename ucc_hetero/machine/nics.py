@@ -3,9 +3,9 @@
 UCX sends what goes by active messages, which over TCP is everything, over one port unless it is told to use more lanes
 (``UCX_MAX_EAGER_RAILS``): measured on emulated hosts with two links each, an allreduce took 2.0 times the limit with
 one, 1.2 to 1.3 times with two, and 1.1 to 1.2 times where each rank used one port alone. So transfers are spread where
-every host has several ports, by their speed: with links of 300 and 100 Mbit/s one of 32 MiB took 702 ms, by the fast
-link alone 935 (UCX 1.22; in halves, as where UCX takes them for equal, 1384). InfiniBand and RoCE are left to UCX.
-Network threads take one port each, few of them a slower one, and run on the cores beside it.
+every host has several ports as fast as its fastest. Of others UCX knows the speed, too, but takes what is above about
+18 Gbit/s as that (``UCX_TCP_MAX_BW``): 100 and 25 would each have half. InfiniBand and RoCE are left to UCX. Network
+threads take one port each, few of them a slower one, and run on the cores beside it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .vendors import cpus_of, text
 #: Clouds that limit what one connection carries, by the PCI vendor of their cards: name, and Mbit/s.
 FLOW_LIMITS = {"0x1d0f": ("Amazon EC2", 5000)}
 
-#: A port that is so many times slower than its host's fastest is the slowest that carries data, as UCX leaves out lanes
-#: (``UCX_MULTI_LANE_MAX_RATIO``): others would add less than a quarter, and rather are for management.
+#: A port that is so many times slower than its host's fastest is the slowest that network threads take; others add
+#: less than a quarter, and rather are for management.
 _SLOWEST = 4
 
 _GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B
@@ -175,8 +175,8 @@ class Spread(NamedTuple):
     #: Ports in networks that join all hosts, where the host has others, too; nothing where libucp may choose: libucp
     #: 1.18 takes any two ports for connected.
     joining: tuple[str, ...] = ()
-    #: Ports in networks that join all hosts, and the speed of each network's slowest: equal on all ranks but for the
-    #: names, the fastest first; nothing where they are not several.
+    #: Ports of network threads, in networks that join all hosts, and the speed of each network's slowest: equal on all
+    #: ranks but for the names, the fastest first; nothing where they are not several.
     shared: tuple[tuple[str, int], ...] = ()
 
 
@@ -184,18 +184,23 @@ def spread(hosts: Sequence[Hashable], offers: Sequence[tuple[Port, ...]], rank: 
     """Spread data over the ports: ``hosts[r]`` is the host of rank r and ``offers[r]`` what ``ports`` found there."""
     if len(set(hosts)) < 2:
         return Spread()
-    fit = [[p for p in each if p.speed * _SLOWEST >= max(q.speed for q in each)] for each in offers]
-    # Networks that every host is in with such a port: others may lead to no other host.
-    common = set.intersection(*({port.network for port in each} for each in fit))
-    used = [[port for port in each if port.network in common] for each in fit]
-    names = {port.network: port.name for port in used[rank]}
-    speeds = {port.network: port.speed for port in sorted(chain(*used), key=lambda port: -port.speed)}
-    order = sorted(common, key=lambda network: (-speeds[network], network))
+    rails, wide = _joining(offers, 1), _joining(offers, _SLOWEST)
+    names = {port.network: port.name for port in wide[rank]}
+    speeds = {port.network: port.speed for port in sorted(chain(*wide), key=lambda port: -port.speed)}
+    order = sorted(names, key=lambda network: (-speeds[network], network))
     return Spread(
-        max(1, min(map(len, used))),
-        tuple(port.name for port in used[rank]) if len(used[rank]) < len(offers[rank]) else (),
+        max(1, min(map(len, rails))),
+        tuple(port.name for port in rails[rank]) if len(rails[rank]) < len(offers[rank]) else (),
         tuple((names[network], speeds[network]) for network in order) if len(order) > 1 else (),
     )
+
+
+def _joining(offers: Sequence[tuple[Port, ...]], slowest: int) -> list[list[Port]]:
+    """Of each rank's ports those at most so many times slower than its fastest, in networks where every host has such
+    a port: others may lead to no other host."""
+    fit = [[p for p in each if p.speed * slowest >= max(q.speed for q in each)] for each in offers]
+    common = set.intersection(*({port.network for port in each} for each in fit))
+    return [[port for port in each if port.network in common] for each in fit]
 
 
 def use(names: str, rails: int = 1) -> None:

@@ -233,10 +233,12 @@ class Agent(Handle):
             region: A region of this agent's worker.
 
         Raises:
-            ValueError: If the name has more than 1,000 characters.
+            ValueError: If the name has more than 1,000 characters, or the region is another worker's.
         """
         if len(name) > _NAME:
             raise ValueError(f"name: {len(name)} characters, and a region's name has {_NAME} at most")
+        if region.worker is not self.worker:
+            raise ValueError("region: it is of another worker than this agent's, by which no peer could open it")
         with self._lock:
             self._regions[name] = region
         self._tell(*self.peers)

@@ -266,10 +266,12 @@ class Worker(Core):
             region.revoke()  # all before one is waited for: a peer that does not answer is waited for once
         for region in regions:
             with suppress(CollectiveTimeout):
-                region.close(max(until - time.monotonic(), 1e-3))
+                region.close(until - time.monotonic())
+        until = time.monotonic() + _LEAVING
         for peer in list(self.peers.values()):
-            peer.leave()  # all before one is waited for, likewise
-        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), _LEAVING)
+            peer.leave(until - time.monotonic())  # all before one is waited for, likewise
+        left = max(until - time.monotonic(), 1e-9)  # 0 would be for ever
+        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), left)
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
             region.release()
