@@ -64,8 +64,8 @@
  * in-place program is wanted. LATER: it would have to wait for what only its caller can let go on. PINNED: no
  * pinned memory is left.
  * FAIL_LOST: libucp has thrown a message away. FAIL_STALE: a region is not there any more. FAIL_RANGE: a place outside
- * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. FAIL_CONNECTION: one
- * of network threads has broken. */
+ * of one. FAIL_PATH: two processes have no memory that both see, and no network threads between them. FAIL_CONNECTION:
+ * one of network threads has broken. */
 #define UCCH_FAIL_TIMEOUT -1001
 #define UCCH_FAIL_MISMATCH -1002
 #define UCCH_FAIL_PEER -1003
