@@ -96,10 +96,29 @@ def test_scripts_for_torchrun_run_unchanged(mpirun) -> None:
     assert job.said("fine") == 2
 
 
+def test_the_local_rank_is_the_launchers(mpirun) -> None:
+    """It may count a host's ranks in another order: Open MPI does with more ranks than cores."""
+    job = mpirun(
+        """
+import os
+from ucc_hetero.machine import launchers
+os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(1 - launchers.number("RANK", os.environ, 0))
+import torch.distributed as dist
+import ucc_hetero.torch
+dist.init_process_group("ucch")
+assert os.environ["LOCAL_RANK"] == str(1 - dist.get_rank())
+print("fine")
+""",
+        2,
+    )
+    assert job.said("fine") == 2
+
+
 def test_torchrun(torchrun) -> None:
-    """Without MPI: the ranks find each other through torch's store."""
+    """Without MPI: the ranks find each other through torch's store, also where mpirun has started torchrun."""
     names = ["futures", "groups", "failures", "all_reduce", "messages"]
-    said = torchrun(HERE / "torch_api.py", names, UCCH_EMULATE="nvidia:1,amd:1")
+    env = {"UCCH_EMULATE": "nvidia:1,amd:1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    said = torchrun(HERE / "torch_api.py", names, **env)
     assert re.findall(r"^ok (\w+)", said, re.M) == names
 
 

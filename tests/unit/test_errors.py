@@ -11,10 +11,11 @@ import pytest
 import ucc_hetero
 from ucc_hetero import log
 from ucc_hetero.bootstrap.uncaught import text_of
-from ucc_hetero.calls.state import explain
+from ucc_hetero.calls.state import explain, with_record_path
 from ucc_hetero.errors import CollectiveError, MismatchError, RefusedError
 from ucc_hetero.native.libraries import lib
 from ucc_hetero.planner.rules import parse_tune
+from ucc_hetero.trace import flight
 
 
 @pytest.fixture
@@ -99,3 +100,11 @@ def test_faults_of_the_package_and_errors_within_errors_are_shown_whole() -> Non
 
     text = printed(handler)
     assert "KeyError: 'mine'" in text and "in _section" in text
+
+
+def test_a_flight_record_that_was_not_written_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "4.flight"
+    monkeypatch.setattr(flight, "usual_path", lambda: path)
+    assert str(with_record_path(CollectiveError("rank 1 is gone"))) == "rank 1 is gone"
+    path.touch()
+    assert str(path) in str(with_record_path(CollectiveError("rank 1 is gone")))

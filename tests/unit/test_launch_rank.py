@@ -16,7 +16,7 @@ from hosts import amd_host, nvidia_host
 
 from ucc_hetero.launch import rank
 from ucc_hetero.launch.supervise import LATE, Reports, supervise
-from ucc_hetero.machine import vendors
+from ucc_hetero.machine import launchers, vendors
 
 MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -27,6 +27,13 @@ def options(*words: str) -> argparse.Namespace:
 
 def start(root: Path, *words: str, env: dict[str, str] | None = None) -> rank.Start:
     return rank.Start(options(*words), MPI if env is None else env, root)
+
+
+def test_a_process_of_torchrun_has_torchruns_numbers() -> None:
+    """srun and mpirun may have started torchrun, one on each host: their variables count these."""
+    outer = {"SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "LOCAL_RANK": "3"}
+    assert launchers.number("LOCAL_RANK", outer, 9) == 0  # what a script, or we, have set from these
+    assert launchers.number("LOCAL_RANK", {**outer, "TORCHELASTIC_RUN_ID": "none"}, 9) == 3
 
 
 def test_devices_of_recorded_hosts(tmp_path: Path) -> None:

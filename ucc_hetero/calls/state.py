@@ -6,6 +6,7 @@ Reasons come from what the engine noted and what the arrival board knows of othe
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -181,7 +182,7 @@ def with_record_path(failure: _E) -> _E:
     grave = isinstance(failure, CollectiveError) and not isinstance(
         failure, RefusedError | RevokedError | TruncationError
     )
-    if path is not None and grave:
+    if path is not None and grave and os.path.exists(path):  # a full disk takes none, nor does another user's folder
         failure.args = (f"{failure}; the last calls are in {path} (ucch-doctor hang {shlex.quote(str(path.parent))})",)
     return failure
 

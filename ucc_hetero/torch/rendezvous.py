@@ -27,8 +27,9 @@ _ours: set[str] = set()
 
 
 def launched_by_mpi() -> bool:
-    """True if this process is a rank of an MPI job."""
-    return any(name in os.environ for name in launchers.MPI["RANK"])
+    """True if this process is a rank of an MPI job. One that torchrun has started is none: what it has of a launcher's
+    variables is torchrun's, which mpirun or srun may have started on each host."""
+    return not dist.is_torchelastic_launched() and any(name in os.environ for name in launchers.MPI["RANK"])
 
 
 def _export(name: str, value: object) -> None:
@@ -116,8 +117,11 @@ def store_over(world: Any, timeout: timedelta) -> tuple[Any, int, int]:
 
     local = world.Split_type(MPI.COMM_TYPE_SHARED)
     rank, size = world.Get_rank(), world.Get_size()
-    for name, value in zip(launchers.MPI, (rank, size, local.Get_rank(), local.Get_size()), strict=True):
+    for name, value in ("RANK", rank), ("WORLD_SIZE", size), ("LOCAL_WORLD_SIZE", local.Get_size()):
         _export(name, value)
+    # The launcher's number, by which the script has chosen its device: it may count in another order.
+    mine = launchers.number("LOCAL_RANK", os.environ, local.Get_rank(), torchrun=False)
+    os.environ.setdefault("LOCAL_RANK", str(mine))
     one_host = local.Get_size() == size
     local.Free()
     store = where = None
