@@ -39,7 +39,6 @@ ucs_status_ptr_t ucch_wire_send(int wire, ucp_ep_h ep, const void *header, size_
                                 size_t bytes, ucp_request_param_t *params);
 ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed);
 void ucch_wire_serve(int wire, ucch_poller *poller);
-void ucch_wires_forget(uint64_t tag, int bit);
 void ucch_wire_dismiss(int wire, ucch_poller *poller);
 void ucch_wire_lock(int wire);
 void ucch_wire_unlock(int wire);
