@@ -455,10 +455,10 @@ static int tell_taken(share *s) {
     int is_first = s->which == f->first;
     uint32_t more = is_first ? __atomic_load_n(f->ring.consumed, __ATOMIC_ACQUIRE) - (uint32_t)f->told : 0;
     if (s->telling || (!more && s->got - s->reported < f->window / 4)) return 0;
-    uint64_t taken = f->told + more, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
+    uint64_t taken = is_first ? f->told + more : 0, refused = f->ring.by_device ? f->ring.consumed[1] : 0;
     s->reported = s->got;
     if (more) __atomic_store_n(&f->told, taken, __ATOMIC_RELEASE);
-    tell(s, (envelope){.kind = TAKEN, .number = is_first ? taken : 0, .more = refused, .n = s->got});
+    tell(s, (envelope){.kind = TAKEN, .number = taken, .more = refused, .n = s->got});
     return UCCH_MOVED;
 }
 
