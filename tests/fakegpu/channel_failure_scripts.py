@@ -51,7 +51,8 @@ def part(comm, n):
     outcome = failure(attempt)
     if not r:
         MPI.COMM_WORLD.send(None, p - 1, tag=n)
-    assert outcome != "nothing" or (y.peek == p * (p + 1) / 2).all(), (r, y.peek[:5])
+    # What the first has sent before it gives up may be all that another one needs.
+    assert outcome != "nothing" or (r and (y.peek == p * (p + 1) / 2).all()), (r, y.peek[:5])
     assert (z.peek == p * (p + 1) / 2).all()
     print("outcome", outcome, flush=True)
 

@@ -45,9 +45,7 @@ JOBS = {
         "nothing",
     ),
     # Two threads, each with a communicator of its own: in one order for each, in none for both.
-    "nobody takes garbage for a result": Job(
-        failures.GARBAGE, _LONG | OWN_QUEUES, {"outcome": 6}, "outcome nothing",
-    ),
+    "nobody takes garbage for a result": Job(failures.GARBAGE, _LONG | OWN_QUEUES, {"outcome": 6}),
     "ranks that call different things": Job(
         failures.DIFFERENT, _LONG, {"MismatchError before .* after CollectiveError": 4},
     ),
