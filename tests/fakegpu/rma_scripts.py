@@ -434,7 +434,7 @@ mpi.Barrier()""",
     "worker = rma",
     """import subprocess
 from ucc_hetero.rma.wire_format import Address
-other = subprocess.Popen(["sleep", "3600"])  # whose files they look for
+other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # whose files they look for
 worker = rma""",
 )
 APART += """

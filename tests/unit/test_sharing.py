@@ -171,6 +171,7 @@ def test_until_it_is_done_or_hopeless() -> None:
     turns = count()
     assert not progress_until(lambda: False, hopeless=lambda: next(turns) == 5) and next(turns) == 6
     assert progress_until(lambda: True, 0.02, lambda: True)
+    assert progress_until(lambda: True, -1.0) and not progress_until(lambda: False, -1.0)
     with pytest.raises(RuntimeError, match="the peer is gone"):
         progress_until(lambda: False, hopeless=gone)
 

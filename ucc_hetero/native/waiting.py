@@ -24,7 +24,7 @@ def progress_until(
 
     Args:
         done: True once it is; may raise what went wrong.
-        seconds: The most that is waited; 0 is for ever.
+        seconds: The most that is waited; 0 is for ever, and less than 0 is over.
         hopeless: True, or raises, once it will not be.
         step: Naps between rounds are longer by this each time, in seconds.
         longest: The longest nap.
@@ -35,7 +35,7 @@ def progress_until(
         True if it is done; False where that is hopeless, or did not happen in time.
     """
     began = look_at = time.monotonic()
-    until, nap = began + (seconds if seconds > 0 else math.inf), 0.0
+    until, nap = began + (seconds or math.inf), 0.0
     while not done():
         now = time.monotonic()
         if now < began + spin:

@@ -132,7 +132,7 @@ class Region(Sided, Handle):
             return
         native = self.native
         self.revoke()
-        left = max(timeout, 1e-9)  # 0 would be for ever
+        left = timeout or -1.0  # 0 would be for ever
         if not progress_until(lambda: not lib.ucch_region_users(self.worker.native, native), left):
             raise CollectiveTimeout(f"{self!r} is still used after {timeout:g} s: it stays registered")
         self.release()

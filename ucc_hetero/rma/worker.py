@@ -270,8 +270,7 @@ class Worker(Core):
         until = time.monotonic() + _LEAVING
         for peer in list(self.peers.values()):
             peer.leave(until - time.monotonic())  # all before one is waited for, likewise
-        left = max(until - time.monotonic(), 1e-9)  # 0 would be for ever
-        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), left)
+        progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), until - time.monotonic())
         lib.ucch_rma_stop(self._native)
         for region in list(self.regions):
             region.release()

@@ -173,9 +173,7 @@ class _Direction:
         if self._thread is not None:
             self._thread.join(max(until - time.monotonic(), 0.0))
         last = self._last
-        return self._connected and (
-            last is None or progress_until(last.is_completed, max(until - time.monotonic(), 1e-3))
-        )
+        return self._connected and (last is None or progress_until(last.is_completed, until - time.monotonic()))
 
     def end(self) -> None:
         """Have the backend end. Not by its ``shutdown``, in which NCCL waits for the other rank to end this one, too:
