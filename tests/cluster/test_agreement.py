@@ -38,4 +38,4 @@ def test_refusals(host_crew: Callable[..., Any], script: str | Path, args: list[
 
 def test_communicators_in_another_order(host_crew: Callable[..., Any]) -> None:
     """Of ranks on their own host and on the other one."""
-    host_crew(bad_input("order(all_wait=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")
+    host_crew(bad_input("order(both=True)"), (2, 2), UCCH_EMULATE="nvidia:2,amd:2")

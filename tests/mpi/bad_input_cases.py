@@ -396,29 +396,31 @@ def in_no_other_call() -> None:
         meet()
 
 
-def order(all_wait: bool = False) -> None:
+def order(both: bool = False) -> None:
     """Rank 0 uses two communicators in another order than the rest: who waits says in which other one a rank does.
 
-    ``all_wait``: nobody hears that another one has given up before its own time is over.
+    ``both``: rank 0 waits longer, and then the rest do, so that they are in their calls when the others' time is over.
     """
-    os.environ["UCCH_TIMEOUT"] = "2"
-    comms, me, said = [Communicator(WORLD) for _ in range(2)], WORLD.rank, ""
-    WORLD.Barrier()  # no rank's time begins before all are there
-    for comm in comms if me else comms[::-1]:
-        try:
-            comm.Allreduce(np.ones(4), np.zeros(4))
-        except CollectiveError as error:
-            said = f"{type(error).__name__} {error}"
-            break
-    meet()
-    told, numbers = WORLD.allgather(said), set[int]()  # who leaves at its deadline is what the others name
-    for who, other in (("0", "[1-9]"), ("[1-9]", "0")):
-        pattern = (
-            rf"CollectiveTimeout rank {who}: .*call 1 of .* have not called it \(communicator (\d+)\): "
-            rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) since [.\d]+ s.*; "
-            "use communicators in one order on all ranks"
-        )
-        found = [each for text in told if (each := re.search(pattern, text))]
-        numbers |= {(int(each[2]) - int(each[1])) * (1 if other == "0" else -1) for each in found}
-        assert found or not all_wait, told
+    numbers, me = set[int](), WORLD.rank
+    for patient in ("0", "[1-9]") if both else ("",):
+        os.environ["UCCH_TIMEOUT"] = "4" if re.fullmatch(patient, str(me)) else "2"
+        comms, said = [Communicator(WORLD) for _ in range(2)], ""
+        WORLD.Barrier()  # no rank's time begins before all are there
+        for comm in comms if me else comms[::-1]:
+            try:
+                comm.Allreduce(np.ones(4), np.zeros(4))
+            except CollectiveError as error:
+                said = f"{type(error).__name__} {error}"
+                break
+        meet()
+        told = WORLD.allgather(said)
+        for who, other in (("0", "[1-9]"), ("[1-9]", "0")):
+            pattern = (
+                rf"CollectiveTimeout rank {who}: .*call 1 of .* have not called it \(communicator (\d+)\): "
+                rf".*rank {other} is in call 1 of communicator (\d+) \(allreduce .*\) since [.\d]+ s.*; "
+                "use communicators in one order on all ranks"
+            )
+            found = [each for text in told if (each := re.search(pattern, text))]
+            numbers |= {(int(each[2]) - int(each[1])) * (1 if other == "0" else -1) for each in found}
+            assert found or other != patient, told
     assert numbers == {1}, told
