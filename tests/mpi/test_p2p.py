@@ -120,7 +120,7 @@ calls = [
     lambda: u.Request.Waitall([comm.Irecv(np.zeros(1), left, 4)]),
     lambda: comm.Ssend(one, right, 6),
 ]
-WAITS = {"wait", "wait_op", "_wait_many", "probe", "progress_until"}
+WAITS = {"wait", "wait_in_slices", "probe", "progress_until"}
 
 def interrupt_soon():
     "Once the main thread waits in caught(), which the innermost of its functions shows."
@@ -158,16 +158,28 @@ JOBS = {
     # Its sender is in our call, which the receiver comes to once it has the message; by TCP, where it has to be there.
     "messages of MPI's move while a call waits": Job(lambda: f"seed = {random.randrange(10**6)}" + """
 data, into = (np.random.default_rng([seed, r]).random(4 << 20) for r in range(2))
-for wait in (comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: ring(comm, 3)):
+from ucc_hetero import rma
+worker = rma.Worker()
+peer, counter = rma.connect_all(worker, world)[1 - rank], worker.counter()
+number = world.bcast(counter.number)
+both = comm.Barrier, lambda: comm.Ibarrier().Wait(), lambda: u.Request.Waitall([comm.Ibarrier()]), lambda: ring(comm, 3)
+calls = [(call, call) for call in both] + [
+    (lambda: comm.Probe(1, 7), lambda: comm.Send(one, 0, 7)),
+    (lambda: comm.Recv(one, 1, 7), lambda: None),
+    (lambda: counter.wait(1).Wait(), lambda: peer.notify(counter=number).Wait()),
+    (worker.wait_notification, lambda: peer.notify(b"there").Wait()),
+]
+for wait, send in calls:
     if rank == 0:
         request = world.Isend(data, 1)
+        wait()
+        request.Wait()
     else:
         into[:] = 0
         world.Recv(into, 0)
         assert (into == data).all()
-    wait()
-    if rank == 0:
-        request.Wait()
+        send()
+worker.close()
 comm.Free()
 print("moved", flush=True)
 """, 2, {"^moved": 2}, head=HEAD,

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from ..native.libraries import lib, owned
-from .request import SLICE, Request, fill_empty, under_way, wait_op
+from ..native.waiting import SLICE
+from .request import Request, fill_empty, under_way, wait_op
 
 _wait = lib.ucch_wait
 _again = lib.ucch_program_again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .. import log
@@ -14,10 +14,7 @@ from ..bootstrap.process import refuse_children
 from ..docstrings import forms
 from ..errors import NotSupported
 from ..native.libraries import ffi, lib
-
-#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, which it does
-#: so many times between such looks.
-SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
+from ..native.waiting import progress_mpi, wait_in_slices
 
 _peek = lib.ucch_peek
 _release = lib.ucch_launch_release
@@ -59,28 +56,7 @@ def run_poll_hooks() -> None:
 def wait_op(op: Any, look: Callable[[], None] = run_poll_hooks) -> int:
     """Wait for a native operation; 1 done, 2 failed. Signals are seen in between, and MPI makes progress."""
     refuse_children()
-    turn = 0
-    while not (state := lib.ucch_wait(op, _MPI_SLICE)):
-        progress_mpi()
-        if turn % _MPI_TURNS == 0:
-            look()
-        turn += 1
-    return int(state)
-
-
-def progress_mpi() -> None:
-    """Let MPI make progress, if this thread may call it.
-
-    Another rank may wait for a message of MPI's from this one, such as a long one of mpi4py's whose request was not
-    waited for yet, before it comes to our call. MPI moves such messages only while it is called.
-    """
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        return
-    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
-        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
-        with suppress(mpi.Exception):
-            mpi.COMM_SELF.Iprobe()
+    return wait_in_slices(partial(lib.ucch_wait, op), look)
 
 
 def reap() -> None:
@@ -647,8 +623,7 @@ def _wait_many(requests: Sequence[Request], *, every: bool) -> None:
         arm(active)
         ops = [op for r in active for op in r._ops()]
         native = ffi.new("ucch_op *[]", ops)
-        while not lib.ucch_wait_any(native, len(ops), every, SLICE):
-            run_poll_hooks()
+        wait_in_slices(partial(lib.ucch_wait_any, native, len(ops), every), run_poll_hooks)
 
 
 def _complete_all(requests: Sequence[Request], statuses: list[Any] | None) -> bool:

@@ -26,14 +26,13 @@ from ..errors import (
     RevokedError,
 )
 from ..native.libraries import ffi, lib, repeater
-from ..native.waiting import progress_until
+from ..native.waiting import SLICE, progress_until
 from ..planner.select import Choice, Tuning
 from .arguments import CallSpec, Completion, look_up, number_of, reduced_by_mpi
 from .mpi_reduction import block_calls
 from .persistent import PersistentRequest, free_all
 from .preparation import BoundedDict, Preparation, Prepared, ProgramCache, ProgramPool
 from .request import (
-    SLICE,
     Captured,
     Launched,
     Request,

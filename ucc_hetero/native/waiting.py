@@ -1,13 +1,58 @@
-"""Waits during which progress is made: peers may need our side of a transfer before they can do what is waited for."""
+"""Waits during which progress is made: peers may need our side of a transfer before they can do what is waited for.
+
+MPI makes progress, too. Another rank may wait for a message of MPI's from this one, such as a long one of mpi4py's
+whose request was not waited for yet, or the end of one that MPI counts as sent, before it comes to our call. MPI moves
+such messages only while it is called.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from .libraries import lib
+
+#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, where there
+#: is MPI, which it does so many times between such looks.
+SLICE, _MPI_SLICE, _MPI_TURNS = 0.05, 0.002, 25
+
+_State = TypeVar("_State")
+
+
+def progress_mpi() -> None:
+    """Let MPI make progress, if this thread may call it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
+        # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
+        with suppress(mpi.Exception):
+            mpi.COMM_SELF.Iprobe()
+
+
+def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], object] = bool) -> _State:
+    """Wait in C, by slices between which Python sees signals.
+
+    Args:
+        wait: Waits for the seconds that it is given, or less; what it returns is true once that is over.
+        look: Called now and then, and may raise.
+
+    Returns:
+        What ``wait`` returned at the end.
+    """
+    seconds, turns = (_MPI_SLICE, _MPI_TURNS) if "mpi4py.MPI" in sys.modules else (SLICE, 1)
+    turn = 0
+    while not (state := wait(seconds)):
+        progress_mpi()
+        if turn % turns == 0:
+            look()
+        turn += 1
+    return state
 
 
 def progress_until(
@@ -45,6 +90,7 @@ def progress_until(
             return False
         look_at = now + apart if now >= look_at else look_at
         lib.ucch_progress_once()
+        progress_mpi()
         time.sleep(nap)
         nap = min(nap + step, longest)
     return True

@@ -21,7 +21,7 @@ from ..buffers.fast_path import describe_fast
 from ..calls.arguments import whole
 from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
-from ..calls.request import SLICE, Request, run_poll_hooks, set_status, wait_op
+from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
 from ..calls.state import LOST, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
@@ -36,7 +36,7 @@ from ..errors import (
     UCCHError,
 )
 from ..native.libraries import ffi, lib
-from ..native.waiting import progress_until
+from ..native.waiting import SLICE, progress_mpi, progress_until
 from ..transport import wires
 from ..transport.bounce import Bounce
 from ..transport.paths import MessagePaths
@@ -412,6 +412,7 @@ class Messages:
             if time.monotonic() > until:  # none of those under way has ended
                 raise self._not_posted(message, lib.UCCH_FAIL_TIMEOUT)
             lib.ucch_progress_once()
+            progress_mpi()
             run_poll_hooks()
             status = self._post_to_lane(message, timeout)
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..bindings import quarantine
@@ -14,9 +15,7 @@ from ..device import uncaptured
 from ..docstrings import forms
 from ..errors import CollectiveTimeout, DeviceError, PeerError, RefusedError, UCCHError
 from ..native.libraries import ffi, lib, owned
-
-#: Seconds that a wait stays in C before Python looks for signals (Ctrl-C).
-_SLICE = 0.05
+from ..native.waiting import wait_in_slices
 
 _REASONS = {
     lib.UCCH_FAIL_TIMEOUT: (CollectiveTimeout, "is not done after {seconds:.3g} s"),
@@ -91,8 +90,7 @@ class Request:
         """
         if stream is not None and lib.ucch_transfer_hold(self._native, stream_argument(stream)[1]):
             return
-        while not self._done(lib.ucch_wait(self._op, _SLICE)):
-            pass
+        self._done(wait_in_slices(partial(lib.ucch_wait, self._op)))
 
     def _done(self, state: int) -> bool:
         if state == 2:

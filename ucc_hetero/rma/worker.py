@@ -17,7 +17,7 @@ from ..errors import CollectiveTimeout
 from ..machine import launchers, nics
 from ..machine.discover import host_identity
 from ..native.libraries import ffi, lib
-from ..native.waiting import progress_until
+from ..native.waiting import progress_until, wait_in_slices
 from ..transport import wires
 from .endpoint import Endpoint
 from .region import Core, Region
@@ -229,7 +229,8 @@ class Worker(Core):
         """
         seconds = self.timeout if timeout is None else timeout
         until = time.monotonic() + seconds
-        while True:
+
+        def come(at_most: float) -> Notification | None:
             known = lib.ucch_doorbell_count()
             lib.ucch_progress_once()
             if (found := self._next()) is not None:
@@ -237,7 +238,10 @@ class Worker(Core):
             left = until - time.monotonic()
             if left <= 0:
                 raise CollectiveTimeout(f"no notification has come in {seconds:g} s")
-            lib.ucch_doorbell_wait(known, min(left, 0.05))
+            lib.ucch_doorbell_wait(known, min(left, at_most))
+            return None
+
+        return wait_in_slices(come)
 
     def _next(self) -> Notification | None:
         sender, data = ffi.new("uint64_t *"), ffi.new("char[]", lib.UCCH_RMA_NOTICE)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from .. import env
 from ..bootstrap import settings
-from ..calls.request import SLICE, Request, arm, kept_by, native_of, run_poll_hooks
+from ..calls.request import Request, arm, kept_by, native_of, run_poll_hooks
 from ..errors import CollectiveTimeout, UCCHError
 from ..native.libraries import lib
+from ..native.waiting import wait_in_slices
 from ..p2p.captured import CapturedMessage
 from ..p2p.transfer import LaneMessage
 from .futures import CallbackThread, Future, complete_later, this_thread
@@ -290,14 +291,21 @@ class Work(dist.Work):
 
     def _until(self, happened: Callable[[float], Any], end: float) -> None:
         """Wait in slices until ``happened(seconds)``; raises on an abort, and once ``end`` has come (0: never)."""
-        while not happened(min(SLICE, max(end - time.monotonic(), 1e-3)) if end else SLICE):
-            self._group.check_aborted()
-            run_poll_hooks()
-            if end and time.monotonic() > end:
+
+        def happened_in_time(seconds: float) -> Any:
+            state = happened(min(seconds, max(end - time.monotonic(), 1e-3)) if end else seconds)
+            if not state and end and time.monotonic() > end:
                 raise dist.DistBackendError(
                     f"Timeout expired, Timed out waiting for an operation of group {self._group.group_name!r} on rank "
                     f"{self._group.rank()}; it is still under way"
                 )
+            return state
+
+        def look() -> None:
+            self._group.check_aborted()
+            run_poll_hooks()
+
+        wait_in_slices(happened_in_time, look)
 
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
