@@ -246,7 +246,9 @@ except dist.DistBackendError as error:
 @pytest.mark.parametrize("how", ["dist.destroy_process_group()", "sys.exit()"], ids=["destroys", "exits"])
 def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how: str) -> None:
     """One that others wait for in a group used to wait for them in the one that is left before: till the deadline."""
-    script = SCRIPT.partition("t = ")[0] + f"""
+    script = (
+        SCRIPT.partition("t = ")[0]
+        + f"""
 mine = dist.new_group()
 dist.barrier(group=mine)
 if dist.get_rank() == 1:
@@ -258,6 +260,7 @@ except dist.DistBackendError as error:
     print("right" if "rank 1 has left" in str(error) else error, flush=True)
 os._exit(0)
 """
+    )
     assert mpirun(script, 2, check=False).stdout.split() == ["right"]
 
 
