@@ -27,15 +27,18 @@ _DLPACK_FP8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13
 #: Buffer formats that numpy's dtype constructor does not know.
 _PEP3118_COMPLEX = {"Zf": "F", "Zd": "D"}
 
+_AS_BYTES = "pass [buf, MPI.BYTE] to move its bytes"
 #: Types that users have and nothing here moves, with the way out.
 _WAYS_OUT = {
+    "bytes": _AS_BYTES,
     "longdouble": "cast it to float64",
     "clongdouble": "cast it to complex128",
     "object": "use the lower-case methods, which pickle",
     "str": "encode it to bytes",
     "datetime64": "pass .view('int64')",
     "timedelta64": "pass .view('int64')",
-    "void": "pass [buf, MPI.BYTE] to move its bytes, or one field at a time",
+    "void": f"{_AS_BYTES}, or one field at a time",
+    "record": f"{_AS_BYTES}, or one field at a time",
 }
 
 

@@ -25,6 +25,7 @@ from .. import _native, env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
 from ..installed import extra
+from ..machine.launchers import have_home
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
@@ -233,6 +234,7 @@ class _BeforeMPI:
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "mpi4py.MPI":
+            have_home(os.environ)
             # A failure is said again, with all its reasons, by the first communicator.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()

@@ -25,7 +25,7 @@ from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
-from .group import ProcessGroupUCCH
+from .group import ProcessGroupUCCH, end_all
 from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
@@ -223,10 +223,8 @@ def _over_mpi(opts: Any) -> Communicator:
 
 def _at_exit() -> None:
     """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
-    failed = exit.failed()
-    for group in reversed(_groups):
-        if not failed:
-            group.shutdown()
+    if not exit.failed():
+        end_all(_groups)
     futures.stop()
     _groups.clear()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -92,29 +94,31 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         quarantine.keep(self)
 
     def shutdown(self) -> None:
-        """Finish what was posted, then release the communicators together with the other ranks."""
-        if not self.usable or self._inherited:
-            return
-        self._closed = True
-        poll_hooks.append(self._discard)
-        try:
-            self._end()
-        finally:
-            poll_hooks.remove(self._discard)
+        """Finish what was posted, then release the communicators together with the other ranks.
 
-    def _end(self) -> None:
+        Torch destroys all groups one after the other: the first of them ends all. A rank that waits for a call of ours
+        in one group does not come to leave another.
+        """
+        end_all([*c10d._world.pg_names] if _all_are_destroyed() else [self])
+
+    def _finish(self) -> None:
+        """Finish what was posted, and tell the other ranks that no more will come."""
+        self._closed = True
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        if self._fabric is not None:
-            self._fabric.close(self.seconds)
         for comm in self._comms.values():
             if not ended and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
+
+    def _release(self) -> None:
+        """Release the communicators of a group that is finished, together with the other ranks."""
+        if self._fabric is not None:
+            self._fabric.close(self.seconds)
         for at in sorted(self._comms, reverse=True):
             _leave(self._comms[at].communicator, self.seconds, self._name)
 
@@ -207,6 +211,31 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     def communicator(self) -> Communicator:
         """The communicator underneath, for ``plan_summary()``, ``stats()`` and ``topology``."""
         return self._comms[0].communicator
+
+
+def _all_are_destroyed() -> bool:
+    """True if this is called in torch's ``destroy_process_group`` of the default group, which destroys all others."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename != c10d.__file__:
+        frame = frame.f_back
+    asked = frame.f_locals.get("group") if frame.f_code.co_name == "destroy_process_group" else frame
+    return asked is None or asked == dist.GroupMember.WORLD
+
+
+def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
+    ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
+    ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
+    hooks = [group._discard for group in ours]
+    poll_hooks.extend(hooks)
+    try:
+        for group in ours:
+            group._finish()
+        for group in ours:
+            group._release()
+    finally:
+        for hook in hooks:
+            poll_hooks.remove(hook)
 
 
 class _Vote(NamedTuple):

@@ -77,8 +77,11 @@ def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> No
         seconds: how long to wait; 0: for ever.
 
     Raises:
+        ValueError: the group has no such rank.
         CollectiveTimeout: names the ranks that did not come, and the variable that may differ there.
     """
+    if not 0 <= rank < len(ranks):
+        raise ValueError(f"rank {rank} of {len(ranks)} rank(s): RANK has to be from 0 to WORLD_SIZE - 1")
     keys = [f"ucch/chosen/{r}" for r in range(len(ranks))]
     store.set(keys[rank], "y")
     if store.add("ucch/chosen", 1) == len(ranks):
