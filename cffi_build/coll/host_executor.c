@@ -19,11 +19,11 @@
 static int ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->is.ndeps; k++)
         if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
-    return s->is.kind != STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
+    return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
 }
 
 static int start_step_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == STEP_COLL) {
+    if (s->is.kind == UCCH_STEP_COLL) {
         int status = s->request ? 0 : ucch_step_init_locked(p, s);
         if (status < 0) return status;
         ucch_team_dequeue_locked(s);
@@ -49,8 +49,8 @@ static void abandon_locked(ucch_program *p) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->event = 0; /* without an end in the timeline: that is where it hung */
-        if (s->is.kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
-        if (s->is.kind == STEP_EXCHANGE && s->state == POSTED)
+        if (s->is.kind == UCCH_STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->is.kind == UCCH_STEP_EXCHANGE && s->state == POSTED)
             ucch_exchange_end(ucch_board_parcels(p->board), &s->exchange);
         if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
@@ -114,7 +114,8 @@ static int advance_locked(ucch_op *op) {
 static int has_lost_message(const ucch_program *p) {
     int awaits = 0;
     for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
-        awaits |= p->steps[i].state == POSTED && (p->steps[i].is.kind == STEP_COLL || p->steps[i].is.kind == STEP_RECV);
+        awaits |= p->steps[i].state == POSTED &&
+                  (p->steps[i].is.kind == UCCH_STEP_COLL || p->steps[i].is.kind == UCCH_STEP_RECV);
     return awaits;
 }
 
@@ -140,7 +141,7 @@ static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked
 static int init_all_locked(ucch_program *p) {
     for (int i = 0; p->on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->is.kind == STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
+        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -161,7 +162,7 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
-        if (s->is.kind == STEP_COLL) ucch_team_enqueue_locked(s);
+        if (s->is.kind == UCCH_STEP_COLL) ucch_team_enqueue_locked(s);
     }
     ucch_board_open(p->board, 1);
     p->op.kind = &kind;
@@ -259,7 +260,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     if (!p->channels) status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
-        if (s->is.kind == STEP_COLL) {
+        if (s->is.kind == UCCH_STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
             status = ucch_team_make_locked(s->is.team);

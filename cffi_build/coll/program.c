@@ -61,7 +61,7 @@ static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *t
 static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
     ucc_datatype_t dtype = (ucc_datatype_t)part->dtype;
     *s = (ucch_step){.is = *part, .state = FINISHED, .program = p};
-    if (part->kind == STEP_COLL)
+    if (part->kind == UCCH_STEP_COLL)
         s->args = (ucc_coll_args_t){.coll_type = part->coll,
                                     .op = part->op,
                                     .root = part->root,
@@ -69,7 +69,7 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .mask = part->flags ? MASK_FLAGS : 0,
                                     .src = side_of(&part->src, &part->tables[0], dtype),
                                     .dst = side_of(&part->dst, &part->tables[2], dtype)};
-    if (part->kind == STEP_EXCHANGE) {
+    if (part->kind == UCCH_STEP_EXCHANGE) {
         if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
         s->exchange = (ucch_exchange){.writes = part->writes,
                                       .from = part->from,
@@ -119,7 +119,7 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
                         .in_graph = spec->in_graph,
                         .bounce = spec->bounce,
                         .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
-    strncpy(p->about.label, spec->label, LABEL - 1);
+    strncpy(p->about.label, spec->label, UCCH_LABEL_BYTES - 1);
     if (p->steps) *status = p->on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
     for (; p->nsteps < nsteps && !*status; p->nsteps++)
         *status = set_step(p, &p->steps[p->nsteps], &steps[p->nsteps]);

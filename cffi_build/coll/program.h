@@ -13,22 +13,10 @@
 #define FLAG_PERSISTENT 0x2
 #define MASK_FLAGS 0x1
 #define MASK_TAG 0x2
-#define LABEL UCCH_LABEL_BYTES
 /* Of a call between hosts, by which tags of unlike calls differ; and where a message's has half of them. */
 #define SALT_BITS 10
 #define SALT_BIT 45
 
-/* Local ones last, in the order of UCCH_COPY and the others. */
-enum {
-    STEP_COLL = UCCH_STEP_COLL,
-    STEP_SEND = UCCH_STEP_SEND,
-    STEP_RECV = UCCH_STEP_RECV,
-    STEP_EXCHANGE = UCCH_STEP_EXCHANGE,
-    STEP_COPY = UCCH_STEP_LOCAL,
-    STEP_COMBINE,
-    STEP_CAST,
-    STEP_SCALE
-};
 enum { WAITING, POSTED, FINISHED };
 
 typedef struct ucch_step ucch_step;
@@ -66,12 +54,12 @@ struct ucch_step {
 };
 
 static inline int ucch_step_is_message(const ucch_step *s) {
-    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
+    return s->is.kind == UCCH_STEP_SEND || s->is.kind == UCCH_STEP_RECV;
 }
 
 /* What a message sends, or where it is received. */
 static inline const ucch_span *ucch_step_span(const ucch_step *s) {
-    return s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    return s->is.kind == UCCH_STEP_SEND ? &s->is.src : &s->is.dst;
 }
 
 struct ucch_program {

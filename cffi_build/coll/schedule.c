@@ -4,7 +4,7 @@
  *
  * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
  * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages: short ones that wires carry by one kernel (copies.c), the others round by round a chunk of each channel,
+ * messages: short ones that wires carry by one kernel, the others round by round a chunk of each channel,
  * and what goes out before what comes in. */
 #include <stdlib.h>
 
@@ -17,6 +17,11 @@
 /* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
  * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
 #define AHEAD 3
+/* Of the kernel that moves short messages by wires: threads of a block, blocks of either direction, and bytes of a
+ * piece that make another block worth while. */
+#define COPY_THREADS 512
+#define COPY_BLOCKS 2
+#define COPY_SLICE ((uint64_t)16 << 10)
 
 typedef struct queue {
     ucch_program *p;
@@ -193,8 +198,8 @@ static int step(queue *q, ucch_step *s) {
     int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
-    if (s->is.kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
-    if (s->is.kind == STEP_COLL) {
+    if (s->is.kind == UCCH_STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
+    if (s->is.kind == UCCH_STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
         ucch_unlock();
@@ -204,11 +209,6 @@ static int step(queue *q, ucch_step *s) {
 }
 
 /* ---- messages ---- */
-
-/* Tell the network threads, if they carry the channel, what this call makes of its next pieces. */
-static int announce(const queue *q, const ucch_channel *channel, size_t bytes, size_t piece) {
-    return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
-}
 
 /* Let a stream wait for the other one that used the channel last, if one did. */
 static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
@@ -220,7 +220,7 @@ static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
 
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
-    int comes = s->is.kind == STEP_RECV;
+    int comes = s->is.kind == UCCH_STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
     int waits = !comes || !channel->by_flags;
     ucch_move m = {.src = comes ? channel->seen : data,
@@ -297,7 +297,10 @@ static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *st
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
     if (status || q->p->in_graph) return status;
     status = take_over(q, channel, mine, stream);
-    return status ? status : announce(q, channel, ucch_step_span(s)->count, ucch_piece_of(q->c, s));
+    if (status || !channel->flow) return status;
+    /* Network threads carry the channel: they are told what this call makes of its next pieces. */
+    return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
+                         q->p->about.signature);
 }
 
 static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
@@ -313,8 +316,8 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     if (!status && q->p->in_graph)
         status = piece_in_graph(q, channel, s, some.data, length);
     else if (!status)
-        status = s->is.kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
-                                         : receive_chunk(q, channel, &some, !s->left, stream);
+        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &some, stream)
+                                              : receive_chunk(q, channel, &some, !s->left, stream);
     return status || s->left ? status : mark(q, s, stream);
 }
 
@@ -340,19 +343,55 @@ static int is_copy(const ucch_step *s, int kind) {
     return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
-/* One message more for the kernel. */
+/* One message more for the kernel, of pieces that are counted now; what is sent before what is received. One that has
+ * the ring of another begins behind it. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
     const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
-    int status = begin_message(q, s, channel, stream);
-    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->is.kind == STEP_RECV);
-    return status;
+    int comes = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
+    if (status) return status;
+    size_t piece = ucch_piece_of(q->c, s);
+    uint32_t pieces = (uint32_t)pieces_of(q, s), begins = 0;
+    unsigned *tell = (comes ? channel->consumed : channel->published).seen;
+    for (unsigned k = 0; k < all->n; k++)
+        if (all->each[k].tell == tell) begins = all->each[k].ends;
+    all->each[all->n++] = (ucch_ring_copy){.data = ucch_step_address(q->p, span),
+                                           .ring = channel->seen,
+                                           .wait = (comes ? channel->published : channel->consumed).seen,
+                                           .tell = tell,
+                                           .bytes = span->count,
+                                           .piece = (unsigned)piece,
+                                           .stride = (unsigned)channel->stride,
+                                           .before = ucch_channel_take(channel, pieces),
+                                           .begins = begins,
+                                           .ends = begins + pieces,
+                                           .room = comes ? 0 : UCCH_RING_SLOTS};
+    all->out += !comes;
+    return 0;
+}
+
+/* Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
+ * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
+ * driver, which the other end may do; the host lets the kernel go as it lets streams go, by the words. */
+static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *stream) {
+    uint64_t longest = 1;
+    for (unsigned k = 0; k < all->n; k++) {
+        const ucch_ring_copy *m = &all->each[k];
+        uint64_t piece = m->bytes < m->piece ? m->bytes : m->piece;
+        longest = piece > longest ? piece : longest;
+    }
+    uint64_t slices = (longest + COPY_SLICE - 1) / COPY_SLICE;
+    all->width = slices < COPY_BLOCKS ? (unsigned)slices : COPY_BLOCKS;
+    all->arrived = c->joined;
+    void *arguments[] = {all};
+    return ucch_device_fail(ucch_bound_ops()->launch(c->copies, 2 * all->width, COPY_THREADS, arguments, stream),
+                            "launch");
 }
 
 /* What wires carry of these steps and is short, by a kernel: 0, or a failure. More than one has room for is left to the
  * rounds, in the same stream. */
 static int by_kernel(queue *q, int first, int end) {
-    static const int kinds[] = {STEP_SEND, STEP_RECV};
+    static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
     void *stream;
     int many = 0, status;
@@ -363,7 +402,7 @@ static int by_kernel(queue *q, int first, int end) {
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
             if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
-    if (!status) status = ucch_copies_launch(q->c, &all, stream);
+    if (!status) status = launch_copies(q->c, &all, stream);
     for (int i = first; i < end && !status; i++)
         if (is_copy(&q->p->steps[i], q->p->steps[i].is.kind)) {
             q->p->steps[i].left = 0;
@@ -381,12 +420,12 @@ static int messages(queue *q, int first, int end) {
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--) {
         for (int ahead = q->p->in_graph ? AHEAD : 0; ahead && !status; ahead--) {
-            int sent = round_of(q, first, end, STEP_SEND, early);
+            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
             status = sent < 0 ? sent : 0;
         }
         for (int moved = 1; moved > 0 && !status;) {
-            int sent = round_of(q, first, end, STEP_SEND, early);
-            int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV, early);
+            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
+            int received = sent < 0 ? sent : round_of(q, first, end, UCCH_STEP_RECV, early);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
@@ -406,12 +445,6 @@ int ucch_enqueue_scratch(ucch_program *p) {
         if (ucch_step_is_message(&p->steps[i])) status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
     return status;
-}
-
-/* 0 if the call can be queued now, UCCH_LATER, or a failure. Before other ranks are told of the call. */
-int ucch_enqueue_ready_locked(ucch_program *p) {
-    if (p->channels->failed) return UCCH_FAIL_BROKEN;
-    return ucch_channels_room(p->channels) ? 0 : UCCH_LATER;
 }
 
 static uint64_t moved_by(const ucch_program *p) {

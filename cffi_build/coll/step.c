@@ -30,8 +30,9 @@ static int post_coll_locked(ucch_step *s) {
 
 /* The task that a local step on device memory is. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
+    int kind = s->is.kind - UCCH_STEP_LOCAL;
     *task = (ucch_task){
-        .kind = s->is.kind - STEP_COPY,
+        .kind = kind,
         .op = s->is.op,
         .dtype = s->is.dtype,
         .to = s->is.to,
@@ -39,7 +40,7 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
         .dst = ucch_step_address(p, &s->is.dst),
         .count = s->is.dst.count,
         .src_bytes = ucch_step_bytes((ucc_datatype_t)s->is.dtype, 1),
-        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->is.kind == STEP_CAST ? s->is.to : s->is.dtype), 1),
+        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(kind == UCCH_CAST ? s->is.to : s->is.dtype), 1),
         .factor = s->is.factor,
     };
 }
@@ -59,7 +60,7 @@ static int post_message(ucch_program *p, ucch_step *s) {
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
     uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
-    ucch_start start = {.what = s->is.kind == STEP_SEND ? START_SEND : START_RECV,
+    ucch_start start = {.what = s->is.kind == UCCH_STEP_SEND ? START_SEND : START_RECV,
                         .ep = s->is.ep,
                         .buffer = ucch_step_address(p, span),
                         .bytes = span->count,
@@ -79,8 +80,8 @@ static int go_on(ucch_program *p, ucch_step *s) {
 
 /* Begin a step whose turn it is; a collective's request is there. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == STEP_COLL) return post_coll_locked(s);
-    if (s->is.kind == STEP_EXCHANGE) {
+    if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(s);
+    if (s->is.kind == UCCH_STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);
     }
@@ -89,18 +90,18 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
 
 /* 1 when the posted step has finished, 0 when not yet, negative on failure. */
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind >= STEP_COPY) {
+    if (s->is.kind >= UCCH_STEP_LOCAL) {
         int status = ucch_work_poll_locked(s->work);
         if (status == 1) s->state = FINISHED;
         return status;
     }
-    if (s->is.kind == STEP_EXCHANGE) return go_on(p, s);
-    if (s->is.kind != STEP_COLL) {
+    if (s->is.kind == UCCH_STEP_EXCHANGE) return go_on(p, s);
+    if (s->is.kind != UCCH_STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
         s->state = FINISHED;
         if (op->state == UCCH_FAILED) return op->error.status;
-        return s->is.kind == STEP_RECV && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
+        return s->is.kind == UCCH_STEP_RECV && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
     }
     int status = s->request->status;
     if (status == UCC_INPROGRESS) return 0;
@@ -137,14 +138,15 @@ int ucch_step_goes_first(const ucch_step *s) {
 }
 
 int ucch_stream_of(const ucch_step *s) {
-    if (!ucch_step_is_message(s)) return s->is.kind == STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
+    if (!ucch_step_is_message(s)) return s->is.kind == UCCH_STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
     if (s->program->channels->copies && ucch_step_goes_first(s)) return STREAM_WIRES;
-    return s->is.kind == STEP_SEND ? STREAM_OUT : STREAM_IN;
+    return s->is.kind == UCCH_STEP_SEND ? STREAM_OUT : STREAM_IN;
 }
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count, s->program->in_graph);
+    return ucch_channel_for(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ucch_step_span(s)->count,
+                            s->program->in_graph);
 }
 
 /* Bytes of the pieces that a message goes in. */
@@ -155,6 +157,6 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!ucch_step_span(s)->count) return 0;
-    return ucch_channels_reserve(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count,
+    return ucch_channels_reserve(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ucch_step_span(s)->count,
                                  s->program->in_graph);
 }

@@ -25,7 +25,6 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
 
 /* schedule.c: a whole program into streams at once */
 int ucch_enqueue_scratch(ucch_program *p);
-int ucch_enqueue_ready_locked(ucch_program *p);
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream);
 int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream);
 
@@ -35,13 +34,5 @@ void ucch_fused_join(const ucch_program *p, ucch_moves *w);
 int ucch_fused_fits(const ucch_program *p, uint64_t moved);
 int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream);
 int ucch_fused_sliced(const ucch_program *p);
-
-/* copies.c: short messages of a stage that wires carry, by one kernel */
-void ucch_copies_add(ucch_ring_copies *all, ucch_channel *channel, char *data, size_t bytes, int comes);
-int ucch_copies_launch(const ucch_channels *c, ucch_ring_copies *all, void *stream);
-
-/* graphs.c: watch over the replays of graphs */
-int ucch_graphs_follow(ucch_graphs *graphs, void *stream);
-void ucch_graphs_watch_locked(ucch_graphs *graphs, ucch_board *board, uint64_t number, double timeout);
 
 #endif
