@@ -28,11 +28,7 @@ void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t cal
     x->signature = signature;
     x->begun = x->written = x->came = 0;
     x->queued = 1;
-    x->next = NULL;
-    ucch_exchange **at = turns_of(post, x);
-    while (*at)
-        at = &(*at)->next;
-    *at = x;
+    UCCH_APPEND(*turns_of(post, x), x, next);
 }
 
 /* True if no rank still reads the parcel that we wrote there before. */

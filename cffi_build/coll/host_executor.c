@@ -26,7 +26,7 @@ static int start_step_locked(ucch_program *p, ucch_step *s) {
     if (s->is.kind == UCCH_STEP_COLL) {
         int status = s->request ? 0 : ucch_step_init_locked(p, s);
         if (status < 0) return status;
-        ucch_team_dequeue_locked(s);
+        s->is.team->head = s->next;
     }
     return ucch_step_post_locked(p, s);
 }

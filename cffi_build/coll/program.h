@@ -26,7 +26,7 @@ typedef struct ucch_engine ucch_engine;
 struct ucch_team {
     ucc_team_h handle;
     ucch_context *context;
-    ucch_step *head, **tail;
+    ucch_step *head;      /* of the queue */
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
     /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */
@@ -103,7 +103,6 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s);
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
 
 void ucch_team_enqueue_locked(ucch_step *s);
-void ucch_team_dequeue_locked(ucch_step *s);
 void ucch_team_leave_locked(ucch_step *s);
 int ucch_tag_is_free_locked(const ucch_step *s);
 void ucch_tag_give_locked(ucch_step *s);

@@ -77,7 +77,7 @@ int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_s
 
 /* ---- whose turn it is ---- */
 
-static ucch_message *first, **last = &first;
+static ucch_message *first;
 
 static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
@@ -105,9 +105,6 @@ int ucch_message_after(ucch_message *m, void *stream) {
 static void forget_locked(ucch_message *m) {
     if (!m->waits) return;
     UCCH_UNLINK(first, m, behind);
-    last = &first;
-    while (*last)
-        last = &(*last)->behind;
     m->waits = 0;
     ucch_gate_leave_locked(&m->gate);
 }
@@ -145,9 +142,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
-    m->behind = NULL;
-    *last = m;
-    last = &m->behind;
+    UCCH_APPEND(first, m, behind);
     return 0;
 }
 

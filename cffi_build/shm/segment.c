@@ -53,10 +53,8 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
         return NULL;
     }
     *m = (ucch_mapping){.key = key, .file = file, .used = 1, .bytes = bytes, .memory = memory};
-    ucch_mapping **last = &all;
-    while (*last)
-        last = &(*last)->next;
-    return *last = m;
+    UCCH_APPEND(all, m, next);
+    return m;
 }
 
 /* One that is there: this file of a process's, or for `file` -1 any of its that is not in use. */
