@@ -95,13 +95,6 @@ int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
     return b->n && __atomic_load_n(&b->slots[0].doubtful, __ATOMIC_ACQUIRE) >= seq;
 }
 
-static void enlist(ucch_board *b) {
-    UCCH_LOCKED;
-    b->next = boards;
-    boards = b;
-    ucch_endpoint_errors_tell(mark_doubtful_locked);
-}
-
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
     ucch_board *b = calloc(1, sizeof(*b));
@@ -123,7 +116,10 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks,
         b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
         b->slots[mine].file = file;
     }
-    enlist(b);
+    UCCH_LOCKED;
+    b->next = boards;
+    boards = b;
+    ucch_endpoint_errors_tell(mark_doubtful_locked);
     return b;
 }
 
@@ -132,7 +128,7 @@ void ucch_board_free(ucch_board *b) {
     UCCH_UNLINK(boards, b, next);
     ucch_unlock();
     free(b->post.each);
-    ucch_far_free(b->far);
+    free(b->far);
     free(b->ranks);
     free(b);
 }

@@ -30,8 +30,6 @@ ucch_far *ucch_far_new(int size) {
     return far;
 }
 
-void ucch_far_free(ucch_far *far) { free(far); }
-
 /* This rank makes call `seq`, or refuses it. Under the engine's lock. */
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
     /* The two signatures that are no hashes, which are even, stay as they are. */

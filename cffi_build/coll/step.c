@@ -50,8 +50,7 @@ static int local_locked(ucch_program *p, ucch_step *s) {
     ucch_step_task(p, s, &task);
     s->state = p->on_device ? POSTED : FINISHED;
     if (!p->on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
-    if (!s->work && !(s->work = ucch_work_new())) return UCCH_FAIL_MEMORY;
-    return ucch_work_begin_locked(s->work, &task);
+    return ucch_work_begin_locked(&s->work, &task);
 }
 
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
@@ -143,10 +142,13 @@ int ucch_stream_of(const ucch_step *s) {
     return s->is.kind == UCCH_STEP_SEND ? STREAM_OUT : STREAM_IN;
 }
 
+static int ring_of(const ucch_channels *c, const ucch_step *s) {
+    return ucch_ring_for(c, s->is.peer, ucch_step_span(s)->count, s->program->in_graph);
+}
+
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ucch_step_span(s)->count,
-                            s->program->in_graph);
+    return ucch_channels_at(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));
 }
 
 /* Bytes of the pieces that a message goes in. */
@@ -157,6 +159,5 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!ucch_step_span(s)->count) return 0;
-    return ucch_channels_reserve(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ucch_step_span(s)->count,
-                                 s->program->in_graph);
+    return ucch_channels_ring(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));
 }

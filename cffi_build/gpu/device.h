@@ -44,13 +44,11 @@ int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
 int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream);
 
 int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);
-ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
-int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
+int ucch_work_begin_locked(ucch_work **work, const ucch_task *task);
 int ucch_work_poll_locked(ucch_work *work);
-int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
-int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
-int ucch_work_mark(int way, void **event);
+void *ucch_way_stream(int way);
+int ucch_way_copy(int way, void *dst, const void *src, size_t bytes);
 
 /* A counter (ucch_reached) that streams and hosts wait for and signal, by its address here and the one that the device
  * knows it by. */

@@ -40,8 +40,8 @@ struct ucch_lanes {
     unsigned refs;   /* these, and the communicator's */
     struct {
         ucp_ep_h ep;
-        int slot;                  /* on the board */
-        int is_in_making, failure; /* of the lane from it, of matched messages */
+        int slot;   /* on the board */
+        int making; /* of the lane from it, of matched messages: UCCH_LATER while it is under way, a failure, or 0 */
     } peers[];
 };
 

@@ -142,8 +142,7 @@ static void *make_ordered(void *data) {
     ucch_lane_with(o.all, o.peer, 1, 1, &status);
     ucch_device_leave(before);
     ucch_lock();
-    o.all->peers[o.peer].is_in_making = 0;
-    o.all->peers[o.peer].failure = status;
+    o.all->peers[o.peer].making = status;
     o.all->makers--;
     ucch_wake_locked();
     ucch_unlock();
@@ -155,9 +154,9 @@ static void *make_ordered(void *data) {
  * failure. */
 static int order_locked(ucch_lanes *all, int peer) {
     pthread_t maker;
-    int failure = all->peers[peer].failure;
-    all->peers[peer].failure = 0; /* the next message tries again */
-    if (failure || all->peers[peer].is_in_making) return failure ? failure : UCCH_LATER;
+    int known = all->peers[peer].making;
+    if (known != UCCH_LATER) all->peers[peer].making = 0; /* the next message tries again */
+    if (known) return known;
     order *o = malloc(sizeof(*o));
     if (o) *o = (order){all, peer};
     if (!o || pthread_create(&maker, NULL, make_ordered, o)) {
@@ -165,7 +164,7 @@ static int order_locked(ucch_lanes *all, int peer) {
         return UCCH_FAIL_MEMORY;
     }
     pthread_detach(maker);
-    all->peers[peer].is_in_making = 1;
+    all->peers[peer].making = UCCH_LATER;
     all->makers++;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
     return UCCH_LATER;

@@ -31,11 +31,6 @@ static void received(void *request, ucs_status_t status, const ucp_tag_recv_info
     if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
 }
 
-/* A receive has been handed to libucp, which may have called back before it returned: 0, or a failure. */
-static int posted_locked(ucch_message *m, void *p) {
-    return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
-}
-
 /* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
 static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
     ucp_request_param_t p = ucch_ucp_params(received, m, mem_type);
@@ -56,9 +51,11 @@ static int issue_locked(ucch_message *m) {
     }
     if (s->what >= START_RECV) {
         ucp_request_param_t p = receive_params(m, s->mem_type);
-        return posted_locked(m, s->what == START_MATCHED
-                                    ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
-                                    : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+        void *request = s->what == START_MATCHED
+                            ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
+                            : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);
+        if (!m->came) return ucch_message_begun_locked(m, request);
+        return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* it was called back before libucp returned */
     }
     ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC

@@ -56,7 +56,6 @@ struct ucch_message {
 /* request.c */
 void ucch_message_end_locked(ucch_message *m, int status);
 void ucch_message_sent(void *request, ucs_status_t status, void *data);
-int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 
 /* offer.c */

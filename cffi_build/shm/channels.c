@@ -260,7 +260,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 }
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
-static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
+int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
     int wire = ucch_channels_by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
     return bytes <= slot_of(c, SHORT_RING, wire)                        ? SHORT_RING
@@ -271,10 +271,6 @@ static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph
 
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {
     return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
-}
-
-ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    return ucch_channels_at(c, peer, comes, ring_for(c, peer, bytes, in_graph));
 }
 
 /* Bytes of the pieces that a message goes in; the same at both of its ends. */
@@ -338,11 +334,6 @@ int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
     return status;
 }
 
-/* The ring for messages of so many bytes. */
-int ucch_channels_reserve(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    return ucch_channels_ring(c, peer, comes, ring_for(c, peer, bytes, in_graph));
-}
-
 /* Bytes of a ring's slots, to another rank and from it; 0: it has not been used. */
 size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
     const ucch_channel *out = &c->out[peer * UCCH_RINGS + ring], *in = &c->in[peer * UCCH_RINGS + ring];
@@ -399,15 +390,6 @@ int ucch_channels_open(ucch_channels *c) {
     return open_locked(c);
 }
 
-/* Give back what the device has. */
-static void give_back(ucch_channels *c) {
-    ucch_pool_give(c->arrived);
-    for (int i = 0; i < BANKS; i++)
-        ucch_pool_give(c->scratch[i]);
-    for (int i = 0; i < c->noutgrown; i++)
-        ucch_pool_give(c->outgrown[i]);
-}
-
 /* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,
  * which no longer wait for other ranks. */
 void ucch_channels_free(ucch_channels *c) {
@@ -428,7 +410,11 @@ void ucch_channels_free(ucch_channels *c) {
     if (c->graphs.last) ops->event_free(c->graphs.last);
     ucch_device_leave(before);
     int held = captured;
-    if (!captured) give_back(c);
+    if (!captured) ucch_pool_give(c->arrived);
+    for (int i = 0; i < BANKS && !captured; i++)
+        ucch_pool_give(c->scratch[i]);
+    for (int i = 0; i < c->noutgrown && !captured; i++)
+        ucch_pool_give(c->outgrown[i]);
     for (int i = 0; i < c->size * UCCH_RINGS; i++) {
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
         held |= c->in[i].flow && ucch_flow_free(c->in[i].flow);
