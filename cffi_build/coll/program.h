@@ -15,6 +15,9 @@
 #define MASK_TAG 0x2
 /* Of a call between hosts, by which tags of unlike calls differ; and where a message's has half of them. */
 #define SALT_BITS 10
+/* Of the tag of a collective between hosts: what libucc has, and what is left of them for a number. */
+#define TAG_BITS 15
+#define NUMBER_BITS (TAG_BITS - SALT_BITS)
 #define SALT_BIT 45
 
 enum { WAITING, POSTED, FINISHED };
@@ -105,8 +108,6 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
 void ucch_team_enqueue_locked(ucch_step *s);
 void ucch_team_leave_locked(ucch_step *s);
 int ucch_tag_is_free_locked(const ucch_step *s);
-void ucch_tag_give_locked(ucch_step *s);
-void ucch_tag_hold_locked(const ucch_step *s, int held);
 int ucch_team_make_locked(ucch_team *team);
 int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle);
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);

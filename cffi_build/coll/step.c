@@ -9,13 +9,49 @@ char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
     return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
 }
 
+/* ---- tags between hosts ----
+ *
+ * libucc matches messages by a collective's number alone: ranks of two hosts that call different things would take each
+ * other's data for their own. So calls on a team of several hosts have tags of ours: the number, and above its lowest
+ * bits the call's salt. Collectives whose tags are equal by chance are not in flight at the same time: what one that
+ * has ended here has sent is before what the next one sends. */
+
+static uint16_t tag_of(const ucch_step *s) {
+    uint32_t next = (s->is.team->number ^ s->program->salt << NUMBER_BITS) % (1 << TAG_BITS);
+    return s->request ? s->args.tag : (uint16_t)next;
+}
+
+static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->on_device; }
+
+/* True if the tag of a collective that is to be posted is free. */
+int ucch_tag_is_free_locked(const ucch_step *s) {
+    return !is_tagged(s) || !(s->is.team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
+}
+
+/* Give a collective that is being made its tag. */
+static void give_tag_locked(ucch_step *s) {
+    if (!is_tagged(s)) return;
+    s->args.tag = tag_of(s);
+    s->args.mask |= MASK_TAG;
+    s->is.team->number++;
+}
+
+/* A collective's tag is in use, or no longer. */
+static void hold_tag_locked(const ucch_step *s, int held) {
+    if (!is_tagged(s)) return;
+    uint64_t *word = &s->is.team->tags[s->args.tag / 64], bit = (uint64_t)1 << s->args.tag % 64;
+    *word = held ? *word | bit : *word & ~bit;
+}
+
+/* ---- running them ---- */
+
 int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
     s->args.src.info.buffer = ucch_step_address(p, &s->is.src);
     s->args.dst.info.buffer = ucch_step_address(p, &s->is.dst);
     *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type;
     *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type;
-    ucch_tag_give_locked(s);
+    give_tag_locked(s);
     return ucc_collective_init(&s->args, &s->request, s->is.team->handle);
 }
 
@@ -23,7 +59,7 @@ static int post_coll_locked(ucch_step *s) {
     s->errors = ucch_endpoint_errors();
     int status = ucc_collective_post(s->request);
     if (status < 0) return status;
-    ucch_tag_hold_locked(s, 1);
+    hold_tag_locked(s, 1);
     s->state = POSTED;
     return 0;
 }
@@ -106,7 +142,7 @@ int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
     if (status == UCC_INPROGRESS) return 0;
     s->state = FINISHED;
     s->is.team->context->users--;
-    ucch_tag_hold_locked(s, 0);
+    hold_tag_locked(s, 0);
     /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
     int garbage = ucch_endpoint_errors() != s->errors || ucch_board_doubtful(p->board, p->op.error.seq);
