@@ -52,8 +52,8 @@ static int flush(queue *q) {
     int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
-    for (int i = 0; q->p->in_graph && i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].steps) c->out[i].pieces = c->in[i].pieces = 0;
+    for (int i = 0; q->p->in_graph && i < 2 * c->size * UCCH_RINGS; i++)
+        if (c->out[i].steps) c->out[i].pieces = 0;
     return status;
 }
 
@@ -67,8 +67,9 @@ static int signal_counter(queue *q, ucch_counter counter, uint32_t value, void *
                     : ucch_counter_signal(counter, value, q->c->post, stream);
 }
 
-static int wait_call(queue *q, ucch_ticket call, void *stream) {
-    return ucch_channels_done(q->c, call) ? 0 : wait_counter(q, q->c->done[call.slot], call.value, stream);
+static int wait_call(queue *q, uint64_t call, void *stream) {
+    if (ucch_channels_done(q->c, call)) return 0;
+    return wait_counter(q, q->c->done[call % MOST_CALLS], ucch_generation(call), stream);
 }
 
 /* ---- around the call ---- */
@@ -110,12 +111,12 @@ static int leave(queue *q) {
     for (int i = 0; i < STREAMS && !status; i++)
         if (q->used[i] && c->streams[i] != q->stream && !behind_local(q, i))
             status = ucch_stream_follow(c->tail[i], c->streams[i], q->stream);
-    ucch_ticket ticket = q->l->ticket;
-    if (q->bank >= 0) c->user[q->bank] = ticket;
-    if (q->alone) c->alone = ticket;
+    uint64_t call = q->l->call;
+    if (q->bank >= 0) c->user[q->bank] = call;
+    if (q->alone) c->alone = call;
     for (int i = 0; q->alone && i < STREAMS; i++)
         c->behind[i] = 1;
-    if (!status) status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
+    if (!status) status = signal_counter(q, c->done[call % MOST_CALLS], ucch_generation(call), q->stream);
     return status || !q->fused ? status : flush(q);
 }
 

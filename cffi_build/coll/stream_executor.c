@@ -27,7 +27,7 @@ ucch_op *ucch_launch_failed(void) { return failed; }
 static void end_locked(ucch_launch *l, int status, int peer) {
     ucch_board_ended_locked(l->board, &l->op, status, l->about.bytes);
     if (status < 0 && !l->parent) ucch_board_blame(l->board, &l->op);
-    int queued = l->ticket.value != 0; /* or no stream waits for another rank, and those before it go on */
+    int queued = l->call != 0; /* or no stream waits for another rank, and those before it go on */
     if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     ucch_board_launched(l->board, -1);
@@ -36,15 +36,19 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
 
+static const char *reason(int status) {
+    return status == UCCH_FAIL_TIMEOUT      ? "not complete in time"
+           : status == UCCH_FAIL_PEER       ? "another rank has left the job or died"
+           : status == UCCH_FAIL_CONNECTION ? "a connection with another rank has broken"
+           : status == UCCH_FAIL_REFUSED    ? "another rank refused its part of the call"
+           : status == UCCH_FAIL_REVOKED    ? "the communicator has been revoked"
+           : status == UCCH_FAIL_OVERLAP    ? "two of them ran at a time"
+                                            : "another rank called something else";
+}
+
 /* The vendor's kernel waits in its stream for peers that will not come, and so does a thread that waits for the stream:
  * no caller may be left to raise an error, so it is logged here. */
 static void give_up_locked(ucch_launch *l, int status, int peer) {
-    const char *why = status == UCCH_FAIL_TIMEOUT      ? "not complete in time"
-                      : status == UCCH_FAIL_PEER       ? "another rank has left the job or died"
-                      : status == UCCH_FAIL_CONNECTION ? "a connection with another rank has broken"
-                      : status == UCCH_FAIL_REFUSED    ? "another rank refused its part of the call"
-                      : status == UCCH_FAIL_REVOKED    ? "the communicator has been revoked"
-                                                       : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
     ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;
@@ -53,7 +57,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
     end_locked(l, status, peer);
     if (!has_listener)
         fprintf(stderr, "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; %s\n", label,
-                number, why, l->op.error.elapsed,
+                number, reason(status), l->op.error.elapsed,
                 goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
 }
 
@@ -66,7 +70,7 @@ static int lost(ucch_launch *l, int *peer) {
 
 /* Why the result is undefined, and by which rank: another rank released its streams, or this one did; or 0. */
 static int tainted(ucch_launch *l, int *peer) {
-    int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
+    int by = l->channels ? ucch_channels_tainted_by(l->channels, l->call) : -1;
     if (by < 0) return 0;
     int bad = ucch_board_verdict(l->board, l->op.error.seq, peer);
     if (bad) return bad; /* that is why */
@@ -78,7 +82,7 @@ static int tainted(ucch_launch *l, int *peer) {
 /* Collect what has ended. */
 static int collect_locked(ucch_op *op) {
     ucch_launch *l = (ucch_launch *)op;
-    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->ticket))) return 0;
+    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->call))) return 0;
     int status = 0, peer = -1;
     for (int i = 0; i < l->n; i++) {
         if (l->each[i].request->status == UCC_INPROGRESS) return 0;
@@ -104,7 +108,7 @@ static int check_locked(ucch_op *op, double now) {
     int bad = ucch_board_verdict(l->board, op->error.seq, &op->error.peer);
     /* Calls before a refused one end as they would have: until then no stream is let go. */
     int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
-    if (early && !ucch_channels_first(l->channels, l->ticket)) return 0;
+    if (early && !ucch_channels_first(l->channels, l->call)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
@@ -178,7 +182,7 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     int peer, bad = ucch_program_enter_locked(p, &l->op, &l->about, a->timeout, &peer);
     if (a->has_parent) adopt_locked(p, l);
     if (!bad && l->channels) {
-        l->ticket = ucch_channels_ticket(l->channels);
+        l->call = ++l->channels->calls;
         l->queueing = 1;
     }
     *status = bad || l->channels ? bad : ucch_post_steps_locked(p, l, a->stream);
@@ -193,7 +197,7 @@ static int enqueue(const asked *a, ucch_launch *l) {
     UCCH_LOCKED;
     l->queueing = 0;
     if (status < 0) {
-        ucch_channels_end(l->channels, l->ticket);
+        ucch_channels_end(l->channels, l->call);
         if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
     return status;
@@ -277,13 +281,6 @@ static int is_late(ucch_graphs *g, double now) {
     return begun != ended && g->timeout > 0 && now - g->since > g->timeout;
 }
 
-/* The first rank whose data is undefined, as it has let its streams go on; -1: none. */
-static int tainted_by(const ucch_channels *c) {
-    for (int i = 0; i < c->size; i++)
-        if (i != c->rank && __atomic_load_n(c->in[i * UCCH_RINGS].tainted, __ATOMIC_ACQUIRE)) return i;
-    return -1;
-}
-
 static int check_graphs_locked(ucch_op *op, double now) {
     ucch_graphs *g = (ucch_graphs *)op;
     uint32_t wrong = word_of(&g->words->wrong);
@@ -291,7 +288,8 @@ static int check_graphs_locked(ucch_op *op, double now) {
     op->error.peer = -1;
     if (wrong) return wrong == REPLAY_OVERLAPS ? UCCH_FAIL_OVERLAP : UCCH_FAIL_MISMATCH;
     int status = ucch_channels_lost(g->channels, op->error.seq, &rank);
-    if (!status && (rank = tainted_by(g->channels)) >= 0) status = UCCH_FAIL_PEER;
+    if (!status) rank = ucch_channels_tainted_by(g->channels, UINT64_MAX); /* whose data is undefined */
+    if (!status && rank >= 0 && rank != g->channels->rank) status = UCCH_FAIL_PEER;
     if (status) op->error.peer = ucch_board_peer(g->board, rank);
     int other = ucch_board_mismatch(g->board, op->error.seq); /* when it was captured */
     if (other >= 0) {
@@ -305,16 +303,13 @@ static int check_graphs_locked(ucch_op *op, double now) {
 /* There may be no caller left to raise an error, so it is logged here; the communicator's next call raises it, too. */
 static void abandon_graphs_locked(ucch_op *op, int status) {
     ucch_graphs *g = (ucch_graphs *)op;
-    const char *why = status == UCCH_FAIL_TIMEOUT    ? "not complete in time"
-                      : status == UCCH_FAIL_OVERLAP  ? "two of them ran at a time"
-                      : status == UCCH_FAIL_MISMATCH ? "another rank replayed something else"
-                                                     : "another rank has left the job or died";
     int first = !g->channels->failed; /* or that was said */
     op->started = g->since;
     ucch_channels_fail_locked(g->channels, 0);
     ucch_op_end_locked(op, status, -1, op->error.peer);
     ucch_board_blame(g->board, op);
-    if (first) fprintf(stderr, "ucc_hetero: calls in graphs: %s; streams go on without their results\n", why);
+    if (first)
+        fprintf(stderr, "ucc_hetero: calls in graphs: %s; streams go on without their results\n", reason(status));
 }
 
 static const ucch_op_kind watching = {UCCH_IN_STREAMS, NULL, check_graphs_locked, abandon_graphs_locked};

@@ -12,8 +12,8 @@ struct ucch_launch {
     ucch_board *board;
     ucch_record about;       /* as a program's */
     ucch_program *parent;    /* a program whose caller waits for it, not for the launch */
-    ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
-    ucch_ticket ticket;
+    ucch_channels *channels; /* those it went through */
+    uint64_t call;           /* its number there, once it has one; 0: none */
     struct {
         ucc_coll_req_h request;
         ucch_context *context;
