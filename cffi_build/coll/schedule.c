@@ -64,7 +64,7 @@ static int wait_counter(queue *q, ucch_counter counter, uint32_t least, void *st
 
 static int signal_counter(queue *q, ucch_counter counter, uint32_t value, void *stream) {
     return q->fused ? ucch_fused_add(q->fused, (ucch_move){.tell = counter.seen, .value = value})
-                    : ucch_counter_signal(counter, value, q->c->post, stream);
+                    : ucch_counter_signal(counter, value, q->c->await, stream);
 }
 
 static int wait_call(queue *q, uint64_t call, void *stream) {
@@ -277,9 +277,8 @@ static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *strea
  * the next chunk into other slots. */
 static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
     uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
-    int status = q->owed.seen
-                     ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, q->c->post, stream)
-                     : wait_counter(q, from->published, end, stream);
+    int status = q->owed.seen ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, stream)
+                              : wait_counter(q, from->published, end, stream);
     q->owed = (ucch_counter){NULL, NULL};
     if (!status) status = copy_chunk(q, from, first, some, 1, stream);
     if (status || last || q->alone) return status ? status : signal_counter(q, from->consumed, end, stream);

@@ -68,8 +68,8 @@ static inline ucch_counter ucch_counter_of(ucch_flag flag) { return (ucch_counte
 static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE); }
 
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
-int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);
-int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+int ucch_counter_signal(ucch_counter counter, uint32_t value, void *await, void *stream);
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await,
                       void *stream);
 int ucch_flag_next(ucch_flag *flag);
 int ucch_flag_due(ucch_flag flag);

@@ -366,7 +366,6 @@ static int open_locked(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
     int status = 0;
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
-    c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
     for (int i = 0; i < STREAMS && !status; i++) {
         if (i == STREAM_WIRES && !c->copies) continue;
@@ -377,7 +376,7 @@ static int open_locked(ucch_channels *c) {
     if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
-    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->streams[0]);
+    return status ? status : ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
 }
 
 /* Make the memory that calls need, once all ranks are known. 0, or a failure. */

@@ -83,8 +83,8 @@ struct ucch_channels {
     unsigned *joined;              /* of those of the kernel that moves messages by wires, by message and slot */
     /* The last call in streams, from 1 on; the last one up to which all have ended. */
     uint64_t calls, landed, round;
-    void *await, *post; /* kernels, where streams cannot wait for any memory */
-    void *copies;       /* kernel that moves short messages by wires; NULL: none may wait here */
+    void *await;  /* kernel, where streams cannot wait for any memory, nor write to it */
+    void *copies; /* kernel that moves short messages by wires; NULL: none may wait here */
     void *streams[STREAMS], *tail[STREAMS];
     int ahead[STREAMS];  /* has work that a call in one stream must wait for */
     int behind[STREAMS]; /* has not waited for the last call in one stream */
