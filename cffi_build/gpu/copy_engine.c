@@ -112,7 +112,9 @@ int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
     if (task->kind == UCCH_COPY ? overlap(task) : !function) { /* by the host */
         w->one = ucch_pool_take(1, PIECE, NULL, 1);
         w->two = ucch_pool_take(1, PIECE, NULL, 1);
-        return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
+        if (w->one && w->two) return fetch(w);
+        release_locked(w);
+        return UCCH_FAIL_MEMORY;
     }
     int status = function ? ucch_kernel_launch(function, task, streams[UCCH_ACROSS])
                           : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
