@@ -22,25 +22,10 @@ static int ready(const ucch_program *p, const ucch_step *s) {
     return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
 }
 
-static int start_step_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == UCCH_STEP_COLL) {
-        int status = s->request ? 0 : ucch_step_init_locked(p, s);
-        if (status < 0) return status;
-        s->is.team->head = s->next;
-    }
-    return ucch_step_post_locked(p, s);
-}
-
 static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_ended_locked(p->board, &p->op, status, p->about.bytes);
     ucch_op_end_locked(&p->op, status, step, peer);
     ucch_board_open(p->board, -1);
-}
-
-static void finish_locked(ucch_program *p) {
-    if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
-    ucch_gate_leave_locked(&p->gate);
-    end_locked(p, 0, -1, -1);
 }
 
 /* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
@@ -91,7 +76,7 @@ static int advance_locked(ucch_op *op) {
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
             if (UCCH_TRACING) s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
-            status = start_step_locked(p, s);
+            status = ucch_step_post_locked(p, s);
             moved++;
         }
         if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
@@ -106,7 +91,10 @@ static int advance_locked(ucch_op *op) {
             if (i == p->first) p->first++;
         }
     }
-    if (p->first == p->nsteps) finish_locked(p);
+    if (p->first < p->nsteps) return moved;
+    if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
+    ucch_gate_leave_locked(&p->gate);
+    end_locked(p, 0, -1, -1);
     return moved;
 }
 

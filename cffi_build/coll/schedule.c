@@ -211,14 +211,6 @@ static int step(queue *q, ucch_step *s) {
 
 /* ---- messages ---- */
 
-/* Let a stream wait for the other one that used the channel last, if one did. */
-static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
-    int last = channel->stream;
-    if (q->alone) return 0; /* behind all of them, as these are behind it */
-    channel->stream = mine;
-    return last && last != mine ? ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream) : 0;
-}
-
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
     int comes = s->is.kind == UCCH_STEP_RECV;
@@ -296,7 +288,10 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
     if (status || q->p->in_graph) return status;
-    status = take_over(q, channel, mine, stream);
+    int last =
+        channel->stream; /* that used the channel; a call in one stream is behind all of them, and these behind it */
+    if (!q->alone) channel->stream = mine;
+    if (!q->alone && last && last != mine) status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
     if (status || !channel->flow) return status;
     /* Network threads carry the channel: they are told what this call makes of its next pieces. */
     return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,

@@ -55,9 +55,12 @@ int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     return ucc_collective_init(&s->args, &s->request, s->is.team->handle);
 }
 
-static int post_coll_locked(ucch_step *s) {
+static int post_coll_locked(ucch_program *p, ucch_step *s) {
+    int status = s->request ? 0 : ucch_step_init_locked(p, s);
+    if (status < 0) return status;
+    s->is.team->head = s->next;
     s->errors = ucch_endpoint_errors();
-    int status = ucc_collective_post(s->request);
+    status = ucc_collective_post(s->request);
     if (status < 0) return status;
     hold_tag_locked(s, 1);
     s->state = POSTED;
@@ -113,9 +116,9 @@ static int go_on(ucch_program *p, ucch_step *s) {
     return state;
 }
 
-/* Begin a step whose turn it is; a collective's request is there. */
+/* Begin a step whose turn it is. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(s);
+    if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(p, s);
     if (s->is.kind == UCCH_STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);

@@ -15,28 +15,17 @@
 #define LEFT_GRACE_S 5
 
 /* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
-static void arrived_locked(ucch_message *m, int status) {
-    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
-    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
-    if (by_lane == 0 || by_lane == 1) return;
-    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
-}
-
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
     m->came = 1;
     ucp_request_free(request);
     m->request = NULL;
-    if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
-}
-
-/* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
-static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
-    ucp_request_param_t p = ucch_ucp_params(received, m, mem_type);
-    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-    m->came = 0;
-    return p;
+    if (m->op.state != UCCH_ACTIVE) return;
+    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
+    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
+    if (by_lane == 0 || by_lane == 1) return;
+    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
@@ -50,7 +39,10 @@ static int issue_locked(ucch_message *m) {
         return status;
     }
     if (s->what >= START_RECV) {
-        ucp_request_param_t p = receive_params(m, s->mem_type);
+        ucp_request_param_t p = ucch_ucp_params(received, m, s->mem_type);
+        /* Of a receive that fails on the spot libucp would not tell the tag and the length. */
+        p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+        m->came = 0;
         void *request = s->what == START_MATCHED
                             ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
                             : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);

@@ -362,7 +362,10 @@ static int count_from_zero(ucch_channels *c) {
     return status ? status : ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
-static int open_locked(ucch_channels *c) {
+/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
+int ucch_channels_open(ucch_channels *c) {
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     const device_ops *ops = ucch_bound_ops();
     int status = 0;
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
@@ -377,13 +380,6 @@ static int open_locked(ucch_channels *c) {
     /* A try: what a stream cannot do is seen here. */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
     return status ? status : ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
-}
-
-/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
-int ucch_channels_open(ucch_channels *c) {
-    UCCH_LOCKED;
-    UCCH_ON_DEVICE;
-    return open_locked(c);
 }
 
 /* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,

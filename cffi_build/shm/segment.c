@@ -67,21 +67,15 @@ static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     return NULL;
 }
 
-/* A new file of process `key`, which we are; NULL where there can be none. */
-static ucch_mapping *make(uint64_t key, size_t bytes) {
-    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int able = file >= 0 && !ftruncate(file, (off_t)bytes);
-    ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
-    if (!m && file >= 0) close(file);
-    if (m) m->ours = 1;
-    return m;
-}
-
 /* Memory of this process's, which is `key`, of parts that are to be pinned; NULL where there can be none. */
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     UCCH_LOCKED;
     ucch_mapping *m = found(key, -1, bytes);
-    if (!m) m = make(key, bytes);
+    if (m) return m;
+    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
+    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = keep(key, file, bytes, file);
+    if (!m && file >= 0) close(file);
+    if (m) m->ours = 1;
     return m;
 }
 
