@@ -4,15 +4,12 @@
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). A rank that looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/far.h"
@@ -58,20 +55,6 @@ static int open_post(ucch_board *b) {
         b->post.each[i] = (ucch_parcels *)(b->slots + b->n) + i;
     return b->post.each != NULL;
 }
-
-/* A communicator's page: a file of a process that runs as our user, or, without a path, memory of our own; NULL where
- * it cannot be had, or is too short. */
-void *ucch_board_map(const char *path, size_t bytes) {
-    struct stat about;
-    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1, flags = path ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
-    void *page = MAP_FAILED;
-    if (!path || (file >= 0 && !fstat(file, &about) && (size_t)about.st_size >= bytes))
-        page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
-    if (file >= 0) close(file);
-    return page == MAP_FAILED ? NULL : page;
-}
-
-void ucch_board_unmap(void *page, size_t bytes) { munmap(page, bytes); }
 
 /* ---- data that cannot be trusted ---- */
 

@@ -8,30 +8,13 @@
 #include "shm/segment.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
-
-/* A file of so many bytes; NULL where it cannot be mapped. */
-char *ucch_shared_map(int file, size_t bytes) {
-    struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond its end is fatal */
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
-/* The file of another process, which runs in our namespaces as our user; negative where it cannot be opened. */
-int ucch_shared_open(int pid, int file) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
-    return open(path, O_RDWR | O_CLOEXEC);
-}
 
 /* Have the bound device see shared memory: 0, or a failure. */
 int ucch_shared_pin(void *memory, size_t bytes, char **seen) {
