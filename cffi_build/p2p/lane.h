@@ -36,8 +36,7 @@ struct ucch_lanes {
     ucch_lane **each;       /* by rank, out and in, and the same of matched messages; NULL: closed */
     pthread_mutex_t making; /* never waited for with the engine's lock */
     int is_stopped;
-    unsigned makers; /* threads that make lanes */
-    unsigned refs;   /* these, and the communicator's */
+    unsigned refs; /* the communicator's, and those of threads that make lanes */
     struct {
         ucp_ep_h ep;
         int slot;   /* on the board */

@@ -143,7 +143,6 @@ static void *make_ordered(void *data) {
     ucch_device_leave(before);
     ucch_lock();
     o.all->peers[o.peer].making = status;
-    o.all->makers--;
     ucch_wake_locked();
     ucch_unlock();
     ucch_lanes_free(o.all);
@@ -165,7 +164,6 @@ static int order_locked(ucch_lanes *all, int peer) {
     }
     pthread_detach(maker);
     all->peers[peer].making = UCCH_LATER;
-    all->makers++;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
     return UCCH_LATER;
 }
@@ -218,7 +216,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
 int ucch_lanes_idle(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     UCCH_LOCKED;
-    int quiet = !all->makers;
+    int quiet = __atomic_load_n(&all->refs, __ATOMIC_ACQUIRE) == 1;
     for (int i = 0; i < UCCH_LANES * all->size; i++) {
         const ucch_lane *l = all->each[i];
         quiet &= !l || (!l->users && idle(l));
