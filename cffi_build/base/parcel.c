@@ -49,7 +49,8 @@ static void write_parcel(const ucch_parcel_table *post, const ucch_exchange *x, 
 
 /* True if all parcels that are to be read have come; UCCH_FAIL_MISMATCH if one belongs to another call than ours. */
 static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
-    int first = x->from >= 0 ? x->from : 0, last = x->from >= 0 ? x->from + 1 : x->from == UCCH_NOBODY ? 0 : post->n;
+    int from = x->is->from, first = from >= 0 ? from : 0;
+    int last = from >= 0 ? from + 1 : from == UCCH_NOBODY ? 0 : post->n;
     for (int i = first + x->came; i < last; i++, x->came++) {
         const ucch_parcel *p = parcel_at(post, i, x->call);
         if (__atomic_load_n(&p->call, __ATOMIC_ACQUIRE) != x->call) return 0;
@@ -59,13 +60,14 @@ static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
 }
 
 static int unpack(const ucch_parcel_table *post, const ucch_exchange *x, char *dst) {
+    const ucch_part *is = x->is;
     int status = 0;
-    for (int i = 0; i < x->came && x->bytes && dst && status >= 0; i++) {
-        const char *from = parcel_at(post, x->from >= 0 ? x->from : i, x->call)->data + x->at;
-        if (x->combines && i)
-            status = ucch_combine(x->op, x->dtype, from, dst, x->count);
+    for (int i = 0; i < x->came && is->bytes && dst && status >= 0; i++) {
+        const char *from = parcel_at(post, is->from >= 0 ? is->from : i, x->call)->data + is->at;
+        if (is->combines && i)
+            status = ucch_combine(is->op, is->dtype, from, dst, x->count);
         else
-            memcpy(x->combines ? dst : dst + (uint64_t)i * x->bytes, from, x->bytes);
+            memcpy(is->combines ? dst : dst + (uint64_t)i * is->bytes, from, is->bytes);
     }
     return status;
 }
@@ -75,7 +77,7 @@ int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *s
     if (*turns_of(post, x) != x) return 0;
     if (!x->begun) say_read(post, x->call, x->call - 1); /* parcels of calls that were not made are not read here */
     x->begun = 1;
-    if (x->writes && !x->written) {
+    if (x->is->writes && !x->written) {
         if (!may_write(post, x->call)) return 0;
         write_parcel(post, x, src, bytes);
         x->written = 1;

@@ -20,11 +20,11 @@ typedef struct ucch_parcels {
 } ucch_parcels;
 
 /* A rank's part in calls. `from`: whose parcels it reads, a slot, UCCH_ALL_PEERS or UCCH_NOBODY. Of each it takes
- * `bytes` from `at` on, which are combined, or laid one behind the other. */
+ * `bytes` from `at` on, which are combined, or laid one behind the other: `count` elements. */
 typedef struct ucch_exchange ucch_exchange;
 struct ucch_exchange {
-    int writes, from, combines, op, dtype;
-    uint64_t at, bytes, count;
+    const ucch_part *is;
+    uint64_t count;
     /* Of the call under way: */
     uint64_t call, signature;
     ucch_exchange *next;              /* calls that have the same parcels */

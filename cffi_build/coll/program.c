@@ -71,14 +71,7 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .dst = side_of(&part->dst, &part->tables[2], dtype)};
     if (part->kind == UCCH_STEP_EXCHANGE) {
         if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
-        s->exchange = (ucch_exchange){.writes = part->writes,
-                                      .from = part->from,
-                                      .combines = part->combines,
-                                      .op = part->op,
-                                      .dtype = part->dtype,
-                                      .at = part->at,
-                                      .bytes = part->bytes,
-                                      .count = part->bytes / ucch_step_bytes(dtype, 1)};
+        s->exchange = (ucch_exchange){.is = &s->is, .count = part->bytes / ucch_step_bytes(dtype, 1)};
     }
     if (!ucch_step_is_message(s)) return 0;
     s->message = ucch_message_new();
