@@ -87,7 +87,7 @@ static void drop_move(ucch_moves *w, uint64_t k) {
 
 static int in_scratch(const ucch_program *p, extent what) {
     const char *tmp = p->base[UCCH_TMP];
-    return tmp && what.from >= tmp && what.end <= tmp + p->tmp_bytes;
+    return tmp && what.from >= tmp && what.end <= tmp + p->is.tmp_bytes;
 }
 
 /* Join the sum that is move `k` with the message that it is of, which is there for nothing else: whether that can be.
@@ -145,8 +145,8 @@ int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *str
         longest = w->each[i].n > longest ? w->each[i].n : longest;
     unsigned blocks = p->sliced || apart ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
     blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
-    w->arrived = p->in_graph ? g->arrived : p->channels->arrived;
-    w->replays = p->in_graph ? g->seen : NULL;
+    w->arrived = p->is.in_graph ? g->arrived : p->channels->arrived;
+    w->replays = p->is.in_graph ? g->seen : NULL;
     w->counts = g->counts;
     w->hash = p->about.signature;
     void *arguments[] = {w};

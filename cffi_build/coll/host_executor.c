@@ -75,7 +75,7 @@ static int advance_locked(ucch_op *op) {
         ucch_step *s = &p->steps[i];
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
-            if (UCCH_TRACING) s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
+            if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
             status = ucch_step_post_locked(p, s);
             moved++;
         }
@@ -92,7 +92,7 @@ static int advance_locked(ucch_op *op) {
         }
     }
     if (p->first < p->nsteps) return moved;
-    if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
+    if (p->is.on_device && !p->persistent) ucch_program_give_scratch(p);
     ucch_gate_leave_locked(&p->gate);
     end_locked(p, 0, -1, -1);
     return moved;
@@ -127,7 +127,7 @@ static void give_up_locked(ucch_op *op, int status) {
 static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked, give_up_locked};
 
 static int init_all_locked(ucch_program *p) {
-    for (int i = 0; p->on_device && i < p->nsteps; i++) {
+    for (int i = 0; p->is.on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
         if (status < 0) {
@@ -220,7 +220,7 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
 /* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
  * UCCH_LATER where that is taken. */
 int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
-    if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
+    if (p->channels || p->is.on_device || !ucch_trylock()) return UCCH_LATER;
     UCCH_ON_DEVICE;
     int status = start_locked(p, send, recv, timeout, NULL, 0);
     if (!status) ucch_wait_briefly_locked(&p->op);

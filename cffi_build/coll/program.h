@@ -66,27 +66,22 @@ static inline const ucch_span *ucch_step_span(const ucch_step *s) {
 }
 
 struct ucch_program {
-    ucch_op op; /* first: a program is an op */
+    ucch_op op;   /* first: a program is an op */
+    ucch_spec is; /* but for its label, which is in `about` */
     int nsteps, first;
     ucch_step *steps;
     char *base[3];
-    int mem_type; /* of all its buffers */
-    int persistent, on_device;
+    int persistent;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
     ucch_launch *queued;     /* the call under way, if that is */
-    size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
     size_t element;          /* bytes of what it computes with */
     int reserved;            /* its messages have rings */
-    int in_graph;            /* it is for graphs: kernels in the stream that is captured, and nothing else */
     double timeout;          /* of a persistent program's starts */
-    size_t tmp_bytes;
     ucch_gate gate;
     ucch_board *board;
     ucch_record about;           /* the call's label, signature and bytes */
-    uint32_t salt;               /* of its tags between hosts, of the call's name and arguments */
-    uint32_t number;             /* in the timeline */
     int deferred, deferred_step; /* between hosts: how a step failed, while it is not known why */
     double deferred_since;
 };

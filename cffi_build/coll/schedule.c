@@ -48,11 +48,11 @@ static int wait_for(void *stream, void *event) {
 /* Launch the kernel that has been put together: channels count from there. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
-    if (q->p->in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
+    if (q->p->is.in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
     int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
-    for (int i = 0; q->p->in_graph && i < 2 * c->size * UCCH_RINGS; i++)
+    for (int i = 0; q->p->is.in_graph && i < 2 * c->size * UCCH_RINGS; i++)
         if (c->out[i].steps) c->out[i].pieces = 0;
     return status;
 }
@@ -165,7 +165,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
     int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
-    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->bounce : NULL;
+    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
     int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
     if (status || alone || !q->fused) return status ? status : direct(q, &t, bounce, stream);
@@ -185,7 +185,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     if (status < 0) return status;
     status = ucch_step_init_locked(p, s);
     if (status < 0) return status;
-    if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
+    if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->is.number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->is.team->context;
     s->is.team->context->users++;
@@ -199,7 +199,7 @@ static int step(queue *q, ucch_step *s) {
     int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
-    if (s->is.kind == UCCH_STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
+    if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->is.kind == UCCH_STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
@@ -287,7 +287,7 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
 /* Before a message's first piece: 0, or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
-    if (status || q->p->in_graph) return status;
+    if (status || q->p->is.in_graph) return status;
     int last =
         channel->stream; /* that used the channel; a call in one stream is behind all of them, and these behind it */
     if (!q->alone) channel->stream = mine;
@@ -308,7 +308,7 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     int status = enter(q, ucch_stream_of(s), &stream);
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
-    if (!status && q->p->in_graph)
+    if (!status && q->p->is.in_graph)
         status = piece_in_graph(q, channel, s, some.data, length);
     else if (!status)
         status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &some, stream)
@@ -414,7 +414,7 @@ static int messages(queue *q, int first, int end) {
     }
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--) {
-        for (int ahead = q->p->in_graph ? AHEAD : 0; ahead && !status; ahead--) {
+        for (int ahead = q->p->is.in_graph ? AHEAD : 0; ahead && !status; ahead--) {
             int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
             status = sent < 0 ? sent : 0;
         }
@@ -434,8 +434,8 @@ static int messages(queue *q, int first, int end) {
  * allocations may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
-    int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
-    int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
+    int bank = p->is.in_graph ? GRAPH_BANK : (int)(c->banked & 1);
+    int status = p->is.tmp_bytes ? ucch_channels_scratch(c, bank, p->is.tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
         if (ucch_step_is_message(&p->steps[i])) status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
@@ -454,14 +454,14 @@ static uint64_t moved_by(const ucch_program *p) {
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
-    int fits = ucch_fused_fits(p, moved), graph = p->in_graph;
+    int fits = ucch_fused_fits(p, moved), graph = p->is.in_graph;
     ucch_moves fused;
     queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .apart = graph && !fits};
     fused.n = 0;
     q.fused = fits || graph ? &fused : NULL;
     q.alone = q.fused || moved < ALONE_BYTES;
-    if (p->tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
-    if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
+    if (p->is.tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
+    if (p->is.tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* those that move nothing are not waited for */
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);

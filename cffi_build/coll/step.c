@@ -17,11 +17,11 @@ char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
  * has ended here has sent is before what the next one sends. */
 
 static uint16_t tag_of(const ucch_step *s) {
-    uint32_t next = (s->is.team->number ^ s->program->salt << NUMBER_BITS) % (1 << TAG_BITS);
+    uint32_t next = (s->is.team->number ^ s->program->is.salt << NUMBER_BITS) % (1 << TAG_BITS);
     return s->request ? s->args.tag : (uint16_t)next;
 }
 
-static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->on_device; }
+static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->is.on_device; }
 
 /* True if the tag of a collective that is to be posted is free. */
 int ucch_tag_is_free_locked(const ucch_step *s) {
@@ -49,8 +49,8 @@ int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
     s->args.src.info.buffer = ucch_step_address(p, &s->is.src);
     s->args.dst.info.buffer = ucch_step_address(p, &s->is.dst);
-    *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type;
-    *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type;
+    *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->is.memory_type;
+    *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->is.memory_type;
     give_tag_locked(s);
     return ucc_collective_init(&s->args, &s->request, s->is.team->handle);
 }
@@ -87,8 +87,8 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
 static int local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
-    s->state = p->on_device ? POSTED : FINISHED;
-    if (!p->on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
+    s->state = p->is.on_device ? POSTED : FINISHED;
+    if (!p->is.on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
     return ucch_work_begin_locked(&s->work, &task);
 }
 
@@ -96,7 +96,8 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 static int post_message(ucch_program *p, ucch_step *s) {
     const ucch_span *span = ucch_step_span(s);
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
-    uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
+    uint64_t salt = (uint64_t)(p->is.salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->is.salt % (1 << SALT_BITS / 2))
+                                                                              << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
     ucch_start start = {.what = s->is.kind == UCCH_STEP_SEND ? START_SEND : START_RECV,
                         .ep = s->is.ep,
@@ -104,7 +105,7 @@ static int post_message(ucch_program *p, ucch_step *s) {
                         .bytes = span->count,
                         .tag = tag,
                         .mask = ~(uint64_t)0,
-                        .mem_type = p->mem_type};
+                        .mem_type = p->is.memory_type};
     s->state = POSTED;
     return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
@@ -182,7 +183,7 @@ int ucch_stream_of(const ucch_step *s) {
 }
 
 static int ring_of(const ucch_channels *c, const ucch_step *s) {
-    return ucch_ring_for(c, s->is.peer, ucch_step_span(s)->count, s->program->in_graph);
+    return ucch_ring_for(c, s->is.peer, ucch_step_span(s)->count, s->program->is.in_graph);
 }
 
 /* The channel that a message goes by. */
