@@ -46,16 +46,6 @@ size_t ucch_board_bytes(int nslots) {
 
 ucch_parcel_table *ucch_board_parcels(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
-static int open_post(ucch_board *b) {
-    if (!has_parcels(b->n)) return 1;
-    b->post.each = calloc((size_t)b->n, sizeof(*b->post.each));
-    b->post.n = b->n;
-    b->post.mine = b->mine;
-    for (int i = 0; b->post.each && i < b->n; i++)
-        b->post.each[i] = (ucch_parcels *)(b->slots + b->n) + i;
-    return b->post.each != NULL;
-}
-
 /* ---- data that cannot be trusted ---- */
 
 static ucch_board *boards; /* under the lock */
@@ -88,10 +78,12 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks,
     b->use = use;
     b->losses = ucch_losses();
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    if (!b->ranks || !open_post(b)) {
-        ucch_board_free(b);
+    if (!b->ranks) {
+        free(b);
         return NULL;
     }
+    if (has_parcels(b->n))
+        b->post = (ucch_parcel_table){.each = (ucch_parcels *)(b->slots + b->n), .n = b->n, .mine = mine};
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
     if (b->n) {
         b->slots[mine].pid = getpid();
@@ -107,10 +99,8 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks,
 }
 
 void ucch_board_free(ucch_board *b) {
-    ucch_lock();
+    UCCH_LOCKED;
     UCCH_UNLINK(boards, b, next);
-    ucch_unlock();
-    free(b->post.each);
     free(b->far);
     free(b->ranks);
     free(b);
@@ -157,7 +147,7 @@ void ucch_board_clear(ucch_board *b) {
     slot *s = &b->slots[b->mine];
     memset(s, 0, offsetof(slot, given_back));
     memset(&s->refused, 0, sizeof(*s) - offsetof(slot, refused));
-    if (b->post.each) memset(b->post.each[b->mine], 0, sizeof(ucch_parcels));
+    if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
 }
 
 /* The communicator's `size` ranks are on several hosts. 0, or a failure. */

@@ -10,7 +10,7 @@
 #include <string.h>
 
 static ucch_parcel *parcel_at(const ucch_parcel_table *post, int i, uint64_t call) {
-    return &post->each[i]->of[call % UCCH_PARCELS];
+    return &post->each[i].of[call % UCCH_PARCELS];
 }
 
 static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x) {
@@ -19,7 +19,7 @@ static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x)
 
 /* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
 static void say_read(const ucch_parcel_table *post, uint64_t place, uint64_t call) {
-    __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
+    __atomic_store_n(&post->each[post->mine].read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
 }
 
 /* The part in call `call` begins; nothing is done yet. */
@@ -35,7 +35,7 @@ void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t cal
 static int may_write(const ucch_parcel_table *post, uint64_t call) {
     uint64_t before = parcel_at(post, post->mine, call)->call;
     for (int i = 0; i < post->n; i++)
-        if (i != post->mine && __atomic_load_n(&post->each[i]->read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
+        if (i != post->mine && __atomic_load_n(&post->each[i].read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
             return 0;
     return 1;
 }

@@ -33,7 +33,7 @@ struct ucch_exchange {
 
 /* Parcels of a board: those of all ranks, in the order of their slots. */
 typedef struct ucch_parcel_table {
-    ucch_parcels **each; /* NULL where ranks do not share the memory */
+    ucch_parcels *each; /* NULL where ranks do not share the memory */
     int n, mine;
     ucch_exchange *turns[UCCH_PARCELS]; /* our calls under way, in order: the first one has the parcels */
 } ucch_parcel_table;

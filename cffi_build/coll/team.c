@@ -113,9 +113,8 @@ void ucch_request_drop_locked(ucc_coll_req_h request, int on_device) {
 }
 
 void ucch_team_free(ucch_team *team) {
-    ucch_lock();
+    UCCH_LOCKED;
     drop_engines(team);
-    ucch_unlock();
     free(team->tags);
     free(team);
 }

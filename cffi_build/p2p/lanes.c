@@ -130,40 +130,31 @@ int ucch_lanes_ready(ucch_lanes *all, int peer) {
     return status;
 }
 
-typedef struct order {
-    ucch_lanes *all;
-    int peer;
-} order;
-
 static void *make_ordered(void *data) {
-    order o = *(order *)data;
-    free(data);
+    ucch_lane_peer *peer = data;
+    ucch_lanes *all = peer->of;
     int status = 0, before = ucch_device_enter();
-    ucch_lane_with(o.all, o.peer, 1, 1, &status);
+    ucch_lane_with(all, (int)(peer - all->peers), 1, 1, &status);
     ucch_device_leave(before);
     ucch_lock();
-    o.all->peers[o.peer].making = status;
+    peer->making = status;
     ucch_wake_locked();
     ucch_unlock();
-    ucch_lanes_free(o.all);
+    ucch_lanes_free(all);
     return NULL;
 }
 
 /* Have a thread make the lane from a rank that is known only now, as a message of its is matched: UCCH_LATER, or a
  * failure. */
-static int order_locked(ucch_lanes *all, int peer) {
+static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
     pthread_t maker;
-    int known = all->peers[peer].making;
-    if (known != UCCH_LATER) all->peers[peer].making = 0; /* the next message tries again */
+    int known = peer->making;
+    if (known != UCCH_LATER) peer->making = 0; /* the next message tries again */
     if (known) return known;
-    order *o = malloc(sizeof(*o));
-    if (o) *o = (order){all, peer};
-    if (!o || pthread_create(&maker, NULL, make_ordered, o)) {
-        free(o);
-        return UCCH_FAIL_MEMORY;
-    }
+    peer->of = all;
+    if (pthread_create(&maker, NULL, make_ordered, peer)) return UCCH_FAIL_MEMORY;
     pthread_detach(maker);
-    all->peers[peer].making = UCCH_LATER;
+    peer->making = UCCH_LATER;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
     return UCCH_LATER;
 }
@@ -175,7 +166,7 @@ ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *s
     if (!all->each || all->is_stopped) return NULL;
     ucch_lane *l = __atomic_load_n(place_of(all, peer, comes, 1), __ATOMIC_ACQUIRE);
     if (l && l->failed) return NULL;
-    *status = l ? 0 : order_locked(all, peer);
+    *status = l ? 0 : order_locked(all, &all->peers[peer]);
     return l;
 }
 
