@@ -34,7 +34,7 @@ static int issue_locked(ucch_message *m) {
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
     if (s->what == START_MATCHED && s->found.serial) {
         ucch_discard_locked(m->worker, s->matched);
-        int status = ucch_offer_taken_locked(m, &s->found);
+        int status = ucch_offer_taken_locked(m);
         if (status < 0) ucch_message_end_locked(m, status);
         return status;
     }
