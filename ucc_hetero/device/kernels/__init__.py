@@ -45,8 +45,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
     """True if the device of this process does such steps itself; compiles and loads the kernels at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_POST``, ``UCCH_LANE_COPY`` and
-    ``UCCH_RING_COPY`` have neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the
+    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_LANE_COPY`` and ``UCCH_RING_COPY`` have
+    neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the
     answer must be that of the other ranks, however long streams are held.
     """
     key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind in _TWO_TYPES else 0
