@@ -159,7 +159,6 @@ class Variable:
 
 
 def library(row: Vendor) -> Variable:
-    """The variable that names the library of a vendor's runtime."""
     doc = f"Library of the devices of {row.name} to load ({row.library.name}), or none: use none of them."
     return Variable(row.setting, str, "", doc, "path|none")
 
@@ -350,7 +349,6 @@ def settings(*prefixes: str) -> dict[str, str]:
 
 
 def unknown(environ: Iterable[str] | None = None) -> list[str]:
-    """Names in the environment that begin with ``UCCH_`` and are not in the table."""
     names = os.environ if environ is None else environ
     return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
 

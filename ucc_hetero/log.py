@@ -108,7 +108,6 @@ def configure() -> None:
 
 
 def configured() -> bool:
-    """True once :func:`configure` has taken effect."""
     return _handler is not None
 
 

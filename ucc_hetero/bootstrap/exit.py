@@ -84,7 +84,6 @@ def register() -> None:
 
 
 def forget(run: Any) -> None:
-    """The communicator of a runner has been freed."""
     global _has_leaked_calls
     _has_leaked_calls = _has_leaked_calls or bool(run.broken)
 
@@ -135,7 +134,6 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 
 def _exits(code: Any) -> None:
-    """The process ends by ``sys.exit(code)``."""
     global _status
     if os.getpid() == _pid and code is not None and code != 0:
         _status = code & 0xFF or 1 if isinstance(code, int) else 1

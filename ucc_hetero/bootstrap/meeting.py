@@ -108,7 +108,6 @@ class Bids:
             mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
 
     def heard(self) -> bool:
-        """True if all ranks are ready."""
         self._claimed = lib.ucch_words_claim(self.all, self._size)
         return self._claimed != _NOT_READY
 
@@ -166,7 +165,6 @@ class _Meeting:
         return all(come)
 
     def _say(self) -> tuple[Any, ...]:
-        """This rank's facts, its number in the whole job, jobs, table and bid."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
         facts, bids = process.process().facts(place, __version__), Bids(self._size)
@@ -259,7 +257,6 @@ class Again:
         self.turn = Turn(self._come)
 
     def _come(self, ready: bool) -> bool:
-        """True if all ranks have their turns; collective."""
         bids = self.bids
         what, bids.mine.color, bids.mine.key = self.call
         bids.say(ready, self._known.job)

@@ -44,11 +44,9 @@ def free(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
 
 
 def claim(claimed: int) -> None:
-    """Take the number that the ranks have agreed upon."""
     _ids[claimed % MOST >> 3] |= 1 << (claimed & 7)
     _last[0] = claimed
 
 
 def release(number: int) -> None:
-    """Let a number be used again."""
     _ids[number >> 3] &= ~(1 << (number & 7))

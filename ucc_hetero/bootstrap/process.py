@@ -83,7 +83,6 @@ class Process:
         return self._libs[prefix]
 
     def facts(self, place: Place, version: str) -> Facts:
-        """Facts that this rank publishes."""
         runtime = runtime_of(place.vendor)
         return Facts(
             process=self.name,
@@ -533,7 +532,6 @@ FORKED = (
 
 
 def forked_text(rank: int) -> str:
-    """Error of a child's calls on a communicator of its parent's."""
     return (
         f"rank {rank}: a process that was made by fork has no part in its parent's communicators; start it by spawn "
         "(multiprocessing.set_start_method), or before there are any"
@@ -562,7 +560,6 @@ def refuse_without_mpi() -> None:
 
 
 def mpi_runs() -> bool:
-    """True between the beginning and the end of MPI in this process."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 

@@ -34,7 +34,6 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """Number of elements that the loops visit."""
         if self.places:
             return len(self.places) // 8
         total = 1
@@ -95,7 +94,6 @@ class Buffer:
 
     @property
     def contiguous(self) -> bool:
-        """True if the elements follow each other without gaps."""
         return self.layout is None
 
 
@@ -186,7 +184,6 @@ def packed_places(starts: Array) -> bytes:
 
 
 def unpacked_places(places: bytes) -> Array:
-    """The offsets that ``packed_places`` was given."""
     return np.frombuffer(places, np.int64)
 
 

@@ -101,7 +101,6 @@ class MovedData:
         return self._bytes(self.before, start, count)
 
     def _got(self) -> Iterator[tuple[int, Any]]:
-        """The bytes that have come, with their sources."""
         if self.after is None:
             return
         for each in ROWS[self.call.collective].post(self._shape, self._rank):
@@ -157,19 +156,16 @@ class MovedData:
         return words.ravel()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """Number of the first piece that differs; -1 for none."""
         sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
     def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, from the rows of a single element."""
         source, dest = span.about
         shown = (self._show(row) for row in (rows[source, :PIECES], rows[dest, PIECES:]))
         what = "element {} of the data from rank {} to rank {} was sent as {} and has arrived as {}"
         return Fault(tuple(ranks), what.format(span.start, source, dest, *shown))
 
     def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, where the ranks could not find the element."""
         return Fault(tuple(ranks), "data from rank {} to rank {} has not arrived as it was sent".format(*span.about))
 
     def _show(self, words: Any) -> str:
@@ -217,7 +213,6 @@ class ReducedData:
         return found[0].ranks
 
     def _offset(self) -> int:
-        """Where in the vector this rank's result begins."""
         found = self._row.post(self._shape, self._rank)
         return found[0].source if found else 0
 
@@ -280,7 +275,6 @@ class ReducedData:
         return values_of(data[start * size : stop * size], self._dtype)
 
     def _reduce(self, values: Any, edges: Any) -> Any:
-        """One word for each piece."""
         if self._ufunc is None:
             return np.zeros(len(edges) - 1, np.int64)
         starts = edges[:-1] * self._each
@@ -333,7 +327,6 @@ class ReducedData:
         return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
 
     def worse(self, rows: Any, span: Span) -> int:
-        """Number of the first wrong piece; -1 for none."""
         cut = self._cut(rows, span)
         if not span.about:  # replicas
             differ = (cut[:, 3] != cut[0, 3]).any(axis=0)
@@ -341,7 +334,6 @@ class ReducedData:
         return self._judge(cut, span)[0]
 
     def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, from the rows of a single element."""
         cut = self._cut(rows, span)
         have = [rank for rank in range(self.call.ranks) if self._expects(rank, span)]
         if self._ufunc is None:
@@ -367,13 +359,11 @@ class ReducedData:
         return Fault(tuple(wrong or ranks), text)
 
     def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, where the ranks could not find the element."""
         text = f"elements {span.start} to {span.stop} are not the reduction of the ranks' operands, or not on all alike"
         return Fault(tuple(ranks), text)
 
 
 def _part_of(dtype: DType) -> DType:
-    """The type of a complex number's parts."""
     return DTYPES[{"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name)]
 
 

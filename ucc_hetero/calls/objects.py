@@ -32,15 +32,12 @@ class _Slots(NamedTuple):
 
     @classmethod
     def of(cls, size: int, sent: int, came: int) -> _Slots:
-        """New memory for so many slots."""
         send, recv = (np.zeros(count * size, np.uint8) if count else None for count in (sent, came))
         at = (ffi.NULL if each is None else ffi.from_buffer(each, require_writable=True) for each in (send, recv))
         return cls(send, recv, *at)
 
 
 class Objects:
-    """Exchanges of objects among the ranks of one communicator."""
-
     def __init__(self, runner: Runner) -> None:
         from mpi4py import MPI
 

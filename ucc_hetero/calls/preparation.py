@@ -53,7 +53,6 @@ class BoundedDict(dict[_K, _V]):
     """A dict of bounded size: the oldest entry makes room for a new one."""
 
     def keep(self, key: _K, value: _V) -> _V:
-        """Store a value, and return it."""
         if len(self) >= _MOST_ENTRIES and key not in self:
             self.pop(next(iter(self)), None)
         self[key] = value
@@ -61,8 +60,6 @@ class BoundedDict(dict[_K, _V]):
 
 
 class CountExchange(NamedTuple):
-    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
-
     mine: Any
     rows: Any
     prepared: Prepared
@@ -90,7 +87,6 @@ class ProgramPool:
             return None
 
     def give_back(self, program: Program) -> None:
-        """Put a program back for the next such call."""
         if len(self.idle) < program.spare:
             self.idle.append(program)
 
@@ -397,7 +393,6 @@ class Preparation:
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
-        """True if the call's data is on this rank's device."""
         if any(each.original.vendor != "host" for each in bound.copies):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         buffers = ("sendbuf", bound.send), ("recvbuf", bound.recv)
@@ -465,7 +460,6 @@ class Preparation:
         return found
 
     def _bounce(self, label: str, local: bool) -> Bounce:
-        """Bounce buffers for a call that goes by way of host memory, which is logged once for each label."""
         members = self.members
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"
@@ -485,7 +479,6 @@ class Preparation:
         return self._bounces[0]
 
     def _choice(self, spec: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
-        """The choice for a call with counts, and what made it."""
         nbytes = elements(spec.call) * spec.dtype.itemsize
         inputs = self.members.topology, spec.call.collective, nbytes, tuning
         return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
@@ -639,7 +632,6 @@ class Preparation:
         return compare
 
     def forget(self) -> None:
-        """Drop all programs."""
         self._cache.clear()
         self.mpi_reductions.clear()
 
@@ -667,7 +659,6 @@ def _rounds_by_order(spec: ProgramSpec) -> bool:
 
 
 def _tuning_on_host(tuning: Tuning) -> Tuning:
-    """The tuning of calls on host memory."""
     return replace(tuning, queued=False) if tuning.queued else tuning
 
 

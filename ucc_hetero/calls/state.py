@@ -124,13 +124,11 @@ class State:
     # --- reasons ------------------------------------------------------------------------------------------------------
 
     def failure_of(self, op: Any, label: str, timeout: float | None = None) -> CollectiveError:
-        """The exception for a native operation that failed; ``label`` says what was called."""
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(op, error)
         return explain(error, self.board, self.rank, label, self.timeout if timeout is None else timeout)
 
     def not_started(self, label: str, status: int) -> Exception:
-        """The exception for a call that the engine did not begin."""
         where = f"rank {self.rank}: {label}"
         # A rank may have refused it since the communicator was checked.
         if status == lib.UCCH_FAIL_BROKEN and (why := refusal_text(self.board, self.board.next)):
@@ -152,7 +150,6 @@ class State:
         return CollectiveError(f"{where} could not be started ({why})")
 
     def earlier_failed(self, label: str) -> NoReturn:
-        """Raise that an earlier call failed, and why."""
         where = f"rank {self.rank}: {label}"
         first = lib.ucch_board_first_failure(self.board.native)
         if first == ffi.NULL and (why := refusal_text(self.board, self.board.next)):
@@ -283,7 +280,6 @@ def _first_difference(board: Board, seq: int) -> tuple[int, int, str]:
 
 
 def _how_gone(board: Board, peer: int, rank: int) -> str:
-    """How a peer went, for a message."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"

@@ -45,8 +45,6 @@ _HEAD = 2
 
 
 class _Sample:
-    """A call that is verified, on this rank."""
-
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
         self.label, self.call = name, 0
@@ -56,7 +54,6 @@ class _Sample:
         self.read: Callable[[Buffer], Any] = _no_memory
 
     def take(self, rank: int) -> None:
-        """Copy what the call is about to read."""
         assert self.bound is not None and self.sums is not None
         self._refresh()
         bound = self.bound
@@ -90,7 +87,6 @@ class _Sample:
             copy_elements(each.original, each.copy)
 
     def row(self, ranks: int) -> Any:
-        """This rank's words for the first round."""
         words = np.zeros(_HEAD + length(self.name, ranks), np.int64)
         words[0] = self.number
         if self.sums is not None:
@@ -128,7 +124,6 @@ class Verification:
         self, run: Callable[..., None], name: str, send: Any, recv: Any, op: Any = None, root: Any = -1,
         counts: Any = None, stream: Any = None,
     ) -> None:  # fmt: skip
-        """As ``run``, which runs a call to its end."""
         arguments = name, send, recv, op, root, counts
         sample = self.take(CallSpec(*arguments)) if stream is None else None
         if sample is None:
@@ -307,7 +302,6 @@ class Verification:
         raise self._failure
 
     def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
-        """Find the first wrong element, together with all ranks."""
         if span.stop < 0:
             span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
         span = span._replace(pieces=min(PIECES, span.stop - span.start))

@@ -74,7 +74,6 @@ def tree(
 
 
 def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
-    """One host: its devices and cards by NUMA node, its ranks, its carriers."""
     machine = host.machine
     lines: Lines = [(0, f"host {number} {host.name}{', in a container' if machine.container else ''}")]
     nodes = [node for node, _ in machine.numa] or [-1]
@@ -100,7 +99,6 @@ def _levels(topology: Topology) -> list[str]:
 
 
 def draw(lines: Lines) -> str:
-    """The lines as a tree of text."""
     out = []
     for i, (depth, text) in enumerate(lines):
         prefix = ""

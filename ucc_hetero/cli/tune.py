@@ -60,7 +60,6 @@ class Trial:
                 break
 
     def sample(self) -> float:
-        """Seconds of one call, on the slowest rank, the same on every rank."""
         self.mpi.Barrier()
         start = perf_counter()
         for _ in range(self.calls):
@@ -93,11 +92,9 @@ class _Example:
             self._recv = None
 
     def call(self) -> None:
-        """One call."""
         runner_of(self.comm).blocking(self.collective, self._send, self._recv, None, self.root)
 
     def close(self) -> None:
-        """Give the memory back."""
         for vector in self._vectors:
             vector.close()
 

@@ -73,7 +73,6 @@ def bind(place: Place) -> DeviceRuntime | None:
 
 
 def bound() -> Place | None:
-    """The device that this process works with, once it has one."""
     return _bound
 
 

@@ -199,7 +199,6 @@ class Placement:
         return [r.count for r in each], offsets
 
     def equal(self, step: Step) -> bool:
-        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
         each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if is_each(o)]
         if (
             self.displs["send"] is not None
@@ -242,5 +241,4 @@ class Placement:
 
 
 def is_each(operand: Operand) -> bool:
-    """True if an operand has a region for each member of its step."""
     return isinstance(operand, (EqualRegions, tuple))

@@ -121,7 +121,6 @@ def package_dirs(package: str) -> list[Path]:
 
 
 def _folders(library: Library) -> list[Path]:
-    """Where a vendor's library may be, best first."""
     found: list[Path] = []
     for place in library.folders:
         package, colon, below = place.partition(":")

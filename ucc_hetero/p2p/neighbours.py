@@ -78,11 +78,9 @@ class Neighbourhood:
         self._broken = ""
 
     def run(self, name: str, send: Any, recv: Any) -> None:
-        """A call, to its end."""
         self.start(name, send, recv).Wait()
 
     def start(self, name: str, send: Any, recv: Any) -> Request:
-        """A call that goes on in the background."""
         incoming, outgoing = self._understood(name, send, recv)
         watch = Watch(self._messages.state, name)
 
@@ -101,7 +99,6 @@ class Neighbourhood:
         return MessageGroup(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
-        """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
         return PersistentMessages(lambda: self.start(name, send, recv), self._messages.state)
 
@@ -111,7 +108,6 @@ class Neighbourhood:
             return self._transfers(name, send, recv)
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
-        """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
                 f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "

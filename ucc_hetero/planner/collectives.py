@@ -114,11 +114,9 @@ class Shape:
         return max(max(self.sent(rank), self.received(rank)) for rank in range(call.ranks))
 
     def sent(self, rank: int) -> int:
-        """Elements in ``rank``'s row of the matrix."""
         return self._row(rank)[-1]
 
     def received(self, rank: int) -> int:
-        """Elements in ``rank``'s column of the matrix."""
         return self._column(rank)[-1]
 
     def _row(self, rank: int) -> tuple[int, ...]:
@@ -145,12 +143,10 @@ def lengths(call: Call) -> list[tuple[int, int]]:
 
 
 def send_length(call: Call, rank: int) -> int:
-    """Elements of ``rank``'s dense send buffer; 0 where it has none."""
     return ROWS[call.collective].send(Shape(call), rank)
 
 
 def recv_length(call: Call, rank: int) -> int:
-    """Elements of ``rank``'s dense receive buffer; 0 where it has none."""
     return ROWS[call.collective].recv(Shape(call), rank)
 
 
@@ -314,7 +310,6 @@ ROWS: dict[str, Row] = {row.name: row for row in _rows()}
 
 
 def operands(call: Call, rank: int) -> int:
-    """How many vectors ``rank``'s result is the reduction of."""
     row = ROWS[call.collective]
     return sum(len(part.ranks) for part in row.post(Shape(call), rank)) if row.prefix else call.ranks
 

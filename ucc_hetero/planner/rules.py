@@ -42,7 +42,6 @@ class Rule:
         return f"{self.collective}:{self.low:.0f}-{high}:@{self.algorithm}{cut}"
 
     def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
-        """True if the rule is for this call."""
         return (
             self.collective == collective
             and (self.low <= nbytes < self.high)
@@ -52,7 +51,6 @@ class Rule:
 
 
 def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: int) -> Rule | None:
-    """The rule that holds for a call, or None."""
     best: Rule | None = None
     for rule in rules:
         if rule.score > 0 and rule.fits(topology, collective, nbytes) and (best is None or rule.score >= best.score):

@@ -136,13 +136,11 @@ class Collectives(Dispatch):
         return self._done([tensor])
 
     def _gathered_rows(self, rows: Any, counts: list[int]) -> Any:
-        """The rows of every rank, one rank after the other."""
         parts = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
         self.allgather([parts], [rows.contiguous()]).wait()
         return torch.cat(parts)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        """Reduce several tensors over all ranks, in place."""
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
         return self._combined(calls, "allreduce_coalesced_", tensors)
 
@@ -252,12 +250,10 @@ class Collectives(Dispatch):
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
         return self._combined(calls, "allgather_coalesced_", inputs)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several calls of :meth:`all_gather_single`."""
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
@@ -354,7 +350,6 @@ class Collectives(Dispatch):
         return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several calls of :meth:`reduce_scatter_single`."""
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
@@ -377,7 +372,6 @@ class Collectives(Dispatch):
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
     def _scaled(self, splits: list[int] | None, flat: Any) -> list[int]:
-        """Elements for each rank, from rows."""
         if splits is None:
             return [flat.numel() // self.size()] * self.size()
         rows = sum(splits)
@@ -427,8 +421,6 @@ def _starts(counts: list[int]) -> list[int]:
 
 @not_compiled
 class PointToPoint(Dispatch):
-    """The point-to-point methods."""
-
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")

@@ -141,7 +141,6 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self._work = work
 
     def wait(self) -> Any:
-        """Wait for the result and return it; raises what the call raised."""
         if this_thread.ordinary:
             self.waited = True
         work = self._work
@@ -273,7 +272,6 @@ def complete_later(work: Completable) -> None:
 
 
 def stop_all(threads: Sequence[CallbackThread], seconds: float = 5.0) -> bool:
-    """End threads; what they were given is done before. True if all have ended."""
     end = time.monotonic() + seconds
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
     return all(ended)

@@ -136,7 +136,6 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
     def name(self) -> str:
-        """``ucch``."""
         return "ucch"
 
     _get_backend_name = name
@@ -151,19 +150,15 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:
-        """The name torch gave the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name torch gives the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """The group's description."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take the group's description."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc

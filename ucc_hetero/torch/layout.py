@@ -30,7 +30,6 @@ def _bytes(tensor: Any) -> Any:
 
 
 def elements_of(tensor: Any) -> int:
-    """Elements of the engine's type that one element of a tensor is moved as."""
     return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
 
 
@@ -101,7 +100,6 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
 
 
 def overlap(one: Any, other: Any) -> bool:
-    """True if two contiguous tensors share memory."""
     a, b = one.data_ptr(), other.data_ptr()
     its, others = one.numel() * one.element_size(), other.numel() * other.element_size()
     return bool(its and others and a < b + others and b < a + its)

@@ -52,7 +52,6 @@ def current(device: Any) -> Any:
 
 
 def current_handle(device: Any) -> int:
-    """The handle of :func:`current`."""
     handle = raw_stream(device)
     return stream_handle(module(device).current_stream(device)) if handle is None else handle
 
@@ -120,7 +119,6 @@ class Ready:
             self.mark()
 
     def mark(self) -> None:
-        """Record the event."""
         try:
             event = self._events.pop() if self._events else None
         except IndexError:  # another thread has taken the last one
@@ -141,7 +139,6 @@ class Ready:
         return self._behind is not None and (caller is self._behind or caller == self._behind)
 
     def query(self) -> bool:
-        """True if the results are there."""
         return self._over or bool((self._event or self._stream).query())
 
     def over(self) -> None:

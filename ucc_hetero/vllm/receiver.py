@@ -28,8 +28,6 @@ class _Loading:
 
 
 class Receiver:
-    """That of one worker."""
-
     def __init__(self, links: Links) -> None:
         self._links, self._settings = links, links.settings
         self._lock = threading.RLock()
@@ -39,7 +37,6 @@ class Receiver:
         links.on("ended", self._ended)
 
     def load(self, load: Load) -> None:
-        """Begin to load blocks, or tell the other engine that none are wanted."""
         state = _Loading(load, time.monotonic() + self._settings.timeout)
         if load.blocks:
             with self._lock:

@@ -88,7 +88,6 @@ class Settings:
 
     @property
     def listens(self) -> str:
-        """This worker's address; one that only receives takes any free port, as it calls and is not called."""
         return address(self.host, self.port + self.rank if self.sends else 0)
 
     @property
@@ -107,5 +106,4 @@ class Settings:
 
 
 def address(host: str, port: int) -> str:
-    """An agent's address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

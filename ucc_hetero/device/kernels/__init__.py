@@ -120,8 +120,6 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
 
 
 class _Compiler:
-    """A loaded run-time compiler of one vendor."""
-
     def __init__(self, vendor: str, row: Compiler, path: str) -> None:
         self._vendor, self._row, self._prefix = vendor, row, row.prefix
         self._ffi = FFI()

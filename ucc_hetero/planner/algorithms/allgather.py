@@ -85,7 +85,6 @@ class Down:
         self.own = shifted("send", lambda rank: shape.own(rank).offset)
 
     def run(self) -> Stages:
-        """Everything, stage by stage."""
         self.walk(self.topology.tree, [everything(self.topology, self.shape, self.piece)])
         return stages(*[stage for of in reversed(self.stages) for stage in of])
 

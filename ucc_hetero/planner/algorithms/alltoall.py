@@ -117,7 +117,6 @@ def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> St
 
 
 def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
-    """The exchange among an island's own ranks."""
     ranks = island.ranks
     src = [[piece.cut(shape.send(rank, peer)) for peer in ranks] for rank in ranks]
     dst = [[piece.cut(shape.recv(rank, peer)) for peer in ranks] for rank in ranks]

@@ -39,7 +39,6 @@ class _Leader:
         return [region("tmp", block) for block in adjacent(at, counts)]
 
     def gather(self) -> list[Step]:
-        """The leader receives the ``send`` of all ranks of the island."""
         ranks, n = self.island.ranks, self.island.size
         src = tuple([region("send", Block(0, count)) for count in self.sent])
         if n == 1:
@@ -49,7 +48,6 @@ class _Leader:
         return [Step("gather", ranks, src, only(0, n, tuple(self.gathered)), 0)]
 
     def scatter(self) -> list[Step]:
-        """The leader sends every rank of the island its ``recv``."""
         ranks, n = self.island.ranks, self.island.size
         dst = tuple([region("recv", Block(0, count)) for count in self.wanted])
         if n == 1:

@@ -61,7 +61,6 @@ def copy(rank: int, src: Region, dst: Region) -> list[Step]:
 
 
 def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequence[Block]) -> Iterator[Step]:
-    """Copies of runs of one buffer of a rank to places in another."""
     for run, place in zip(runs, places, strict=True):
         yield from copy(rank, region(src, run), region(dst, place))
 
@@ -73,7 +72,6 @@ def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
 
 
 def region(buffer: str, block: Block) -> Region:
-    """A block of ``send``, ``recv`` or ``tmp``."""
     return Region(buffer, block.offset, block.count)
 
 
@@ -94,12 +92,10 @@ def uniform(buffer: str, blocks: Sequence[Block | Region]) -> EqualRegions | Non
 
 
 def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that only the root has."""
     return (None,) * root + (operand,) + (None,) * (n - root - 1)
 
 
 def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that all ranks but the root have."""
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 

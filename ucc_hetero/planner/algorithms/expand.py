@@ -39,11 +39,9 @@ class _PlanWriter:
         return regions(self.step.src[i])[k]
 
     def dst(self, i: int, k: int = 0) -> Region:
-        """Region ``k`` of what member ``i`` gets."""
         return regions(self.step.dst[i])[k]
 
     def wants(self, i: int) -> bool:
-        """True if the steps of member ``i`` are wanted."""
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
@@ -85,7 +83,6 @@ class _PlanWriter:
         return self.stages[number]
 
     def spare(self, i: int, count: int) -> Region:
-        """Scratch of member ``i``."""
         return self._take(self.step.ranks[i], count)
 
     def combine(self, stage: int, i: int, src: Region, into: Region) -> None:
@@ -178,7 +175,6 @@ def _reductions(step: Step) -> list[Step]:
 
 
 def _unequal(step: Step) -> bool:
-    """True if a step is a reduce_scatter among several ranks, of shares that differ in length or do not touch."""
     equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
     return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
 

@@ -56,7 +56,6 @@ def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tupl
 
 
 def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> tuple[Operand, ...]:
-    """The same where ranks have blocks of their own."""
     ranks, at = range(shape.call.ranks), shape.send if buffer == "send" else shape.recv
     whole: list[Operand] = []
 
@@ -72,7 +71,6 @@ def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> 
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
-    """One rank: what any collective comes to is a copy of its own data, if it has two buffers."""
     row = ROWS[call.collective]
     shape = Shape(call)
     count = min(row.send(shape, 0), row.recv(shape, 0))

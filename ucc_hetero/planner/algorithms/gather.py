@@ -44,7 +44,6 @@ def _mirrored(steps: Iterable[Step]) -> list[Step]:
 
 
 def _seen(operand: Operand) -> Operand:
-    """An operand in the other buffer."""
     if operand is None:
         return None
     if isinstance(operand, tuple):
@@ -63,7 +62,6 @@ class _Gathered(NamedTuple):
 
 
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
-    """Gather the blocks of the root's island to it."""
     island = topology.islands[topology.island_of[call.root]]
     if not piece.wants(island.ranks):
         return []
@@ -78,7 +76,6 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
 
 
 def _own(island: Island, blocks: list[Block], shape: Shape) -> tuple[Region, ...]:
-    """An island's blocks at their ranks."""
     own = shifted("send", lambda rank: shape.own(rank).offset)
     return tuple([own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True)])
 

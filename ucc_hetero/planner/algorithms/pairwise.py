@@ -39,7 +39,6 @@ def pairwise(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def _ends(shape: Shape, piece: Piece, sender: int, receiver: int) -> tuple[Region, Region]:
-    """Where a block lies before and after."""
     if shape.layout == "matrix":
         src, dst = piece.cut(shape.send(sender, receiver)), piece.cut(shape.recv(receiver, sender))
         return region("send", src), region("recv", dst)

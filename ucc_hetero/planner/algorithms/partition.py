@@ -31,7 +31,6 @@ class Segment:
 
 
 def merge(runs: Iterable[Block]) -> list[Block]:
-    """Runs in the same order, empty ones dropped and neighbours joined."""
     out: list[Block] = []
     for run in runs:
         if not run.count:
@@ -44,7 +43,6 @@ def merge(runs: Iterable[Block]) -> list[Block]:
 
 
 def cuts(at: Block | Segment, parts: int) -> list[Block]:
-    """A block in so many parts of about one length."""
     ends = [at.offset + cut_at(at.count, i, parts) for i in range(parts + 1)]
     return [Block(a, b - a) for a, b in pairwise(ends)]
 
@@ -128,7 +126,6 @@ def _sweep(runs: Sequence[Block], total: int, current: list[int], changes: list[
 
 
 def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]) -> list[list[Block]]:
-    """Share of each of the ranks in merged runs, neighbours joined, in the order of ``ranks``."""
     mine: dict[int, list[Block]] = {rank: [] for rank in ranks}
     for part in refine(runs, [division]):
         mine[part.owners[0]].append(Block(part.offset, part.count))

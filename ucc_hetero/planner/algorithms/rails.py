@@ -56,7 +56,6 @@ def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
 
 
 def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
-    """A segment divided among its owners."""
     if len(set(weights)) == 1:
         return cuts(part, len(weights))
     ends, total = [0], Fraction(0)

@@ -60,7 +60,6 @@ def rails(case: Case) -> int:
 
 
 def is_long(case: Case) -> bool:
-    """True if bandwidth decides how long a call takes."""
     islands = len(case.topology.islands)
     many = between_hosts(case) and islands > 2
     return case.nbytes >= (RAILS_LIMIT if many else LATENCY_LIMIT * max(islands - 1, 1))

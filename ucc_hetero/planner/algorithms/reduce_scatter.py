@@ -90,7 +90,6 @@ def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) ->
 
 
 def _own(shape: Shape) -> Place:
-    """Where each rank wants its own block."""
     return shifted("recv", lambda rank: shape.own(rank).offset)
 
 
@@ -123,7 +122,6 @@ class Up:
         self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
 
     def run(self) -> Stages:
-        """Everything, stage by stage."""
         self.walk(self.topology.tree, [_Wanted(everything(self.topology, self.shape, self.piece), _own(self.shape))])
         return stages(*[stage for of in self.stages for stage in of])
 
@@ -165,7 +163,6 @@ class Up:
         return Windows(self.piece, blocks)
 
     def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
-        """A rail's steps."""
         out = self.stages[group.height][0]
         src = []
         for _, block, places in blocks:

@@ -45,7 +45,6 @@ class Hierarchy:
         return self._divisions[id(group)]
 
     def blocks(self, leaf: Group) -> list[list[Block]]:
-        """Share of each rank of a group of ranks."""
         return owned_blocks([self.block], self.division(leaf), leaf.ranks)
 
     def segments(self, group: Group) -> Iterator[Segment]:
