@@ -52,14 +52,9 @@ class Objects:
     def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any]:
         """Exchange objects by the collective ``name``, for a call that the ranks know as ``what``.
 
-        Args:
-            what: One of mpi4py's names, or another collective's.
-            name: ``bcast``, ``allgather``, ``alltoall`` or ``scatter``.
-            things: What this rank gives: one object, or one for each rank.
-            root: The rank that alone gives, or needs what comes; -1 for none.
-
-        Returns:
-            The objects that have come, in the order of the ranks; empty where only the root needs them.
+        ``name`` is ``bcast``, ``allgather``, ``alltoall`` or ``scatter``, and ``things`` are what this rank gives: one
+        object, or one for each rank. ``root`` alone gives, or needs what comes; -1 for none. Returns the objects that
+        have come, in the order of the ranks; nothing where only the root needs them.
         """
         runner, room = self._runner, self._room[name]
         with runner.refusing:

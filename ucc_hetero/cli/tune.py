@@ -36,12 +36,7 @@ _LONG = 8 << 20
 
 
 class Trial:
-    """A call that all ranks make again and again, timed. Collective to use.
-
-    Args:
-        comm: the communicator.
-        call: one call.
-    """
+    """A call that all ranks make again and again, timed. Collective to use."""
 
     def __init__(self, comm: Communicator, call: Callable[[], None]) -> None:
         self.mpi: Any = comm.mpi

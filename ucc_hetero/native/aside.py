@@ -99,10 +99,8 @@ class Aside(Generic[_T]):
 class Watchdog:
     """A thread that looks now and then whether a call in this process goes on for too long.
 
-    A call in another thread costs two switches between threads, one that is watched costs none.
-
-    Args:
-        bites: Called with the text of a call that does.
+    A call in another thread costs two switches between threads, one that is watched costs none. ``bites`` is called
+    with the text of a call that does.
     """
 
     def __init__(self, bites: Callable[[str], object]) -> None:

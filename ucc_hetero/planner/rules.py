@@ -189,11 +189,7 @@ NO_TABLE = Table()
 
 
 def read_table(path: str) -> Table:
-    """Read the file of measured choices that ``UCCH_TUNE_FILE`` names; nothing if that is empty.
-
-    Raises:
-        ValueError: it cannot be read, or is no such table.
-    """
+    """Read the file that ``UCCH_TUNE_FILE`` names, if any; ``ValueError`` if that cannot be, or it is no such table."""
     if not path:
         return NO_TABLE
     try:

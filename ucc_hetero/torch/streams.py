@@ -63,11 +63,8 @@ def stream_query(device: Any) -> Callable[[], int]:
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over.
-
-    Returns:
-        When it is over; None for memory of the host.
-    """
+    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over; when
+    that is. None for memory of the host."""
     stream = None
     for tensor in tensors_in(memory):
         if not tensor.is_cpu:
@@ -207,11 +204,8 @@ class SideStream:
     ) -> tuple[Request, Ready | None]:
         """Make a call in a stream, and ``finish`` after it; ``joined`` is a stream that was entered before.
 
-        ``memory`` is what both read and write. It stays allocated until the call has ended.
-
-        Returns:
-            The request, and when the results are there; None for the latter if the stream does not wait for the call.
-            The host then has to, and finishes it.
+        ``memory`` is what both read and write. It stays allocated until the call has ended. None for when the results
+        are there if the stream does not wait for the call: the host then has to, and finishes it.
         """
         if asynchronous:
             stream, handle, behind = joined or self.enter()
