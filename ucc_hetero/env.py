@@ -164,22 +164,7 @@ def library(row: Vendor) -> Variable:
 
 
 _LEVELS = ("error", "warn", "info", "debug", "trace")
-_SUBSYSTEMS = (
-    "all",
-    "init",
-    "lib",
-    "topo",
-    "plan",
-    "coll",
-    "p2p",
-    "mem",
-    "net",
-    "device",
-    "stream",
-    "tune",
-    "live",
-    "torch",
-)
+_SUBSYSTEMS = tuple("all init lib topo plan coll p2p mem net device stream tune live torch".split())
 
 _VARIABLES = (
     Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),

@@ -249,16 +249,11 @@ class StoreComm:
             here = partial(self.store.add, left, 0)
             patience = min(_PATIENCE, self.seconds)
             if progress_until(lambda: here() >= self._size - len(self.dead()), patience, step=1e-3, longest=2e-3):
-                self._forget_all(left)
-
-    def _forget_all(self, left: str) -> None:
-        """Delete keys that no rank reads any more: the last keys of all ranks, and the number of those that have
-        left."""
-        for number in self._kept:
-            for rank in range(self._size):
-                self._forget(f"{self._prefix}/{number}/{rank}")
-        self._kept.clear()
-        self._forget(left)
+                for number in self._kept:  # no rank reads these keys any more
+                    for rank in range(self._size):
+                        self._forget(f"{self._prefix}/{number}/{rank}")
+                self._kept.clear()
+                self._forget(left)
 
     # --- going on after deaths ----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,12 +35,7 @@ class Layout:
 
     @property
     def total(self) -> int:
-        if self.places:
-            return len(self.places) // 8
-        total = 1
-        for count, _ in self.dims:
-            total *= count
-        return total
+        return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -185,15 +185,13 @@ class ReducedData:
         self.before: Any = None
         self.after: Any = None
         self._exact = dtype.kind not in ("float", "complex")
-        #: The comparison of pieces; none where those of the result tell nothing.
-        self._ufunc = None if self._not_comparable() else _UFUNCS[how.op.name]
+        #: The comparison of pieces; none where it tells nothing: errors of rounded products, and of truncated means,
+        #: have no bound.
+        vague = how.divide if self._exact else how.op.name == "PROD"
+        self._ufunc = None if vague else _UFUNCS[how.op.name]
         self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
         #: Numbers of an element.
         self._each = 2 if dtype.kind == "complex" else 1
-
-    def _not_comparable(self) -> bool:
-        """True if pieces cannot be compared: errors of rounded products, and of truncated means, have no bound."""
-        return (not self._exact and self._how.op.name == "PROD") or (self._exact and self._how.divide)
 
     def _segments(self) -> list[Span]:
         """The vector, or each rank's share of it."""
@@ -211,10 +209,6 @@ class ReducedData:
         if not found or (self._row.shares and span.about[0] != rank):
             return range(0)
         return found[0].ranks
-
-    def _offset(self) -> int:
-        found = self._row.post(self._shape, self._rank)
-        return found[0].source if found else 0
 
     def first(self) -> Any:
         """Pieces of the operand, of its absolute values, and of the result; and a hash of that."""
@@ -262,7 +256,7 @@ class ReducedData:
             found[0] = self._reduce(part, edges - span.start)
             found[1] = self._reduce(np.abs(part), edges - span.start) if not self._exact else found[0]
         if self.after is not None and self._expects(self._rank, span):
-            offset, size = self._offset(), self._dtype.itemsize
+            offset, size = self._row.post(self._shape, self._rank)[0].source, self._dtype.itemsize
             found[2] = self._reduce(
                 self._values(self.after, span.start - offset, span.stop - offset), edges - span.start
             )

@@ -448,7 +448,10 @@ class Preparation:
         """
         members = self.members
         if members.topology.flat:
-            return not (members.device.by_host or _rounds_by_order(spec))
+            # libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
+            # each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products.
+            by_order = spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
+            return not (members.device.by_host or by_order)
         if members.channels is None or local:
             return False
         found = self._on_device_cache.get((spec, op))
@@ -538,9 +541,8 @@ class Preparation:
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.
         """
-        if self.members.topology.flat and spec.memory is not None:
-            return Choice(with_role(spec.call.collective, Role.ONE_STEP))
-        return Choice(with_role(spec.call.collective, Role.UNCOUNTED))
+        one_step = self.members.topology.flat and spec.memory is not None
+        return Choice(with_role(spec.call.collective, Role.ONE_STEP if one_step else Role.UNCOUNTED))
 
     def _gather_rows(self, label: str, mine: Any) -> CountExchange:
         """Gather a row of int64 numbers from every rank, of equal lengths, by a call of its own on the board."""
@@ -650,12 +652,6 @@ class Preparation:
         for rank, other in enumerate(labels):
             if other != labels[0]:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
-
-
-def _rounds_by_order(spec: ProgramSpec) -> bool:
-    """True if libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
-    each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products."""
-    return spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
 
 
 def _tuning_on_host(tuning: Tuning) -> Tuning:

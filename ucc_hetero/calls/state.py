@@ -225,7 +225,10 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
     """A peer takes no part in a call any more, or the connection with it has broken."""
     fate, failed = board.fate(peer), board.given_up(peer)
     if fate == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-        first, odd, called = _first_difference(board, seq)
+        first, odd = board.parted(seq)  # the first call that a rank made differently, and what it called
+        called = board.label(odd, first) or "something else" if first else ""
+        if not first:
+            first, odd, called = board.difference(seq)
         if first:
             return MismatchError(f"{where}: rank {odd} called {called}, where it should have been as call {first} here")
     if status == lib.UCCH_FAIL_CONNECTION and (fate == lib.UCCH_THERE or (fate == lib.UCCH_LEFT and failed)):
@@ -269,14 +272,6 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
     if refusal_text(board, seq) or board.difference(seq)[0] or board.parted(seq)[0] or board.dead() != -1:
         return True
     return bool(board.fate(peer)) and not board.given_up(peer)
-
-
-def _first_difference(board: Board, seq: int) -> tuple[int, int, str]:
-    """(the first call up to ``seq`` that a rank made differently, that rank, what it called); call 0 for none."""
-    first, odd = board.parted(seq)
-    if first:
-        return first, odd, board.label(odd, first) or "something else"
-    return board.difference(seq)
 
 
 def _how_gone(board: Board, peer: int, rank: int) -> str:

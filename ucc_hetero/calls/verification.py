@@ -7,6 +7,7 @@ judged in a later call, or at last in ``Free``.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -340,9 +341,18 @@ class Verification:
         failure = self.found()
         if not together:
             return failure
+        gone = math.inf
+
+        def nobody_comes() -> bool:
+            """True if a rank has been known to be gone for a while."""
+            nonlocal gone
+            if gone == math.inf and self._state.board.dead() >= 0:
+                gone = time.monotonic()
+            return time.monotonic() > gone + _GRACE
+
         try:
             if not self._state.broken:
-                progress_until(self._over, self._state.timeout, self._nobody_comes())
+                progress_until(self._over, self._state.timeout, nobody_comes)
         except DataError as found:
             failure = found
         if self._exchange is None:
@@ -351,17 +361,6 @@ class Verification:
             "%d calls of %d were verified, %d could not be", self._judged[0], self._number, self._judged[1]
         )
         return failure
-
-    def _nobody_comes(self) -> Callable[[], bool]:
-        """True, when called, if a rank has been known to be gone for a while."""
-        since: list[float] = []
-
-        def look() -> bool:
-            if not since and self._state.board.dead() >= 0:
-                since.append(time.monotonic())
-            return bool(since) and time.monotonic() > since[0] + _GRACE
-
-        return look
 
 
 def sampled() -> int:

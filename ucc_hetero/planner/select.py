@@ -156,19 +156,21 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
 
 
 def _fragment(topology: Topology, stages: algorithms.Stages, links: dict[tuple[int, ...], str]) -> Fragment:
-    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
+    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter.
+
+    Steps get the links that their ranks need; ``links`` has those of ranks that came before.
+    """
     depth, kept = -1, []
     for stage in stages:
         depth += not stage.local
-        if stage.steps:
-            kept.append((tuple([_linked(topology, step, links) for step in stage.steps]), depth))
+        steps = []
+        for step in stage.steps:
+            link = links.get(step.ranks)
+            if link is None:
+                islands = {topology.island_of[rank] for rank in step.ranks}
+                link = "local" if len(step.ranks) == 1 else "native" if len(islands) == 1 else "bridge"
+                links[step.ranks] = link
+            steps.append(Step(step.kind, step.ranks, step.src, step.dst, step.root, link))
+        if steps:
+            kept.append((tuple(steps), depth))
     return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))
-
-
-def _linked(topology: Topology, step: Step, links: dict[tuple[int, ...], str]) -> Step:
-    """A step with the link that its ranks need; ``links`` has those of ranks that came before."""
-    link = links.get(step.ranks)
-    if link is None:
-        islands = {topology.island_of[rank] for rank in step.ranks}
-        link = links[step.ranks] = "local" if len(step.ranks) == 1 else "native" if len(islands) == 1 else "bridge"
-    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link)

@@ -87,10 +87,6 @@ def _refusing(method: _M) -> _M:
     return cast(_M, made)
 
 
-def _counts(tensors: Sequence[Any]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
-
-
 @not_compiled
 class Collectives(Dispatch):
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
@@ -391,7 +387,7 @@ class Collectives(Dispatch):
     def _exchange(
         self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
     ) -> Work:
-        send, recv = ([flat, (counts, _starts(counts))] for flat, counts in (given, taken))
+        send, recv = ([flat, (counts, list(accumulate(counts, initial=0))[:-1])] for flat, counts in (given, taken))
         return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -405,7 +401,7 @@ class Collectives(Dispatch):
                 f"{method} on rank {self.rank()}: {len(tensors)} {what} tensors for a group of {self.size()}; "
                 "one per rank is needed"
             )
-        return _counts(tensors)
+        return [tensor.numel() for tensor in tensors]
 
     # The names that torch 2.12 and older call.
     _allgather_base = all_gather_single
@@ -413,10 +409,6 @@ class Collectives(Dispatch):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _starts(counts: list[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))[:-1]
 
 
 @not_compiled

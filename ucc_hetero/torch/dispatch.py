@@ -465,12 +465,6 @@ class Dispatch:
                 f"and what was computed from it is wrong; make a new group: {self._unfit}"
             ) from self._unfit
 
-    def _check_captured(self) -> None:
-        try:
-            self._comms[0].messages.captured.check()
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
-
     def check_aborted(self) -> None:
         if self._aborted:
             raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
@@ -483,7 +477,10 @@ class Dispatch:
         if self.streams_wait and (lib.ucch_failures() != self._failures or self._unfit is not None):
             self.check_data()
         if self._in_graphs:
-            self._check_captured()
+            try:
+                self._comms[0].messages.captured.check()  # raises where captured messages were not waited for
+            except UCCHError as failure:
+                raise torch_error(failure) from failure
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
         # then. What is left to do after them must not become part of a graph that is being captured.
         for oldest in _oldest(self.in_flight):

@@ -271,8 +271,8 @@ def complete_later(work: Completable) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[CallbackThread], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
+def stop_all(threads: Sequence[CallbackThread]) -> bool:
+    end = time.monotonic() + 5.0
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
     return all(ended)
 

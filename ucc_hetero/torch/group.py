@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -220,19 +219,18 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
     return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _rank_has_died(runner: Any) -> bool:
-    """True if a rank has died; runs the poll hooks."""
-    run_poll_hooks()
-    return bool(runner.board.dead() >= 0)
-
-
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     runner = runner_of(comm)
+
+    def died() -> bool:
+        run_poll_hooks()
+        return bool(runner.board.dead() >= 0)
+
     try:
         vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(vote.request.Test, seconds, partial(_rank_has_died, runner))
+            together = progress_until(vote.request.Test, seconds, died)
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         runner.abandon("a rank of it died")
         return

@@ -56,7 +56,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
                 "a call that is captured in a graph needs a kernel that is not loaded yet: make such a call once "
                 "before capturing"
             )
-        if not _nothing_held() and not insist:
+        # Once no stream waits for a call: loading a kernel may wait for the device, and so for that stream.
+        if not progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0) and not insist:
             return False  # for this time
         _known[key] = _make(*key)
     return _known[key]
@@ -93,11 +94,6 @@ def beside_a_capture(*, make: bool) -> Iterator[None]:
 _known: dict[tuple[int, int, int, int], bool] = {}
 #: HIP reads a kernel where its image is, and does not copy that.
 _images: list[bytes] = []
-
-
-def _nothing_held() -> bool:
-    """Wait until no stream waits for a call: loading a kernel may wait for the device, and so for that stream."""
-    return progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0)
 
 
 def _make(kind: int, op: int, dtype: int, to: int) -> bool:

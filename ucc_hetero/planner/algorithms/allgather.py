@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ucc_hetero.planner.algorithms import ranking
 from ucc_hetero.planner.algorithms.builders import (
-    Dense,
     allgather_steps,
     copy,
+    dense,
     each,
     only,
     region,
@@ -50,7 +50,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         last = group is topology.tree and group.children
         brought = member_blocks(group, shape, piece)
         for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
-            src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
+            src = tuple((own if team.sole(k) else dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
             dst = each("recv", mine)
             if last:
                 up.append(Step("allgather", team.ranks, src, (dst,) * n))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
+from ucc_hetero.planner.algorithms.builders import dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
 from ucc_hetero.planner.collectives import Block, Call
@@ -51,7 +51,7 @@ def over_rails(topology: Topology, call: Call, piece: Piece, across: Across) -> 
     at = piece.vector(call)
     if not at.count:
         return ()
-    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     *below, (root,) = levels(topology.tree)
     up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]
     down = [[step for group in groups for step in hierarchy.gather(group)] for groups in below]

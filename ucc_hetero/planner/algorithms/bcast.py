@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
+from ucc_hetero.planner.algorithms.builders import dense, only, region, stages, without
 from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
 from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
 from ucc_hetero.planner.collectives import Block, Call
@@ -62,7 +62,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     at = piece.vector(call)
     if not at.count:
         return ()
-    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     home, *above = chain(topology.tree, call.root)
     first: list[Step] = []
     if home.size > 1 and piece.wants(home.ranks):

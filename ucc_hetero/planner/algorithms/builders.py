@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ucc_hetero.planner.algorithms.partition import rounds
@@ -105,14 +104,9 @@ def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
 Place = Callable[[int, Block], Region]
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
+def dense(buffer: str) -> Place:
     """At its own place in ``send`` or ``recv``."""
-
-    buffer: str
-
-    def __call__(self, rank: int, block: Block) -> Region:
-        return Region(self.buffer, block.offset, block.count)
+    return lambda _, block: Region(buffer, block.offset, block.count)
 
 
 def shifted(buffer: str, start: Callable[[int], int]) -> Place:

@@ -174,11 +174,6 @@ def _reductions(step: Step) -> list[Step]:
     return out
 
 
-def _unequal(step: Step) -> bool:
-    equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
-    return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
-
-
 def expand_plan(plan: Plan, only: int | None = None) -> Plan:
     """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
 
@@ -208,7 +203,10 @@ def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[lis
     for step in stage:
         write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
         if write is None:
-            out[0] += _reductions(step) if _unequal(step) else [step]
+            # Of shares that differ in length or do not touch.
+            equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
+            uneven = step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
+            out[0] += _reductions(step) if uneven else [step]
             continue
         if only is not None and only not in step.ranks:
             continue
