@@ -13,8 +13,8 @@ import re
 import socket
 import threading
 
-from ucc_hetero import env
-from ucc_hetero.machine.launchers import number
+from . import env
+from .machine.launchers import number
 
 #: Below DEBUG: one line per step.
 TRACE = 5

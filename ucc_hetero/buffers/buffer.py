@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ucc_hetero.types import DType
+from ..types import DType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

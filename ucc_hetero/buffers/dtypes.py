@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi_datatypes
-from ucc_hetero.types import DTYPES, DType
+from ..types import DTYPES, DType
+from . import mpi_datatypes
 
 
 class DLPackType(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers import dlpack
-from ucc_hetero.buffers.buffer import Memory, PointerVendor, merge
-from ucc_hetero.machine.vendors import INTERFACES
+from ..machine.vendors import INTERFACES
+from . import dlpack
+from .buffer import Memory, PointerVendor, merge
 
 _WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or "
 

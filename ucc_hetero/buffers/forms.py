@@ -12,23 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi_datatypes
-from ucc_hetero.buffers.buffer import (
-    Buffer,
-    Entries,
-    Layout,
-    Memory,
-    PointerVendor,
-    VBuffer,
-    bounds,
-    merge,
-    packed_places,
-    scattered,
-)
-from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
-from ucc_hetero.buffers.exporters import memory_of
-from ucc_hetero.buffers.mpi_datatypes import Element
-from ucc_hetero.types import DTYPES, DType
+from ..types import DTYPES, DType
+from . import mpi_datatypes
+from .buffer import Buffer, Entries, Layout, Memory, PointerVendor, VBuffer, bounds, merge, packed_places, scattered
+from .dtypes import BY_NUMPY, dtype_of
+from .exporters import memory_of
+from .mpi_datatypes import Element
 
 #: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
 _ANYWHERE = 1 << 62

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.buffer import Array, Dims, merge, packed_places, unpacked_places
-from ucc_hetero.types import BYTES, DTYPES, DType
+from ..types import BYTES, DTYPES, DType
+from .buffer import Array, Dims, merge, packed_places, unpacked_places
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.buffer import Array, Buffer, Dims, unpacked_places
+from .buffer import Array, Buffer, Dims, unpacked_places
 
 #: Elements are copied as opaque bits, whatever they mean.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ucc_hetero import env
-from ucc_hetero.errors import DeviceError
-from ucc_hetero.machine import vendors
-from ucc_hetero.native.libraries import ffi, lib
+from .. import env
+from ..errors import DeviceError
+from ..machine import vendors
+from ..native.libraries import ffi, lib
 
 #: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.machine.vendors import VENDORS
+from ..machine.vendors import VENDORS
+from .runtime import DeviceRuntime
 
 Array = npt.NDArray[Any]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ucc_hetero.env import parse_size
-from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.topology import Topology
+from ..env import parse_size
+from ..machine.vendors import VENDORS
+from . import algorithms
+from .collectives import ROWS
+from .topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

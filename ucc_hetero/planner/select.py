@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
-from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
-from ucc_hetero.planner.plan import Fragment, Plan, Step, no_collector
-from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
-from ucc_hetero.planner.topology import Topology
+from . import algorithms
+from .algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
+from .collectives import ROWS, Call, check, lengths
+from .plan import Fragment, Plan, Step, no_collector
+from .rules import Measured, Rule, load_table, match, parse_tune
+from .topology import Topology
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30

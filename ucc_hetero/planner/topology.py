@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ucc_hetero.machine.vendors import VENDORS
+from ..machine.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from typing import Any
 
 from cffi import FFI
 
-from ucc_hetero import env, log
-from ucc_hetero.device.kernels.sources import source
-from ucc_hetero.device.rank import bound
-from ucc_hetero.device.registry import runtime_of
-from ucc_hetero.errors import NotSupported
-from ucc_hetero.machine.vendors import VENDORS, Compiler
-from ucc_hetero.native import libraries
-from ucc_hetero.native.libraries import ffi, lib, mapped
-from ucc_hetero.native.waiting import progress_until
+from ... import env, log
+from ...errors import NotSupported
+from ...machine.vendors import VENDORS, Compiler
+from ...native import libraries
+from ...native.libraries import ffi, lib, mapped
+from ...native.waiting import progress_until
+from ..rank import bound
+from ..registry import runtime_of
+from .sources import source
 
 __all__ = ["all_ready", "beside_a_capture", "candidates", "image", "ready"]
 

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    allgather_steps,
-    copy,
-    dense,
-    each,
-    only,
-    region,
-    shifted,
-    stages,
-    without,
-)
-from ucc_hetero.planner.algorithms.partition import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
-from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import allgather_steps, copy, dense, each, only, region, shifted, stages, without
+from .partition import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
+from .registry import Piece, Stages, algorithm
+from .tree import Team, levels, up_and_down
+from .tree_blocks import Item, crossings, everything
 
 _BOTH = ("allgather", "allgatherv")
 

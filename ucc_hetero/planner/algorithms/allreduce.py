@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import dense, only, region, stages, without
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call
+from ..plan import Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import dense, only, region, stages, without
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, Team, levels, up_and_down
 
 
 @algorithm("allreduce", "tree", suits=ranking.tree)

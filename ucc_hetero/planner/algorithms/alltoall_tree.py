@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.alltoall import suits
-from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, only, region, stages
-from ucc_hetero.planner.algorithms.partition import merge
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Island, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Island, Topology
+from . import ranking
+from .alltoall import suits
+from .builders import LocalSteps, adjacent, copies, copy, only, region, stages
+from .partition import merge
+from .registry import Piece, Stages, algorithm
 
 
 class _Leader:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import dense, only, region, stages, without
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Block, Call
+from ..plan import Region, Step
+from ..topology import Topology
+from . import ranking
+from .builders import dense, only, region, stages, without
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, chain, levels, teams
 
 
 @algorithm("bcast", "tree", suits=ranking.tree)

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from ucc_hetero.planner.algorithms.partition import rounds
-from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
-from ucc_hetero.planner.collectives import Block
-from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
+from ..collectives import Block
+from ..plan import EqualRegions, Operand, Region, Step
+from .partition import rounds
+from .registry import Piece, Stage, Stages
 
 # --- building steps ---------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ucc_hetero.planner.algorithms.registry import cut_at
-from ucc_hetero.planner.plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
+from ..plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
+from .registry import cut_at
 
 #: Elements up to which two ranks exchange their operands whole, and which each of more ranks sends at most if they do:
 #: one crossing in place of two. Two send no more bytes for it, but take scratch for all of an operand, not for half.

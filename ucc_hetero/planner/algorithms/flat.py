@@ -6,12 +6,12 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import copy, each, region, stages
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stages, algorithm
-from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import KINDS, EqualRegions, Operand, Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import ROWS, Block, Call, Shape
+from ..plan import KINDS, EqualRegions, Operand, Region, Step
+from ..topology import Topology
+from . import ranking
+from .builders import copy, each, region, stages
+from .registry import Case, Piece, Role, Stages, algorithm
 
 
 def _in_one_step(case: Case) -> int:

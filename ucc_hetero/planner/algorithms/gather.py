@@ -9,24 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    LocalSteps,
-    adjacent,
-    copies,
-    copy,
-    each,
-    message,
-    only,
-    region,
-    shifted,
-    stages,
-)
-from ucc_hetero.planner.algorithms.partition import group_blocks, merge
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Operand, Region, Step
-from ucc_hetero.planner.topology import Island, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Operand, Region, Step
+from ..topology import Island, Topology
+from . import ranking
+from .builders import LocalSteps, adjacent, copies, copy, each, message, only, region, shifted, stages
+from .partition import group_blocks, merge
+from .registry import Piece, Stages, algorithm
 
 _GATHERS, _SCATTERS = ("gather", "gatherv"), ("scatter", "scatterv")
 

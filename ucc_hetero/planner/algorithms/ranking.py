@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms.registry import Case
-from ucc_hetero.planner.topology import Topology
+from ..topology import Topology
+from .registry import Case
 
 #: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
 LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)

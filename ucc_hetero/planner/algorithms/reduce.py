@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Place, Windows, each, only, region, stages
-from ucc_hetero.planner.algorithms.partition import Segment
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import Place, Windows, each, only, region, stages
+from .partition import Segment
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, chain, levels, teams
 
 
 @algorithm("reduce", "tree", suits=ranking.tree)

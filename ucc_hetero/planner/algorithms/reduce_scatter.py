@@ -6,32 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    Place,
-    Windows,
-    each,
-    only,
-    reduce_scatter_steps,
-    region,
-    shifted,
-    stages,
-)
-from ucc_hetero.planner.algorithms.partition import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
-from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import EqualRegions, Operand, Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import Place, Windows, each, only, reduce_scatter_steps, region, shifted, stages
+from .partition import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
+from .registry import Piece, Stages, algorithm
+from .tree import Team, levels, up_and_down
+from .tree_blocks import Item, crossings, everything
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ucc_hetero.planner.algorithms.builders import LocalSteps, copy, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
-from ucc_hetero.planner.collectives import Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Call
+from ..plan import Region, Step
+from ..topology import Topology
+from .builders import LocalSteps, copy, message, region, stages
+from .registry import Piece, Role, Stages, algorithm
 
 
 class _Doubling:
