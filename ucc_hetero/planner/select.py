@@ -146,8 +146,9 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         ).plan
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
+    vector = ROWS[call.collective].layout == "vector"
     with no_collector(call.ranks):
-        made = (function(topology, call, piece) for piece in pieces)
+        made = (function(topology, call, piece) for piece in pieces if not vector or piece.vector(call).count)
         links: dict[tuple[int, ...], str] = {}
         fragments = tuple(_fragment(topology, stages, links) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))

@@ -26,8 +26,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     broadcast's tree makes it), every other rank sends it once inside its island.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     send, recv = region("send", at), region("recv", at)
 
     def steps(team: Team) -> tuple[list[Step], list[Step]]:
@@ -49,8 +47,6 @@ Across = Callable[[Hierarchy, Group], list[list[Step]]]
 def over_rails(topology: Topology, call: Call, piece: Piece, across: Across) -> Stages:
     """Reduce-scatter inward through the levels, ``across`` between the last groups, allgather back outward."""
     at = piece.vector(call)
-    if not at.count:
-        return ()
     hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     *below, (root,) = levels(topology.tree)
     up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]

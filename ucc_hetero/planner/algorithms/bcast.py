@@ -20,8 +20,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     first: list[Step] = []
     later: list[list[Step]] = []
     for of in reversed(teams(topology, piece, call.root)):
@@ -60,8 +58,6 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     ``hops``: how many stages that takes between so many groups.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     home, *above = chain(topology.tree, call.root)
     first: list[Step] = []

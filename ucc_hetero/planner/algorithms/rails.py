@@ -145,8 +145,6 @@ def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
     round: for short vectors and many islands.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     recv = region("recv", at)
     up: list[Step] = []
     down: list[Step] = []

@@ -21,8 +21,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's sends the vector over the bridge once.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     held: dict[int, Region] = {}
 
     def place(rank: int) -> Region:
@@ -49,8 +47,6 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     its ranks' links.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
     held = Windows(piece, lambda rank: hierarchy.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
 
