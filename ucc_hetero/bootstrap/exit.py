@@ -84,6 +84,7 @@ def register() -> None:
 
 
 def forget(run: Any) -> None:
+    """The communicator of a runner has been freed."""
     global _has_leaked_calls
     _has_leaked_calls = _has_leaked_calls or bool(run.broken)
 

@@ -75,4 +75,5 @@ def told(error: _Error, rank: int) -> _Error:
 
 
 def is_told(error: BaseException) -> bool:
+    """True if another rank prints this error."""
     return hasattr(error, _TOLD)

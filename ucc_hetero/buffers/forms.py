@@ -410,6 +410,7 @@ def _check_relabel(memory: Memory, element: Element) -> None:
 
 
 def _whole(memory: Memory | None, element: Element, exact: bool) -> tuple[Buffer, int]:
+    """Everything in the memory, and how many elements make an entry; ``exact``: no bytes may be left over."""
     if memory is None:
         return _nothing(element, 0), 1
     if exact:

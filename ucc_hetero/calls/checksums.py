@@ -156,6 +156,7 @@ class MovedData:
         return words.ravel()
 
     def worse(self, rows: Any, span: Span) -> int:
+        """Number of the first piece that differs; -1 for none."""
         sent, got = rows[span.about[0], :PIECES], rows[span.about[1], PIECES:]
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
@@ -321,6 +322,7 @@ class ReducedData:
         return rows.reshape(len(rows), 4, PIECES)[:, :, : span.pieces].copy()
 
     def worse(self, rows: Any, span: Span) -> int:
+        """Number of the first wrong piece; -1 for none."""
         cut = self._cut(rows, span)
         if not span.about:  # replicas
             differ = (cut[:, 3] != cut[0, 3]).any(axis=0)

@@ -60,6 +60,8 @@ class BoundedDict(dict[_K, _V]):
 
 
 class CountExchange(NamedTuple):
+    """The exchange of counts before a call: ``mine`` goes out, and those of all ranks come into ``rows``."""
+
     mine: Any
     rows: Any
     prepared: Prepared
@@ -463,6 +465,7 @@ class Preparation:
         return found
 
     def _bounce(self, label: str, local: bool) -> Bounce:
+        """Bounce buffers for a call that goes by way of host memory, which is logged once for each label."""
         members = self.members
         if label not in self.used:
             why = f"no call of this communicator is queued ({members.lacks})"

@@ -589,6 +589,7 @@ class Captured(Request):
 
 
 def _is_null(request: object) -> bool:
+    """True if this is ``MPI.REQUEST_NULL``, which lists of requests may hold."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and isinstance(request, module.Request) and request == module.REQUEST_NULL
 

@@ -151,6 +151,7 @@ class Runner(State):
 
     @property
     def timeout(self) -> float:
+        """Seconds after which a call fails; 0 = never."""
         return self._timeout
 
     @timeout.setter

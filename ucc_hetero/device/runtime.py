@@ -167,6 +167,7 @@ class DeviceRuntime:
     # --- streams and events -------------------------------------------------------------------------------------------
 
     def stream(self) -> Stream:
+        """A stream of the current device, not ordered with its default stream."""
         return Stream(self, self._handle("stream", self.ops.stream_new))
 
     def event(self) -> Event:

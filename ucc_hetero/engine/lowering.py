@@ -222,6 +222,7 @@ class Lowering:
         return list(range(len(self.steps)))
 
     def _step(self, step: Step, member: int, packed: Sequence[Local], ordinal: int) -> dict[str, Any] | None:
+        """One step of the plan; None for a collective of one rank, which moves nothing."""
         if step.link == "local":
             return self._local_step(step)
         if step.kind == "message":

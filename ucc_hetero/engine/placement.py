@@ -197,6 +197,7 @@ class Placement:
         return [r.count for r in each], offsets
 
     def equal(self, step: Step) -> bool:
+        """True when a library's equal-count form fits; judged from the plan, which is equal on every rank."""
         each = [o for o in (*step.src[:1], *step.dst[:1], step.src[step.root], step.dst[step.root]) if is_each(o)]
         if (
             self.displs["send"] is not None

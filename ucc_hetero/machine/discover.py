@@ -112,6 +112,7 @@ _ETHERNET = "1"
 
 
 def machine(root: Path = Path("/")) -> Machine:
+    """The machine whose ``/sys`` and ``/proc`` lie under ``root``; what is not there is left out."""
     accelerators = tuple(_accelerators(root))
     ports = nics(root)
     pairs = [(a.pci, n.pci) for a in accelerators for n in ports if n.pci]

@@ -103,12 +103,14 @@ def _ask(name: str, *requests: int) -> list[bytes]:
 
 
 def _address(name: str) -> tuple[int, int]:
+    """The IPv4 address of an interface, and its mask; 0 without one."""
     answers = _ask(name, _GET_ADDRESS, _GET_NETMASK) or (b"", b"")
     address, mask = (int.from_bytes(answer[4:8], "big") for answer in answers)
     return address, mask
 
 
 def address_of(name: str) -> str:
+    """The IPv4 address of an interface; empty without one."""
     address, _ = _address(name) if name in (other for _, other in socket.if_nameindex()) else (0, 0)
     return socket.inet_ntoa(address.to_bytes(4, "big")) if address else ""
 

@@ -503,10 +503,12 @@ register(
 
 
 def of_memory(kind: int) -> Vendor:
+    """Vendor whose devices have memory of this type (``ucc_memory_type_t``); ``host`` for none's."""
     return next((row for row in VENDORS.values() if row.memory_type == kind), VENDORS["host"])
 
 
 def memory_name(kind: int) -> str:
+    """UCX's name of memory of this type (``ucc_memory_type_t``)."""
     managed = of_memory(kind - 1)
     return f"{managed.memory}-managed" if managed.memory_type else of_memory(kind).memory
 

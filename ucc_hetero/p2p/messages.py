@@ -526,11 +526,14 @@ class Messages:
         return self.request(transfer)
 
     def request(self, transfer: AnyTransfer) -> Request:
+        """The request of a transfer that was begun without a time limit: waiting for it has one."""
         if not isinstance(transfer, LaneMessage):  # the engine has seen to those
             lib.ucch_progress_thread(1)
         return Request(transfer.op, transfer, timeout=self.timeout, owner=self.state, **self._request_hooks(transfer))
 
     def persistent(self, transfer: Transfer, *, copy: bool = False) -> PersistentRequest:
+        """A transfer that can be started many times, with what the buffer then holds."""
+
         def start() -> int:
             self.check_usable()
             self.arrays.bounce_for(transfer.original, transfer.peer)  # it may have been freed since the last start

@@ -99,6 +99,7 @@ class Neighbourhood:
         return MessageGroup(began, end=end, fail=lambda error: self._fail(watch, error))
 
     def persistent(self, name: str, send: Any, recv: Any) -> PersistentRequest:
+        """A call that can be started many times, with what the buffers then hold."""
         self._understood(name, send, recv)  # mistakes are found here
         return PersistentMessages(lambda: self.start(name, send, recv), self._messages.state)
 

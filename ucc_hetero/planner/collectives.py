@@ -143,10 +143,12 @@ def lengths(call: Call) -> list[tuple[int, int]]:
 
 
 def send_length(call: Call, rank: int) -> int:
+    """Elements of ``rank``'s dense send buffer; 0 where it has none."""
     return ROWS[call.collective].send(Shape(call), rank)
 
 
 def recv_length(call: Call, rank: int) -> int:
+    """Elements of ``rank``'s dense receive buffer; 0 where it has none."""
     return ROWS[call.collective].recv(Shape(call), rank)
 
 
@@ -301,6 +303,7 @@ ROWS: dict[str, Row] = {row.name: row for row in _rows()}
 
 
 def operands(call: Call, rank: int) -> int:
+    """How many vectors ``rank``'s result is the reduction of."""
     row = ROWS[call.collective]
     return sum(len(part.ranks) for part in row.post(Shape(call), rank)) if row.prefix else call.ranks
 

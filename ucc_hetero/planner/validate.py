@@ -199,6 +199,7 @@ def _check_order(lower: list[Cell], higher: list[Cell]) -> None:
 
 
 def _accesses(step: Step, team: list[_Member]) -> Iterator[tuple[_Place, bool]]:
+    """Places that a step uses, and True for those that it writes."""
     for member in team:
         # An in-place reduce_scatter may use its source as scratch, which counts as written.
         scratch = member.in_place and step.kind == "reduce_scatter"

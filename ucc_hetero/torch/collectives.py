@@ -246,6 +246,7 @@ class Collectives(Dispatch):
         return self._post(CallSpec("allgatherv", send, recv), opts, outputs, finish, inputs=tensor)
 
     def allgather_coalesced(self, output_lists: Any, inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several allgathers; ``output_lists[r]`` holds what rank r gave."""
         calls = (self.allgather([[ranks[i] for ranks in output_lists]], [each], opts) for i, each in enumerate(inputs))
         return self._combined(calls, "allgather_coalesced_", inputs)
 

@@ -287,6 +287,7 @@ def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: fl
 
 
 def _note(row: Vendor, size: int, name: str) -> None:
+    """Log what serves a group, and have a rank of MPI's that fails end the job."""
     log.log("torch").info("group %s: %d ranks of %s on one fabric: torch's %s", name, size, row.name, row.torch_backend)
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_initialized():

@@ -272,6 +272,7 @@ def complete_later(work: Completable) -> None:
 
 
 def stop_all(threads: Sequence[CallbackThread]) -> bool:
+    """End threads; what they were given is done before. True if all have ended."""
     end = time.monotonic() + 5.0
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
     return all(ended)

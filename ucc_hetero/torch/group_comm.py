@@ -91,6 +91,7 @@ class GroupComm:
             return messages.start(messages.outgoing(tensor, dest, tag, stream=stream))
 
     def goes_by_lane(self, peer: int) -> bool:
+        """As :meth:`.Messages.goes_by_lane`; ``peer`` -1 is any."""
         return self.messages.goes_by_lane(self.messages.any_source if peer < 0 else peer)
 
     def check_lane(self, tensor: Any, peer: int, tag: int, outgoing: bool) -> None:

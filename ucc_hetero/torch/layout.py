@@ -30,6 +30,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def elements_of(tensor: Any) -> int:
+    """Elements of the engine's type that one element of a tensor is moved as."""
     return 1 if tensor.dtype in _KNOWN else int(tensor.element_size())
 
 

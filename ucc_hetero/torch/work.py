@@ -212,6 +212,7 @@ class Work(dist.Work):
         self._ready = used_in_current([self._keep, *self._outputs])  # the waiting thread may use another stream
 
     def is_over(self) -> bool:
+        """True if the call has ended, after taking its results; without making progress."""
         requests = self._requests
         if len(requests) == 1 and requests[0].lasting:
             if _peek(native_of(requests[0])):
@@ -224,6 +225,7 @@ class Work(dist.Work):
         return [request for request in self._requests if not request.finished]
 
     def pending(self) -> list[PendingOperation]:
+        """Their native operations, kept alive: another thread may collect the call meanwhile."""
         found = [PendingOperation(request, native_of(request), kept_by(request)) for request in self.unfinished()]
         return [each for each in found if not each.request.finished]
 
@@ -307,6 +309,7 @@ class Work(dist.Work):
     # --- what torch asks ----------------------------------------------------------------------------------------------
 
     def is_completed(self) -> bool:
+        """True if the call has finished, well or not; makes some progress."""
         if not self._done and all(lib.ucch_test(each.op) for each in self.pending()):
             self._collect()
         if self._ready is None or self._error is not None:
@@ -552,6 +555,7 @@ class GraphWork(Work):
         return self._message.given is not None
 
     def get_future(self) -> Future:
+        """As :meth:`Work.get_future`; waits for the message."""
         self.wait()
         return super().get_future()
 
@@ -594,6 +598,7 @@ class CombinedWork(Work):
         return next((part._error for part in self._parts if part._error is not None), None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all; raises the first error."""
         for part in self._parts:
             if self._entered and part._ready is not None:
                 part.is_over()

@@ -37,6 +37,7 @@ class Receiver:
         links.on("ended", self._ended)
 
     def load(self, load: Load) -> None:
+        """Begin to load blocks, or tell the other engine that none are wanted."""
         state = _Loading(load, time.monotonic() + self._settings.timeout)
         if load.blocks:
             with self._lock:

@@ -88,6 +88,7 @@ class Settings:
 
     @property
     def listens(self) -> str:
+        """This worker's address; one that only receives takes any free port, as it calls and is not called."""
         return address(self.host, self.port + self.rank if self.sends else 0)
 
     @property

@@ -33,6 +33,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)
 
 
 def source(kind: int, op: int, dtype: int, to: int) -> str | None:
+    """The kernel's text; None for what there is none for."""
     if kind in _ALONE:
         return _included(f'#include "{_ALONE[kind]}.cuh"\n')
     two = kind in (lib.UCCH_CAST, lib.UCCH_PIECES)

@@ -57,6 +57,7 @@ def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> 
 
 
 def _alone(call: Call, piece: Piece) -> Stages:
+    """One rank: what any collective comes to is a copy of its own data, if it has two buffers."""
     row = ROWS[call.collective]
     shape = Shape(call)
     count = min(row.send(shape, 0), row.recv(shape, 0))

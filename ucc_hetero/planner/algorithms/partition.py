@@ -31,6 +31,7 @@ class Segment:
 
 
 def merge(runs: Iterable[Block]) -> list[Block]:
+    """Runs in the same order, empty ones dropped and neighbours joined."""
     out: list[Block] = []
     for run in runs:
         if not run.count:
@@ -126,6 +127,7 @@ def _sweep(runs: Sequence[Block], total: int, current: list[int], changes: list[
 
 
 def owned_blocks(runs: Sequence[Block], division: Division, ranks: Sequence[int]) -> list[list[Block]]:
+    """Share of each of the ranks in merged runs, neighbours joined, in the order of ``ranks``."""
     mine: dict[int, list[Block]] = {rank: [] for rank in ranks}
     for part in refine(runs, [division]):
         mine[part.owners[0]].append(Block(part.offset, part.count))
