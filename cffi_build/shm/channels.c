@@ -472,6 +472,13 @@ int ucch_channels_room(ucch_channels *c) {
     return c->calls - c->landed < MOST_CALLS;
 }
 
+/* True if streams have gone past all that was queued. */
+int ucch_channels_passed(ucch_channels *c) {
+    UCCH_LOCKED;
+    ucch_channels_room(c);
+    return c->landed == c->calls;
+}
+
 static uint64_t call_of(ucch_ticket ticket) { return ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot; }
 
 /* True if no call before this one is under way. */

@@ -69,6 +69,8 @@ class RepeatableCall(NamedTuple):
 
 #: Seconds between looks, at the end of a communicator, while nothing of this rank's is under way.
 _NAP = 2e-4
+#: Seconds at most in which streams go on without a call that has failed: until then they may write to its buffers.
+_LET_GO_S = 1.0
 #: Seconds in which the other ranks most often come there, too, without one.
 _SPIN = 1e-4
 
@@ -554,6 +556,8 @@ class Runner(State):
         if isinstance(keep, Prepared):
             failure = keep.explained(failure)
         self.fail(failure, (program, keep))
+        if self.members.channels is not None:
+            self.members.channels.passed(_LET_GO_S)
         raise failure
 
     def retune(self, tuning: Tuning) -> None:

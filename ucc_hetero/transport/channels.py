@@ -20,6 +20,7 @@ from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib, owned
+from ..native.waiting import progress_until
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
@@ -84,6 +85,10 @@ class Channels:
             lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
+
+    def passed(self, seconds: float) -> None:
+        """Wait until streams have gone past all calls that were queued, at most so long."""
+        progress_until(lambda: lib.ucch_channels_passed(self.handle), seconds)
 
     def _idle(self) -> bool:
         return self._lanes == ffi.NULL or bool(lib.ucch_lanes_idle(self._lanes))
