@@ -29,6 +29,7 @@ int ucch_channels_meet(ucch_channels *channels, int peer, uint64_t key, int pid,
 int ucch_channels_carry(ucch_channels *channels, int peer, uint64_t key, int nwires, uint64_t serial);
 int ucch_channels_open(ucch_channels *channels);
 int ucch_channels_quiet(ucch_channels *channels);
+int ucch_channels_passed(ucch_channels *channels);
 void ucch_channels_free(ucch_channels *channels);
 size_t ucch_channels_slot(const ucch_channels *channels, int peer, int ring);
 size_t ucch_channels_held(const ucch_channels *channels);

@@ -14,6 +14,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+from parts import Gate as Gate
 from parts import ndarray as ndarray
 
 from ucc_hetero import device
@@ -118,20 +119,6 @@ class Array:
 
 
 _idle: list[device.Block] = []
-
-
-class Gate:
-    """What holds a stream, from here on, until it is opened."""
-
-    def __init__(self, stream: device.Stream) -> None:
-        word = runtime().flag()
-        self._word = ctypes.c_uint32.from_address(word)
-        self._word.value = 0
-        runtime().wait_value(stream.handle, word, 1)
-
-    def open(self) -> None:
-        """Let the stream go on."""
-        self._word.value = 1
 
 
 class Graph:

@@ -41,7 +41,7 @@ JOBS = {
     "no compiler": Job(lives.NO_COMPILER), "rings come with calls": Job(lives.GROWS),
     "a rank that never calls": Job(
         failures.MISSING, _LONG,
-        {r"waited for: \['CollectiveTimeout'": 2, "blocking: CollectiveTimeout": 1, "next: CollectiveError": 4},
+        {r"waited for: \['CollectiveTimeout'": 2, "blocking: CollectiveTimeout": 2, "next: CollectiveError": 5},
         "nothing",
     ),
     # Two threads, each with a communicator of its own: in one order for each, in none for both.

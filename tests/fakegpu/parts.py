@@ -1,9 +1,27 @@
-"""Parts of arrays on devices, fake ones (arrays.py) and real ones (tests/gpu/arrays.py)."""
+"""For arrays on devices, fake ones (arrays.py) and real ones (tests/gpu/arrays.py): parts of them, gates of streams."""
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from ucc_hetero import device
+
+
+class Gate:
+    """What holds a stream, from here on, until it is opened."""
+
+    def __init__(self, stream: device.Stream) -> None:
+        (runtime,) = device.available()
+        word = runtime.flag()
+        self._word = ctypes.c_uint32.from_address(word)
+        self._word.value = 0
+        runtime.wait_value(stream.handle, word, 1)
+
+    def open(self) -> None:
+        """Let the stream go on."""
+        self._word.value = 1
 
 
 class ndarray:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from parts import Gate as Gate
 from parts import ndarray as ndarray
 
 from ucc_hetero import device

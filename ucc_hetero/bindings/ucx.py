@@ -11,6 +11,7 @@ One-sided transfers are :mod:`ucc_hetero.rma`'s.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
@@ -19,6 +20,7 @@ from weakref import WeakSet
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, owned, preload_ucx
+from ..native.waiting import wait_in_slices
 from . import quarantine
 from .handle import Handle, locked, memory
 from .ucc_enums import MemType
@@ -353,11 +355,16 @@ class Message:
             LibraryError: If UCX failed.
             CollectiveTimeout: After ``timeout`` seconds, or after those of its start.
         """
-        waited = 0.0
-        while not self._done(lib.ucch_wait(self.op, 0.05)):
-            waited += 0.05
-            if waited >= timeout:
+        until = time.monotonic() + timeout
+
+        def over(seconds: float) -> bool:
+            if self._done(lib.ucch_wait(self.op, seconds)):
+                return True
+            if time.monotonic() > until:
                 raise CollectiveTimeout(f"message not finished after {timeout:g} s")
+            return False
+
+        wait_in_slices(over)
 
     def _done(self, state: int) -> bool:
         if state == 2:

@@ -20,6 +20,7 @@ from ..device import DeviceRuntime, kernels
 from ..errors import DeviceError, ranks_text
 from ..machine.facts import Facts
 from ..native.libraries import ffi, lib, owned
+from ..native.waiting import progress_until
 from ..planner.topology import Topology, numbered
 from ..types import DTYPES, OPS
 from . import wires
@@ -84,6 +85,10 @@ class Channels:
             lib.ucch_lanes_close(self._lanes)
         lib.ucch_channels_free(self.handle)
         _open[0] -= 1
+
+    def passed(self, seconds: float) -> None:
+        """Wait until streams have gone past all calls that were queued, at most so long."""
+        progress_until(lambda: lib.ucch_channels_passed(self.handle), seconds)
 
     def _idle(self) -> bool:
         return self._lanes == ffi.NULL or bool(lib.ucch_lanes_idle(self._lanes))
@@ -181,7 +186,7 @@ def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
         return "no GPU runtime"
     if not (runtime.eager or lazy):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    waits = runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
+    waits = runtime.waits_anywhere or kernels.ready(lib.UCCH_AWAIT, 0, 0, 0, insist=True)
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 
