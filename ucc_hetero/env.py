@@ -216,7 +216,7 @@ _VARIABLES = (
         _silence,
         1.5,
         "Seconds of silence after which another host counts as dead; a process of a host that answers counts as dead "
-        "after five times as many. 0: never.",
+        "after five times as many, and one of several links between two hosts as cut. 0: never.",
         "seconds|0",
     ),
     Variable(

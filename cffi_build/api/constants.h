@@ -86,6 +86,9 @@
 #define UCCH_FAIL_PATH -1022
 #define UCCH_FAIL_CONNECTION -1023
 
+/* Two addresses of the internet, and what is between them. */
+#define UCCH_PATH_BYTES 96
+
 /* One-sided communication: what a transfer does, AWAIT on this side alone, the others are counted by peer, and beside
  * it what failed, bytes, and notifications; counters of a process, entries of a list and bytes of a notification at
  * most. */

@@ -43,6 +43,8 @@
 #define SLACK_NS 2000
 /* Yields of the thread, so that threads that wait for its lock get it. */
 #define LET_OTHERS 100
+/* Of ucp_ep_close_nbx. */
+#define FORCE 1
 
 /* A thread, as those see it that have work for it. */
 enum { AWAKE, ASLEEP, WAKING };
@@ -63,14 +65,6 @@ typedef struct early {
     char copy[];
 } early;
 
-/* Connection with a peer's wire. */
-typedef struct connection {
-    uint64_t key;
-    ucp_ep_h ep;
-    int failed;
-    struct connection *next;
-} connection;
-
 struct ucch_wire {
     ucp_context_h context;
     ucp_worker_h worker;
@@ -80,7 +74,7 @@ struct ucch_wire {
     int wanted, rung, state, stop;
     int eager;  /* sends data at once: libucp has no faster way by its transports */
     int slower; /* than others, as its port is */
-    connection *connections;
+    ucch_connection *connections;
     ucch_poller *pollers, *by_tag[1 << PLACE_BITS];
     early *early;
     cpu_set_t cores; /* that it runs on */
@@ -89,6 +83,7 @@ struct ucch_wire {
 static ucch_wire wires[MOST_WIRES];
 static int nwires;
 static pid_t owner;
+static uint64_t patience_ns;
 
 void ucch_wire_lock(int wire) {
     ucch_wire *w = &wires[wire];
@@ -133,6 +128,11 @@ ucp_context_h ucch_wire_context(int wire) { return wires[wire].context; }
 ucp_worker_h ucch_wire_worker(int wire) { return wires[wire].worker; }
 
 int ucch_wire_slower(int wire) { return wires[wire].slower; }
+
+/* A link that says nothing for so many seconds is cut, where others say something; 0: none is. */
+void ucch_wires_patience(double seconds) { patience_ns = (uint64_t)(1e9 * seconds); }
+
+uint64_t ucch_wires_patience_ns(void) { return patience_ns; }
 
 /* ---- the thread ---- */
 
@@ -314,42 +314,62 @@ void ucch_wire_stop(int wire) {
 /* ---- peers ---- */
 
 static void lost(void *arg, ucp_ep_h ep, ucs_status_t status) {
-    __atomic_store_n(&((connection *)arg)->failed, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&((ucch_connection *)arg)->failed, 1, __ATOMIC_RELEASE);
 }
 
-/* The connection with a process that has not broken. */
-static connection *connection_of(const ucch_wire *w, uint64_t key) {
-    connection *l = w->connections;
-    while (l && (l->key != key || __atomic_load_n(&l->failed, __ATOMIC_ACQUIRE)))
-        l = l->next;
-    return l;
+/* The connection with a process that has not broken; NULL without one. */
+ucch_connection *ucch_wire_connection(int wire, uint64_t key) {
+    ucch_connection *c = wires[wire].connections;
+    while (c && (c->key != key || __atomic_load_n(&c->failed, __ATOMIC_ACQUIRE)))
+        c = c->next;
+    return c;
 }
 
-/* Connect a wire with one of another process's, once: 0, or a failure. */
-int ucch_wire_meet(int wire, uint64_t key, const void *address) {
+/* Connect a wire with one of another process's, which has this address, once: 0, or a failure. */
+int ucch_wire_meet(int wire, uint64_t key, const void *address, size_t bytes) {
     ucch_wire *w = &wires[wire];
     int status = 0;
     ucch_wire_lock(wire);
-    if (!connection_of(w, key)) {
-        connection *l = calloc(1, sizeof(*l));
-        status = l ? ucch_ucp_connect(w->worker, address, lost, l, &l->ep) : UCCH_FAIL_MEMORY;
+    if (!ucch_wire_connection(wire, key)) {
+        ucch_connection *c = calloc(1, sizeof(*c) + bytes);
+        status = c ? ucch_ucp_connect(w->worker, address, lost, c, &c->ep) : UCCH_FAIL_MEMORY;
         if (status)
-            free(l);
+            free(c);
         else {
-            l->key = key;
-            l->next = w->connections;
-            w->connections = l;
+            c->key = key;
+            c->bytes = bytes;
+            memcpy(c->address, address, bytes);
+            c->next = w->connections;
+            w->connections = c;
         }
     }
     ucch_wire_unlock(wire);
     return status;
 }
 
-/* The connection with a process, and where it is noted that it has broken; NULL without one. */
-ucp_ep_h ucch_wire_endpoint(int wire, uint64_t key, const int **failed) {
-    connection *l = connection_of(&wires[wire], key);
-    *failed = l ? &l->failed : NULL;
-    return l ? l->ep : NULL;
+/* With the lock of its wire: give up a connection whose link is cut. libucp gives back what it still has to send. */
+void ucch_wire_cut(ucch_connection *c) {
+    ucp_request_param_t now = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = FORCE};
+    if (!c->link[0]) ucch_path_name(c->address, c->bytes, c->link);
+    if (__atomic_exchange_n(&c->failed, 1, __ATOMIC_ACQ_REL)) return;
+    void *request = ucp_ep_close_nbx(c->ep, &now);
+    if (request && !IS_STATUS(request)) ucp_request_free(request);
+}
+
+/* The link of a connection with a process that was given up because that is cut, unless there is a new one: our address
+ * and the other one. 1, or 0 where there is none. */
+int ucch_wires_cut(uint64_t key, char *text) {
+    for (int i = 0, n = __atomic_load_n(&nwires, __ATOMIC_ACQUIRE); i < n; i++) {
+        ucch_wire_lock(i);
+        const ucch_connection *c = wires[i].connections;
+        while (c && c->key != key)
+            c = c->next;
+        int found = c && c->link[0];
+        if (found) memcpy(text, c->link, sizeof(c->link));
+        ucch_wire_unlock(i);
+        if (found) return 1;
+    }
+    return 0;
 }
 
 /* ---- pollers ---- */

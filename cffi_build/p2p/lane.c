@@ -328,7 +328,7 @@ static int check_locked(ucch_op *op, double now) {
     if (ucch_board_revoked(m->board)) return UCCH_FAIL_REVOKED;
     const ucch_channel *rings[] = {l->shorts, l->longs};
     for (int i = 0; i < 2; i++)
-        if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_PEER;
+        if (rings[i]->flow && ucch_flow_failed(rings[i]->flow, UINT64_MAX)) return UCCH_FAIL_CONNECTION;
     int fate = ucch_board_fate(m->board, m->slot);
     if (fate >= UCCH_DIED) return UCCH_FAIL_PEER;
     int is_there = l->comes && !l->is_matched && ucch_reached(l->shorts->published.at, m->number);

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -166,13 +167,15 @@ def alone(
     emulate: Callable[..., Cluster], fake_environment: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> Callable[..., Any]:
     """The same in a job of its own: ``alone(script, layout, hosts, slots, links=1, rate="none", options=(), check=True,
-    **env)``."""
+    beside=None, **env)``; a thread calls ``beside(cluster)``."""
 
     def run(
         script: str, layout: str, hosts: int, slots: int, *, links: int = 1, rate: str = "none", options: Any = (),
-        check: bool = True, **env: str,
+        check: bool = True, beside: Callable[[Cluster], None] | None = None, **env: str,
     ) -> MPIResult:  # fmt: skip
         cluster = emulate(hosts=hosts, slots=slots, links=links, rate=rate)
+        if beside is not None:
+            threading.Thread(target=beside, args=[cluster], daemon=True).start()
         job = tmp_path / "job.py"
         job.write_text(script)
         env = fake_environment(layout) | USUAL | env

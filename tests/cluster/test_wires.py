@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import channel_failure_scripts as failures
 import channel_scripts
 import lane_scripts
 import message_scripts
 import pytest
 from channel_jobs import JOBS, OF_ITS_OWN, judge, judge_death
 from device_scripts import FEW_QUEUES, LATE_KERNELS, MISTAKES, OWN_QUEUES
+
+from ucc_hetero.launch.emulate import Cluster
 
 PAIR, THREE = ("nvidia:1,amd:1", 2, 1), ("nvidia:1,amd:2", 3, 1)
 MIXED = ("nvidia:1,amd:2,nvidia:1", 2, 2)
@@ -197,6 +200,23 @@ assert len(pinned) == 1, pinned
 """
     script = script.replace("DICE", str(random.randrange(1 << 30)))
     alone(script, *PAIR, links=2, rate="20mbit+180mbit", UCCH_WIRES="4", **env)
+
+
+def test_one_of_two_links_is_cut(alone: Callable[..., Any], appear: Any, tmp_path: Path) -> None:
+    """Not that of the heartbeats. Both ranks name it, long before their deadline, and use it again once it is back."""
+
+    def cut(cluster: Cluster) -> None:
+        appear([tmp_path / f"up{rank}" for rank in (0, 1)], [])
+        cluster.set_link(1, up=False, link=1)
+        appear([tmp_path / f"down{rank}" for rank in (0, 1)], [])
+        cluster.set_link(1, up=True, link=1)
+        (tmp_path / "back").touch()
+
+    env = {"UCCH_WIRES": "2", "UCCH_TIMEOUT": "300", "FOLDER": str(tmp_path)}
+    done = alone(failures.CUT_LINK, *PAIR, links=2, beside=cut, **env)
+    for mine, theirs in (("10.11.0.1", "10.11.0.2"), ("10.11.0.2", "10.11.0.1")):
+        assert f"does not answer over the link {mine} - {theirs}" in done.stdout, done.output
+    assert done.stdout.count("right") == 2
 
 
 def test_ports_of_different_speed(alone: Callable[..., Any], tmp_path: Path) -> None:

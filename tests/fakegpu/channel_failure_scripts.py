@@ -141,18 +141,43 @@ def noted(*args):
 
 wires.meet, n = noted, 2_000_000
 comm = Communicator()
-x, y = Array(n).set(1), Array(n)
+x, y, z = Array(n).set(1), Array(n), Array(1000)
 comm.Allreduce(x, y)
+late = comm.Irecv(z, 1 - comm.rank, stream=runtime().stream())
+MPI.COMM_WORLD.Barrier()
 if comm.rank == 0:
     for name, file in sockets().items():
         if name in made_there:
             with suppress(OSError), socket.socket(fileno=os.dup(file)) as each:
                 each.shutdown(socket.SHUT_RDWR)
+for what, waits in ("cut", lambda: [comm.Allreduce(x, y) for _ in range(1000)]), ("message", late.Wait):
+    try:
+        waits()
+    except CollectiveError as error:
+        print(f"{what}:", type(error).__name__, f"connection with rank {1 - comm.rank}" in str(error), flush=True)
+with Communicator() as other:
+    other.Allreduce(x, y.set(-1))
+    assert made["allreduce"] == {True} and (y.peek == other.size).all()
+print("right", flush=True)
+"""
+
+#: One of two links is cut from outside once both ranks are up, and is put back once both have failed. What is made anew
+#: works.
+CUT_LINK = COMMON
+CUT_LINK += """
+n, folder = 1_000_000, Path(os.environ["FOLDER"])
+comm = Communicator()
+x, y = Array(n).set(1), Array(n)
+comm.Allreduce(x, y)
+(folder / f"up{comm.rank}").touch()
 try:
-    for _ in range(1000):
+    while True:
         comm.Allreduce(x, y)
 except CollectiveError as error:
-    print("cut:", type(error).__name__, f"connection with rank {1 - comm.rank}" in str(error), flush=True)
+    print("cut:", error, flush=True)
+(folder / f"down{comm.rank}").touch()
+while not (folder / "back").exists():
+    time.sleep(0.01)
 with Communicator() as other:
     other.Allreduce(x, y.set(-1))
     assert made["allreduce"] == {True} and (y.peek == other.size).all()

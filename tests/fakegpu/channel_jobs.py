@@ -65,7 +65,9 @@ JOBS = {
     "two graphs at a time": Job(
         graphs.BROKEN, _BROKEN | {"WAY": "overlap"}, {"next: CollectiveError": 2, "at a time|not complete": 1},
     ),
-    "connections that break": Job(failures.CUT, _LONG, {"cut: CollectiveError True": 2, "right": 2}),
+    "connections that break": Job(
+        failures.CUT, _LONG, {"cut: CollectiveError True": 2, "message: CollectiveError True": 2, "right": 2},
+    ),
     "a rank that dies": Job(failures.HALFWAY, _LONG, {r"died: (?:\w+Error|nothing) (?:Collective|Peer)Error": 2}),
 }  # fmt: skip
 

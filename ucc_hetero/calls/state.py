@@ -34,6 +34,7 @@ from ..errors import (
 from ..native.libraries import ffi, lib
 from ..native.waiting import progress_until
 from ..trace import flight
+from ..transport import wires
 from .request import run_poll_hooks
 
 _E = TypeVar("_E", bound=UCCHError)
@@ -233,10 +234,23 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
             return MismatchError(f"{where}: rank {odd} called {called}, where it should have been as call {first} here")
     if status == lib.UCCH_FAIL_CONNECTION and (fate == lib.UCCH_THERE or (fate == lib.UCCH_LEFT and failed)):
         there = f", and call {failed} has failed there" if failed else ""
-        return CollectiveError(f"{where}: the connection with rank {peer} has broken{there}; {ANEW}")
+        return CollectiveError(f"{where}: {broken_text(board, peer)}{there}; {ANEW}")
     if fate <= lib.UCCH_LEFT and 0 < failed <= seq:
-        return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there; {ANEW}")
+        why = f": {broken_text(board, peer)}" if _link_to(board, peer) else ""
+        return CollectiveError(f"{where}: rank {peer} has given up, as call {failed} has failed there{why}; {ANEW}")
     return PeerError(f"{where}: {_how_gone(board, peer, rank)}")
+
+
+def _link_to(board: Board, peer: int) -> str:
+    """The link to a peer that was found to be cut; empty without one."""
+    return wires.cut(int(board.processes[peer], 16)) if 0 <= peer < len(board.processes) else ""
+
+
+def broken_text(board: Board, peer: int) -> str:
+    """What to say of a connection of network threads with a peer, which has broken."""
+    link = _link_to(board, peer)
+    why = f": its host does not answer over the link {link}, but over another one" if link else ""
+    return f"the connection with rank {peer} has broken{why}"
 
 
 #: Failures with one reason each.

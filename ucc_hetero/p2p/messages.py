@@ -23,7 +23,7 @@ from ..calls.persistent import PersistentRequest, nothing
 from ..calls.preparation import BoundedDict
 from ..calls.request import Request, run_poll_hooks, set_status, wait_op
 from ..calls.runner import Runner
-from ..calls.state import LOST, with_record_path
+from ..calls.state import LOST, broken_text, with_record_path
 from ..device import no_runtime, pointer_vendor, stream_handle
 from ..errors import (
     CollectiveError,
@@ -210,8 +210,12 @@ class Messages:
         return peer, tag
 
     def is_gone(self, source: int) -> bool:
+        """True if this rank knows that a source has ended or died."""
+        return bool(self._fate(source))
+
+    def _fate(self, source: int) -> int:
         slot = self._slots.get(source)
-        return slot is not None and bool(lib.ucch_board_fate(self.state.members.board.native, slot))
+        return lib.UCCH_THERE if slot is None else int(lib.ucch_board_fate(self.state.members.board.native, slot))
 
     def _endpoint(self, dest: int) -> Any:
         endpoint = self._endpoints[dest]
@@ -610,13 +614,16 @@ class Messages:
             return CollectiveTimeout(late + self._of_other_kind(transfer) + self.state.freed_text())
         if error.status in (lib.UCCH_FAIL_DEVICE, lib.UCCH_FAIL_PINNED):
             return DeviceError(f"{where}: {ffi.string(lib.ucch_device_last_error()).decode(errors='replace')}")
+        peer, broken = transfer.peer, error.status == lib.UCCH_FAIL_CONNECTION
         known = error.status == lib.UCCH_FAIL_PEER
-        # Of a rank that goes now the memory, which libucp reads, is gone before the process is.
-        if known or (transfer.peer in self._slots and progress_until(lambda: self.is_gone(transfer.peer), _DYING_S)):
-            who = "every other rank" if transfer.peer == self.any_source else f"rank {transfer.peer}"
-            return PeerError(
-                f"{where}: {who} has left the job or died{'' if known else f' ({status_name(error.status)})'}"
-            )
+        # Of a rank that goes now the memory, which libucp reads, and its connections are gone before the process is.
+        least = lib.UCCH_DIED if broken else lib.UCCH_LEFT
+        if known or (peer in self._slots and progress_until(lambda: self._fate(peer) >= least, _DYING_S)):
+            who = "every other rank" if peer == self.any_source else f"rank {peer}"
+            reason = "" if known or broken else f" ({status_name(error.status)})"
+            return PeerError(f"{where}: {who} has left the job or died{reason}")
+        if broken:
+            return CollectiveError(f"{where}: {broken_text(self.state.board, peer)}; make a new communicator")
         return CollectiveError(f"{where}: {status_name(error.status)}")
 
     def _of_other_kind(self, transfer: AnyTransfer) -> str:

@@ -33,6 +33,10 @@ ALONE = 12
 _SEGMENT = str(lib.UCCH_WIRE_RANGE + (32 << 10))
 _SETTINGS = {"TCP_TX_SEG_SIZE": _SEGMENT, "TCP_RX_SEG_SIZE": _SEGMENT, "TCP_CONN_NB": "y"}
 
+#: Times ``UCCH_HEARTBEAT`` after which a link that is silent, while others are not, counts as cut: TCP has sent five
+#: times again what was lost, by 1.5 s.
+_HEARTBEATS = 5
+
 #: Held while wires are made: two workers of rma, or communicators, may ask for them at the same time.
 _making = threading.Lock()
 _contexts: list[Context] = []
@@ -113,6 +117,7 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
             _contexts.clear()
             _addresses.clear()
             _pid = os.getpid()
+            lib.ucch_wires_patience(_HEARTBEATS * env.get("HEARTBEAT"))
         try:
             # Once one could not be made, none is tried again: each that sends is followed by one that receives.
             while len(_addresses) < count and len(_contexts) == 2 * len(_addresses):
@@ -128,7 +133,13 @@ def addresses(count: int) -> tuple[tuple[bytes, bytes], ...]:
 def meet(key: int, theirs: Sequence[tuple[bytes, bytes]], count: int) -> bool:
     """Connect the first ``count`` wires with those of the process ``key``; whether all could be."""
     pairs = [(2 * i + side, theirs[i][1 - side]) for i in range(count) for side in (0, 1)]
-    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address)) == 0 for wire, address in pairs)
+    return all(lib.ucch_wire_meet(wire, key, ffi.from_buffer(address), len(address)) == 0 for wire, address in pairs)
+
+
+def cut(key: int) -> str:
+    """The link by which the process ``key`` does not answer, where the connection was given up for that; or empty."""
+    text = ffi.new("char[]", lib.UCCH_PATH_BYTES)
+    return ffi.string(text).decode() if lib.ucch_wires_cut(key, text) else ""
 
 
 def stop() -> None:
