@@ -173,10 +173,10 @@ def test_the_store_is_gone(store: Server, launch: Launch, tmp_path: Path, room: 
 #: torchft's groups are made anew by this backend.
 TORCHFT = """
 from datetime import timedelta
-from torchft.process_group import ProcessGroupWrapper
+import torchft
 import ucc_hetero.torch
 
-class Group(ProcessGroupWrapper):
+class Group(torchft.process_group.ProcessGroupWrapper):
     def _create_pg(self, store, rank, world_size):
         return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
 
@@ -197,7 +197,11 @@ limit = timedelta(seconds=200)
 def together(generation):
     if "Group" in globals():
         made = globals().setdefault("made", Group(limit))
-        made.configure(f"127.0.0.1:{port}/{generation}", f"replica {rank}", rank, 3, generation)
+        address = f"127.0.0.1:{port}/{generation}"
+        if hasattr(made, "configure"):
+            made.configure(address, f"replica {rank}", rank, 3, generation)
+        else:  # after 0.2.0
+            torchft.process_group.reconfigure_with_store(made, address, rank, 3, limit)
         return made
     prefix = dist.PrefixStore(f"generation {generation}", store)
     return ucc_hetero.torch.process_group(prefix, rank, 3, limit)

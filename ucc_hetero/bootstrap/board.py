@@ -235,7 +235,6 @@ class Board:
 
     @property
     def next(self) -> int:
-        """The number of the call to come."""
         return int(lib.ucch_board_next(self.native))
 
     def given_up(self, rank: int) -> int:
@@ -284,7 +283,6 @@ class Board:
 
 
 def _room() -> Any:
-    """Memory for the label of a call."""
     return ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
 
 

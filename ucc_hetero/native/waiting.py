@@ -36,14 +36,9 @@ def progress_mpi() -> None:
 
 
 def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], object] = bool) -> _State:
-    """Wait in C, by slices between which Python sees signals.
+    """Wait in C, by slices between which Python sees signals. ``look`` is called now and then, and may raise.
 
-    Args:
-        wait: Waits for the seconds that it is given, or less; what it returns is true once that is over.
-        look: Called now and then, and may raise.
-
-    Returns:
-        What ``wait`` returned at the end.
+    ``wait`` waits for the seconds that it is given, or less; once it returns something true, that is the result.
     """
     seconds, turns = (_MPI_SLICE, _MPI_TURNS) if "mpi4py.MPI" in sys.modules else (SLICE, 1)
     turn = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ucc_hetero.native.libraries import lib
-from ucc_hetero.types import DTYPES, OPS
+from ...native.libraries import lib
+from ...types import DTYPES, OPS
 
 #: Our types in the language of the kernels.
 _TYPES = {
