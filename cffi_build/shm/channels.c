@@ -234,9 +234,8 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
     ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->peers[peer].key, tag);
-    ucch_lock(); /* other threads look whether it has failed */
+    UCCH_LOCKED; /* other threads look whether it has failed */
     way->flow = flow;
-    ucch_unlock();
     return flow ? 0 : UCCH_FAIL_PEER;
 }
 
@@ -383,9 +382,8 @@ void ucch_channels_free(ucch_channels *c) {
     int captured = c->graphs.watch.kind != NULL;
     if (captured) {
         __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
-        ucch_lock();
+        UCCH_LOCKED;
         if (c->graphs.watch.state == UCCH_ACTIVE) ucch_op_end_locked(&c->graphs.watch, 0, -1, -1);
-        ucch_unlock();
     }
     int before = ucch_device_enter();
     for (int i = 0; i < STREAMS; i++) {
