@@ -221,6 +221,8 @@ def _tell_failure(failure: Mapping[str, Any]) -> int:
     lines = str(failure.get("lines", "")).splitlines()
     if lines:
         _say("its last lines were:\n" + "\n".join(f"    {line}" for line in lines))
+        if lines[-1].endswith("No module named 'ucc_hetero'"):
+            _say(f"another Python has run it than ucch-run's: activate that environment, or name {sys.executable}")
     return status
 
 
