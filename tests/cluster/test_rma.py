@@ -32,7 +32,6 @@ def test_everybody_reaches_everybody(host_crew: Callable[..., Any]) -> None:
         pytest.param(pages_scripts.EVERY, "nvidia:1,amd:1", id="pages"),
         pytest.param(pages_scripts.EVERY, "host:1,nvidia:1", id="pages of the host"),
         pytest.param(rma_scripts.EVERY, "nvidia:1,amd:1", id="pieces"),
-        pytest.param(rma_scripts.CROWD, "nvidia:1,amd:1", id="beside calls"),
     ],
 )
 def test_pages_between_hosts(on_crew: Callable[..., Any], script: str, layout: str) -> None:

@@ -128,7 +128,6 @@ for turn in range(1, 4):
 comm.Free()
 worker.close()
 """
-CROWD = EVERY
 
 
 def far(script: str) -> str:

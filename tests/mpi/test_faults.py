@@ -4,11 +4,11 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from .scripts import HEAD, NEVER
+from .scripts import HEAD, NEVER, Job
 
 CLUSTER = Path(__file__).parents[1] / "cluster"
 
@@ -20,21 +20,14 @@ def right(comm):
 """
 
 
-class Job(NamedTuple):
-    """A script behind `HEAD`, its ranks, how often these say that they are right; True if all end well."""
-
-    script: str
-    ranks: int
-    right: int
-    layout: str = ""
-    ends: bool = True
-    #: What is said of failures.
-    error: str = ""
+def going_on(script: str, ranks: int, right: int, layout: str = "", **said: None) -> Job:
+    """A job whose ranks say so often that they are right, and what it has to say beside that."""
+    return Job(script, ranks, {"^right$": right, **said}, 0, {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": layout}, HEAD)
 
 
 JOBS = {
     # Blocking, non-blocking and persistent calls and messages; those that begin later are refused.
-    "revocation ends what others wait for": Job("""
+    "revocation ends what others wait for": going_on("""
 other = comm.Dup()
 if rank == 0:
     while {1, 2} & {*comm._runner.board.missing(2)}:  # they have called
@@ -71,7 +64,7 @@ with again.Dup() as part:
     right(part)
 """, 4, 8, "nvidia:2,amd:2"),
     # ``Agree`` raises on all until all have acknowledged; communicators without the dead are as they were.
-    "deaths are acknowledged": Job("""
+    "deaths are acknowledged": going_on("""
 part = comm.Split(rank == 1)
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -85,7 +78,7 @@ assert comm.Agree(3) == 3
 right(part)
 """, 3, 2),
     # An exception ends its process, and no more: the others go on without it. Who shrinks ends what others wait for.
-    "a rank that fails does not end the others": Job("""
+    "a rank that fails does not end the others": going_on("""
 if rank == 1:
     raise RuntimeError("of no use any more")
 elif rank == 0:
@@ -93,9 +86,9 @@ elif rank == 0:
 else:
     caught(u.RevokedError, lambda: comm.Recv(y, 0))
 right(comm := comm.Shrink())
-""", 3, 2, ends=False, error="of no use any more"),
+""", 3, 2, **{"of no use any more": None}),
     # MPI's own calls would wait for ever.
-    "a rank that does not come ends the making of communicators": Job("""
+    "a rank that does not come ends the making of communicators": going_on("""
 if rank == 0:
     comm._runner.timeout = 1.0
     said = caught(u.CollectiveTimeout, np.random.default_rng().choice([comm.Dup, comm.Split]))
@@ -105,9 +98,9 @@ if rank == 0:
 else:
     MPI.COMM_WORLD.recv(source=0)
 os._exit(0)
-""", 2, 1, ends=False),
+""", 2, 1),
     # With an error that says who died; MPI's own does not.
-    "deaths end the making of communicators": Job("""
+    "deaths end the making of communicators": going_on("""
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 for make in (comm.MAKE, lambda: u.Communicator(comm.mpi)):
@@ -119,7 +112,7 @@ with comm.Dup() as part:
     right(part)
 """.replace("MAKE", random.choice(["Dup", "Split"])), 3, 2),
     # In libucc, which exchanges addresses by calls of MPI's whose errors name nobody.
-    "a death while contexts are made": Job("""
+    "a death while contexts are made": going_on("""
 from ucc_hetero.bindings import ucc
 from ucc_hetero.bootstrap import process
 
@@ -140,16 +133,14 @@ DEATHS = [name for name, job in JOBS.items() if "death" in name]
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in DEATHS])
 def test_survivors(mpirun: Any, ulfm: list[str], name: str) -> None:
-    job = JOBS[name]
-    env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": job.layout}
-    done = mpirun(HEAD + job.script, job.ranks, env=env, mpi_args=ulfm, check=job.ends)
-    assert done.said("right") == job.right and job.error in done.stderr, done.output
+    JOBS[name].run(mpirun, mpi_args=ulfm, check=False)
 
 
 def test_survivors_of_deaths(mpirun: Any, ulfm: list[str]) -> None:
     scripts = [HEAD.replace("= MPI.COMM_WORLD", "= MPI.COMM_WORLD.Split(job)") + JOBS[name].script for name in DEATHS]
     script = f"from mpi4py import MPI\njob = MPI.COMM_WORLD.rank // 3\nexec({scripts!r}[job])\n"
-    env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": ",".join(JOBS[name].layout or "host:3" for name in DEATHS)}
+    layouts = (JOBS[name].env["UCCH_EMULATE"] or "host:3" for name in DEATHS)
+    env = {"UCCH_TIMEOUT": "200", "UCCH_EMULATE": ",".join(layouts)}
     done = mpirun(script, 3 * len(scripts), env=env, mpi_args=ulfm)
     assert done.said("right") == 2 * len(scripts), done.output
 

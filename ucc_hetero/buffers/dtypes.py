@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi_datatypes
-from ucc_hetero.types import DTYPES, DType
+from ..types import DTYPES, DType
+from . import mpi_datatypes
 
 
 class DLPackType(NamedTuple):
@@ -42,15 +42,10 @@ _WAYS_OUT = {
 }
 
 
-def _numpy_table() -> dict[np.dtype[Any], DType]:
-    foreign = ("bfloat16", *_DLPACK_FP8.values())
-    table: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items() if name not in foreign}
-    table[np.dtype("S1")] = DTYPES["int8"]  # C's char, as in memoryview.cast("c") and MPI.CHAR
-    return table
-
-
+_FOREIGN = ("bfloat16", *_DLPACK_FP8.values())
 #: numpy's own dtypes; those of ml_dtypes go by their names.
-BY_NUMPY: dict[np.dtype[Any], DType] = _numpy_table()
+BY_NUMPY: dict[np.dtype[Any], DType] = {np.dtype(name): each for name, each in DTYPES.items() if name not in _FOREIGN}
+BY_NUMPY[np.dtype("S1")] = DTYPES["int8"]  # C's char, as in memoryview.cast("c") and MPI.CHAR
 
 
 def dtype_of(spec: object) -> DType:

@@ -26,8 +26,6 @@ _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "
 
 
 def add(commands: Any) -> None:
-    """Add the commands to a parser's subparsers."""
-
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = commands.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}."
@@ -80,7 +78,6 @@ def _numbers(option: str, text: str | None) -> list[int]:
 
 
 def _layout(args: argparse.Namespace) -> Topology:
-    """The topology that the command line describes."""
     spec = args.vendors or env.get("EMULATE")
     hosts = _numbers("--hosts", args.hosts)
     if not spec and not hosts:
@@ -162,7 +159,6 @@ def _topo(args: argparse.Namespace) -> int:
 
 
 def _carriers() -> dict[str, str]:
-    """Carriers of bytes between this host and others, as text."""
     from ..errors import LibraryNotFound
     from ..transport.carriers import describe, survey
 

@@ -41,16 +41,11 @@ OLDEST_UCC = (1, 1)
 OLDEST_UCX = (1, 13)
 
 
-def _needs_the_lock() -> None:
-    """``ImportError`` in a free-threaded interpreter whose lock is off, on which requests and caches rely."""
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise ImportError(
-            "ucc_hetero needs Python's global lock, which is off in this free-threaded interpreter: set PYTHON_GIL=1, "
-            "or use an ordinary CPython"
-        )
-
-
-_needs_the_lock()
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # requests and caches rely on it
+    raise ImportError(
+        "ucc_hetero needs Python's global lock, which is off in this free-threaded interpreter: set PYTHON_GIL=1, "
+        "or use an ordinary CPython"
+    )
 
 
 def _repeats() -> Any:
@@ -122,7 +117,6 @@ def package_dirs(package: str) -> list[Path]:
 
 
 def _folders(library: Library) -> list[Path]:
-    """Where a vendor's library may be, best first."""
     found: list[Path] = []
     for place in library.folders:
         package, colon, below = place.partition(":")

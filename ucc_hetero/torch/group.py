@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +139,6 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
     def name(self) -> str:
-        """``ucch``."""
         return "ucch"
 
     _get_backend_name = name
@@ -155,19 +153,15 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:
-        """The name torch gave the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name torch gives the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """The group's description."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take the group's description."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -254,19 +248,18 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
     return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _rank_has_died(runner: Any) -> bool:
-    """True if a rank has died; runs the poll hooks."""
-    run_poll_hooks()
-    return bool(runner.board.dead() >= 0)
-
-
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     runner = runner_of(comm)
+
+    def died() -> bool:
+        run_poll_hooks()
+        return bool(runner.board.dead() >= 0)
+
     try:
         vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(vote.request.Test, seconds, partial(_rank_has_died, runner))
+            together = progress_until(vote.request.Test, seconds, died)
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         runner.abandon("a rank of it died")
         return
