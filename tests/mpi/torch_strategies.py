@@ -189,17 +189,6 @@ def dtensor() -> None:
 
 
 @case
-def tensor_parallel() -> None:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = dist.init_device_mesh(DEVICE, (N,))
-    model = fresh()
-    for block in model.blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    train(model, sgd(model.parameters()), index=0, parts=1)
-
-
-@case
 def two_dimensions() -> None:
     """Tensor parallel inside pairs, FSDP2 between them."""
     from torch.distributed.fsdp import fully_shard
