@@ -64,6 +64,7 @@ FLAGS = [
     "-std=gnu11",
     "-O3",
     "-ffp-contract=off",  # as the kernels (ucc_hetero/machine/vendors.py)
+    "-fno-trapping-math",  # loops of floats are vectorized
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",

@@ -32,8 +32,6 @@ def suits(case: Case) -> int:
 def by_rank_0(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Reduce to rank 0, broadcast from it: two steps over all ranks, one after the other."""
     at, n = piece.vector(call), call.ranks
-    if not at.count:
-        return ()
     everybody, send, recv = tuple(range(n)), region("send", at), region("recv", at)
     reduce = Step("reduce", everybody, (send,) * n, only(0, n, recv), 0)
     bcast = Step("bcast", everybody, only(0, n, recv), without(0, n, recv), 0)

@@ -21,6 +21,7 @@ from typing import NoReturn
 from .._version import __version__
 from ..closed_pipe import ends_with_its_reader
 from ..installed import module
+from ..machine.launchers import have_home
 from ..machine.vendors import VENDORS
 from . import cluster as cluster_file
 from . import command, launcher, sources, supervise
@@ -166,6 +167,7 @@ def run(arguments: Sequence[str]) -> int:
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
+    have_home(os.environ)
     try:
         return run(sys.argv[1:] if arguments is None else arguments)
     except (ClusterError, ValueError, launcher.LauncherError) as error:

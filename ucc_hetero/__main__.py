@@ -50,8 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except (UCCHError, ValueError) as error:
-        print(f"ucc_hetero: {error}", file=sys.stderr)
-        return 1
+        text = str(error)
+    except OSError as error:
+        if error.filename is None:  # of no file that the command line names
+            raise
+        text = f"{error.filename}: {error.strerror}"
+    print(f"ucc_hetero: {text}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -28,14 +28,7 @@ _ALSO = {"info": "info: Taken as mpi4py takes it, and not used."}
 
 def forms(kind: _T) -> _T:
     """Class decorator: ``help`` of a method whose docstring names another one ("Start :meth:`Bcast`, with its
-    arguments") shows that one's arguments and errors, too.
-
-    Args:
-        kind: A class with both methods.
-
-    Returns:
-        The class.
-    """
+    arguments") shows that one's arguments and errors, too."""
     for function in _documented(kind):
         if found := _FORM.match(function.__doc__ or ""):
             other = getattr(kind, found[1])
@@ -44,15 +37,8 @@ def forms(kind: _T) -> _T:
 
 
 def described(*, raises: str, **arguments: str) -> Callable[[_T], _T]:
-    """Class decorator that adds shared arguments and errors to docstrings. It stands below :func:`forms`.
-
-    Args:
-        raises: Errors of methods that take arguments and name no errors.
-        arguments: Of arguments that methods take and do not describe.
-
-    Returns:
-        The decorator.
-    """
+    """Class decorator that adds ``arguments`` that methods take and do not describe to their docstrings, and the errors
+    of those that take arguments and name none. It stands below :func:`forms`."""
 
     def complete(kind: _T) -> _T:
         for function in _documented(kind):

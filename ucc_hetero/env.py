@@ -159,28 +159,12 @@ class Variable:
 
 
 def library(row: Vendor) -> Variable:
-    """The variable that names the library of a vendor's runtime."""
     doc = f"Library of the devices of {row.name} to load ({row.library.name}), or none: use none of them."
     return Variable(row.setting, str, "", doc, "path|none")
 
 
 _LEVELS = ("error", "warn", "info", "debug", "trace")
-_SUBSYSTEMS = (
-    "all",
-    "init",
-    "lib",
-    "topo",
-    "plan",
-    "coll",
-    "p2p",
-    "mem",
-    "net",
-    "device",
-    "stream",
-    "tune",
-    "live",
-    "torch",
-)
+_SUBSYSTEMS = tuple("all init lib topo plan coll p2p mem net device stream tune live torch".split())
 
 _VARIABLES = (
     Variable("LOG_LEVEL", _choice(*_LEVELS), "warn", "Least severe level that is logged.", "|".join(_LEVELS)),
@@ -350,7 +334,6 @@ def settings(*prefixes: str) -> dict[str, str]:
 
 
 def unknown(environ: Iterable[str] | None = None) -> list[str]:
-    """Names in the environment that begin with ``UCCH_`` and are not in the table."""
     names = os.environ if environ is None else environ
     return sorted(name for name in names if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TABLE)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 
-from ucc_hetero import env
-from ucc_hetero.machine.launchers import number
+from . import env
+from .machine.launchers import number
 
 #: Below DEBUG: one line per step.
 TRACE = 5
@@ -54,19 +55,6 @@ class _Format(logging.Formatter):
         return f"{where} [{_who['rank']}/{_who['device']}] UCCH {level} {subsystem} {text}"
 
 
-class _Filter(logging.Filter):
-    """Passes the subsystems that ``UCCH_LOG_SUBSYS`` names; warnings and errors always pass."""
-
-    def __init__(self, subsystems: tuple[str, ...]) -> None:
-        super().__init__()
-        self.subsystems = frozenset(subsystems)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING or "all" in self.subsystems:
-            return True
-        return record.name.rpartition(".")[2] in self.subsystems
-
-
 def set_rank(rank: int, device: str = "-") -> None:
     """Set the names of this process in log lines: its rank in the job and its device (``nvidia:0``, ``host``) once that
     is known."""
@@ -76,12 +64,7 @@ def set_rank(rank: int, device: str = "-") -> None:
 def path(template: str) -> str:
     """``template`` with %h (host), %p (process), %r (rank) and %% filled in."""
     names = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%r": _who["rank"], "%%": "%"}
-    out, at = "", 0
-    while at < len(template):
-        pair = template[at : at + 2]
-        out += names.get(pair, template[at])
-        at += 2 if pair in names else 1
-    return out
+    return re.sub("%[hpr%]", lambda found: names[found[0]], template)
 
 
 def configure() -> None:
@@ -96,7 +79,8 @@ def configure() -> None:
     except OSError as error:
         raise ValueError(f"{env.PREFIX}LOG_FILE: {path(file)!r} cannot be written: {error.strerror}") from None
     handler.setFormatter(_Format())
-    handler.addFilter(_Filter(subsystems))
+    if "all" not in subsystems:  # warnings and errors always pass
+        handler.addFilter(lambda each: each.levelno >= logging.WARNING or each.name.rpartition(".")[2] in subsystems)
     root = logging.getLogger(_ROOT)
     if _handler is not None:
         root.removeHandler(_handler)
@@ -108,7 +92,6 @@ def configure() -> None:
 
 
 def configured() -> bool:
-    """True once :func:`configure` has taken effect."""
     return _handler is not None
 
 

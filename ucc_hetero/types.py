@@ -99,12 +99,8 @@ _from_mpi: dict[int, Op] = {}
 def op_of(op: Any) -> Op | None:
     """Our operation for what a caller passed: one of ours, of MPI's, or a name in any case, as CuPy has them.
 
-    Returns:
-        The operation; None for one of MPI's that has no counterpart (a user's own).
-
-    Raises:
-        TypeError: It is no operation.
-        ValueError: No operation has this name.
+    None for one of MPI's that has no counterpart (a user's own); ``TypeError`` for what is no operation, ``ValueError``
+    for a name that none has.
     """
     if type(op) is Op:
         return op

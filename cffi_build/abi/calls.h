@@ -9,7 +9,6 @@
 #include "abi/ucc_api.h"
 #include "abi/ucp_api.h"
 
-#define UCCH_UCC_ABSENT (-2)     /* UCC_ERR_NOT_IMPLEMENTED */
 #define UCCH_UCC_NO_MESSAGE (-6) /* UCC_ERR_NO_MESSAGE */
 
 /* Values of ucs_status_t, ucs_memory_type_t, ucp_err_handling_mode_t and of UCP's field masks, by their names there. */
@@ -26,7 +25,6 @@ enum {
     UCP_OP_ATTR_FIELD_USER_DATA = 0x4,
     UCP_OP_ATTR_FIELD_FLAGS = 0x10,
     UCP_OP_ATTR_FIELD_MEMORY_TYPE = 0x40,
-    UCP_OP_ATTR_FIELD_RECV_INFO = 0x80,
     UCP_OP_ATTR_FIELD_MEMH = 0x100,
     UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 0x10000
 };
@@ -46,8 +44,8 @@ static inline ucp_request_param_t ucch_ucp_params(void *callback, void *data, in
 }
 
 typedef struct ucch_symbols {
-#define UCC_SYMBOL(ret, name, params, args, need) ret(*name) params;
-#define UCP_SYMBOL(ret, name, params, args, need) ret(*name) params;
+#define UCC_SYMBOL(ret, name, params, args) ret(*name) params;
+#define UCP_SYMBOL(ret, name, params, args) ret(*name) params;
 #include "abi/symbols.h"
 } ucch_symbols;
 
@@ -61,12 +59,10 @@ int ucch_ucp_connect(ucp_worker_h worker, const void *address, void (*lost)(void
 
 extern ucch_symbols ucch_sym;
 
-/* An absent optional function answers NOT_IMPLEMENTED; the required ones are there once a library is loaded, and
- * Python calls nothing before that. */
-#define UCC_SYMBOL(ret, name, params, args, need)                                                                      \
-    static inline ret name params { return (need) || ucch_sym.name ? ucch_sym.name args : (ret)UCCH_UCC_ABSENT; }
-#define UCP_SYMBOL(ret, name, params, args, need)                                                                      \
+/* They are there once a library is loaded, and Python calls nothing before that. */
+#define UCC_SYMBOL(ret, name, params, args)                                                                            \
     static inline ret name params { return ucch_sym.name args; }
+#define UCP_SYMBOL UCC_SYMBOL
 #include "abi/symbols.h"
 
 #endif

@@ -57,14 +57,6 @@ int ucch_endpoint_errors(void) { return __atomic_load_n(&errors, __ATOMIC_RELAXE
 /* Have a function called at each of them. Under the lock. */
 void ucch_endpoint_errors_tell(void (*function)(void)) { on_error = function; }
 
-/* Relocation tables of a loaded library; NULL where it has none of a kind. */
-typedef struct relocations {
-    const ElfW(Sym) * symbols;
-    const char *strings;
-    const ElfW(Rela) * list[2];
-    size_t bytes[2];
-} relocations;
-
 /* The dynamic linker may have made addresses of the offsets, or not. */
 static const void *address(const struct dl_phdr_info *info, ElfW(Addr) at) {
     return (const void *)(at < info->dlpi_addr ? info->dlpi_addr + at : at);
@@ -76,25 +68,13 @@ static const ElfW(Phdr) * header_of(const struct dl_phdr_info *info, ElfW(Word) 
     return NULL;
 }
 
-static relocations relocations_of(const struct dl_phdr_info *info) {
-    relocations r = {0};
+/* What a library's dynamic section says of itself, or 0. */
+static ElfW(Addr) said(const struct dl_phdr_info *info, ElfW(Sxword) tag) {
     const ElfW(Phdr) *dynamic = header_of(info, PT_DYNAMIC);
     const ElfW(Dyn) *d = dynamic ? (const ElfW(Dyn) *)(info->dlpi_addr + dynamic->p_vaddr) : NULL;
-    for (; d && d->d_tag != DT_NULL; d++) {
-        if (d->d_tag == DT_SYMTAB)
-            r.symbols = address(info, d->d_un.d_ptr);
-        else if (d->d_tag == DT_STRTAB)
-            r.strings = address(info, d->d_un.d_ptr);
-        else if (d->d_tag == DT_JMPREL)
-            r.list[0] = address(info, d->d_un.d_ptr);
-        else if (d->d_tag == DT_PLTRELSZ)
-            r.bytes[0] = d->d_un.d_val;
-        else if (d->d_tag == DT_RELA)
-            r.list[1] = address(info, d->d_un.d_ptr);
-        else if (d->d_tag == DT_RELASZ)
-            r.bytes[1] = d->d_un.d_val;
-    }
-    return r;
+    while (d && d->d_tag != DT_NULL && d->d_tag != tag)
+        d++;
+    return d && d->d_tag == tag ? d->d_un.d_val : 0;
 }
 
 /* Write where the dynamic linker has, which may have closed it to writing since. */
@@ -111,15 +91,18 @@ static int write_at(const struct dl_phdr_info *info, void **at, void *what) {
 
 /* Redirect one library's calls: 0, or -1 where one could not be. */
 static int redirect(const struct dl_phdr_info *info) {
-    relocations r = relocations_of(info);
-    for (int k = 0; k < 2 && r.symbols && r.strings; k++)
-        for (size_t i = 0; r.list[k] && i < r.bytes[k] / sizeof(*r.list[k]); i++) {
-            const ElfW(Rela) *each = &r.list[k][i];
+    static const ElfW(Sxword) tables[][2] = {{DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}};
+    const ElfW(Sym) *symbols = address(info, said(info, DT_SYMTAB));
+    const char *strings = address(info, said(info, DT_STRTAB));
+    for (int k = 0; k < 2; k++) {
+        const ElfW(Rela) *each = address(info, said(info, tables[k][0]));
+        for (size_t left = said(info, tables[k][1]) / sizeof(*each); left; left--, each++) {
             void *what = NULL;
             if (IS_ADDRESS(ELF64_R_TYPE(each->r_info)))
-                what = wrapper_of(r.strings + r.symbols[ELF64_R_SYM(each->r_info)].st_name);
+                what = wrapper_of(strings + symbols[ELF64_R_SYM(each->r_info)].st_name);
             if (what && write_at(info, (void **)(info->dlpi_addr + each->r_offset), what)) return -1;
         }
+    }
     return 0;
 }
 

@@ -14,18 +14,17 @@ ucch_symbols ucch_sym;
 typedef struct symbol {
     const char *name;
     size_t offset;
-    int need;
 } symbol;
 
 static const symbol ucc_symbols[] = {
-#define UCC_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#define UCC_SYMBOL(ret, name, params, args) {#name, offsetof(ucch_symbols, name)},
 #include "abi/symbols.h"
-    {NULL, 0, 0}};
+    {NULL, 0}};
 
 static const symbol ucp_symbols[] = {
-#define UCP_SYMBOL(ret, name, params, args, need) {#name, offsetof(ucch_symbols, name), need},
+#define UCP_SYMBOL(ret, name, params, args) {#name, offsetof(ucch_symbols, name)},
 #include "abi/symbols.h"
-    {NULL, 0, 0}};
+    {NULL, 0}};
 
 static char load_error[1024];
 
@@ -46,7 +45,7 @@ static int load_table(const char *path, const symbol *list) {
     ucch_symbols all = ucch_sym; /* a library that is refused leaves nothing behind */
     for (const symbol *s = list; s->name; s++) {
         void *found = dlsym(handle, s->name);
-        if (!found && s->need) {
+        if (!found) {
             snprintf(load_error, sizeof(load_error), "%s has no symbol %s: too old or not the right library", path,
                      s->name);
             dlclose(handle);

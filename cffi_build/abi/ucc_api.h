@@ -2,7 +2,7 @@
  *
  * This file is read twice: by the C compiler and by cffi as a cdef, hence no preprocessor lines.
  * Structures only ever grew at their end, and libucc copies its own sizeof() of them: they are allocated zeroed and
- * end in reserved bytes, and mask bits of newer releases are never set (../docs/native.md has the table). */
+ * end in reserved bytes, where fields are that we leave alone, and mask bits of newer releases are never set. */
 
 typedef int ucc_status_t;
 typedef uint64_t ucc_datatype_t;
@@ -23,19 +23,9 @@ typedef struct ucc_lib_params {
     uint64_t mask;
     int thread_mode;
     uint64_t coll_types;
-    uint64_t reduction_types;
-    int sync_type;
-    uint64_t reserved[8];
+    uint64_t reserved[10];
 } ucc_lib_params_t;
-
-typedef struct ucc_lib_attr {
-    uint64_t mask;
-    int thread_mode;
-    uint64_t coll_types;
-    uint64_t reduction_types;
-    int sync_type;
-    uint64_t reserved[8];
-} ucc_lib_attr_t;
+typedef ucc_lib_params_t ucc_lib_attr_t;
 
 typedef struct ucc_oob_coll {
     ucc_status_t (*allgather)(void *src, void *dst, size_t size, void *info, void **request);
@@ -46,19 +36,12 @@ typedef struct ucc_oob_coll {
     uint32_t oob_ep;
 } ucc_oob_coll_t;
 
-typedef struct ucc_mem_map_params {
-    void *segments;
-    uint64_t n_segments;
-} ucc_mem_map_params_t;
-
 typedef struct ucc_context_params {
     uint64_t mask;
     int type;
     int sync_type;
     ucc_oob_coll_t oob;
-    uint64_t ctx_id;
-    ucc_mem_map_params_t mem_params;
-    uint64_t reserved[8];
+    uint64_t reserved[11];
 } ucc_context_params_t;
 
 typedef struct ucc_context_attr {
@@ -67,8 +50,7 @@ typedef struct ucc_context_attr {
     int sync_type;
     void *ctx_addr;
     size_t ctx_addr_len;
-    uint64_t global_work_buffer_size;
-    uint64_t reserved[8];
+    uint64_t reserved[9];
 } ucc_context_attr_t;
 
 typedef struct ucc_ep_map_array {
@@ -85,16 +67,11 @@ typedef struct ucc_ep_map {
 typedef struct ucc_team_params {
     uint64_t mask;
     uint64_t flags;
-    int ordering;
-    uint64_t outstanding_colls;
+    uint64_t before_ep[2];
     uint64_t ep;
     uint64_t *ep_list;
     int ep_range;
-    uint64_t team_size;
-    int sync_type;
-    ucc_oob_coll_t oob;
-    void *p2p_conn[5];
-    ucc_mem_map_params_t mem_params;
+    uint64_t before_map[14];
     ucc_ep_map_t ep_map;
     uint64_t id;
     uint64_t reserved[8];
@@ -120,17 +97,6 @@ typedef union ucc_coll_buffer {
     ucc_coll_buffer_info_v_t info_v;
 } ucc_coll_buffer_t;
 
-typedef struct ucc_coll_callback {
-    void (*cb)(void *data, ucc_status_t status);
-    void *data;
-} ucc_coll_callback_t;
-
-typedef struct ucc_active_set {
-    uint64_t start;
-    int64_t stride;
-    uint64_t size;
-} ucc_active_set_t;
-
 typedef struct ucc_coll_args {
     uint64_t mask;
     int coll_type;
@@ -141,13 +107,7 @@ typedef struct ucc_coll_args {
     uint64_t root;
     int error_type;
     uint16_t tag;
-    void *global_work_buffer;
-    ucc_coll_callback_t cb;
-    double timeout;
-    ucc_active_set_t active_set;
-    void *src_memh;
-    void *dst_memh;
-    uint64_t reserved[16];
+    uint64_t reserved[25];
 } ucc_coll_args_t;
 
 typedef struct ucc_ev {

@@ -48,7 +48,7 @@ char *ucch_ucp_describe(ucp_context_h context) {
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream) return NULL;
-    if (ucch_sym.ucp_context_print_info) ucp_context_print_info(context, stream);
+    ucp_context_print_info(context, stream);
     fclose(stream);
     return text;
 }

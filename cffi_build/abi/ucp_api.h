@@ -2,7 +2,7 @@
  *
  * Read by the C compiler and by cffi, hence no preprocessor lines. ucs_status_t is a one-byte packed enum: declared as
  * int it reads garbage. Every access in libucp is driven by field masks; structures are zeroed and end in reserved
- * bytes because newer releases append fields. */
+ * bytes, for fields that we leave alone and because newer releases append some. */
 
 typedef signed char ucs_status_t;
 typedef void *ucs_status_ptr_t;
@@ -18,15 +18,9 @@ typedef struct ucp_recv_desc *ucp_tag_message_h;
 typedef struct ucp_params {
     uint64_t field_mask;
     uint64_t features;
-    size_t request_size;
-    void *request_init;
-    void *request_cleanup;
-    uint64_t tag_sender_mask;
+    uint64_t before_mt[4];
     int mt_workers_shared;
-    size_t estimated_num_eps;
-    size_t estimated_num_ppn;
-    const char *name;
-    uint64_t reserved[8];
+    uint64_t reserved[11];
 } ucp_params_t;
 
 typedef struct ucp_context_attr {
@@ -34,22 +28,13 @@ typedef struct ucp_context_attr {
     size_t request_size;
     int thread_mode;
     uint64_t memory_types;
-    char name[32];
-    uint64_t reserved[8];
+    uint64_t reserved[12];
 } ucp_context_attr_t;
 
 typedef struct ucp_worker_params {
     uint64_t field_mask;
     int thread_mode;
-    uint64_t cpu_mask[16];
-    unsigned events;
-    void *user_data;
-    int event_fd;
-    uint64_t flags;
-    const char *name;
-    size_t am_alignment;
-    uint64_t client_id;
-    uint64_t reserved[8];
+    uint64_t reserved[31];
 } ucp_worker_params_t;
 
 typedef struct ucp_err_handler {
@@ -62,9 +47,7 @@ typedef struct ucp_ep_params {
     const void *address;
     int err_mode;
     ucp_err_handler_t err_handler;
-    void *user_data;
-    unsigned flags;
-    uint64_t reserved[16];
+    uint64_t reserved[18];
 } ucp_ep_params_t;
 
 typedef struct ucp_tag_recv_info {

@@ -302,9 +302,12 @@ uint64_t ucch_board_differs(ucch_board *board, int *rank, char *label);
 int ucch_board_behind(ucch_board *board, int slot, uint64_t seq);
 uint64_t ucch_board_waiter(const ucch_board *board, int rank, char *label, double *seconds);
 
-/* ---- process.c: processes of this host ---- */
+/* ---- process.c: processes of this host, and memory of theirs ---- */
 int ucch_process_ended(int pid);
 void ucch_process_meet(int pid);
+int ucch_shared_open(int pid, int file);
+char *ucch_shared_map(int file, size_t bytes);
+void ucch_shared_unmap(char *memory, size_t bytes);
 
 /* ---- words.c: what ranks say that make a communicator of one that they have ---- */
 typedef struct ucch_words {
@@ -331,8 +334,6 @@ int ucch_board_refusal(const ucch_board *board, ucch_refusal *found);
 int ucch_board_verdict(ucch_board *board, uint64_t seq, int *peer);
 void ucch_board_open(ucch_board *board, int more);
 uint64_t ucch_board_next(ucch_board *board);
-void *ucch_board_map(const char *path, size_t bytes);
-void ucch_board_unmap(void *page, size_t bytes);
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use);
 void ucch_board_give_back(void *page, int mine, uint64_t use, int unused);
 int ucch_board_given_back(const ucch_board *board, int i);

@@ -17,14 +17,13 @@
 #define UCCH_CAST 2
 #define UCCH_SCALE 3
 
-/* Further kernels: wait for a word, write one, all of a short call, one side of a message, pieces of pages, and all
+/* Further kernels: write a word and wait for one, all of a short call, one side of a message, pieces of pages, and all
  * messages of a stage that wires carry. */
 #define UCCH_AWAIT 4
-#define UCCH_POST 5
-#define UCCH_FUSED 6
-#define UCCH_LANE_COPY 7
-#define UCCH_PIECES 8
-#define UCCH_RING_COPY 9
+#define UCCH_FUSED 5
+#define UCCH_LANE_COPY 6
+#define UCCH_PIECES 7
+#define UCCH_RING_COPY 8
 /* Types of elements that UCC has none of, numbered as its own are. */
 #define UCCH_E4M3FN 256
 #define UCCH_E4M3FNUZ 264

@@ -17,86 +17,73 @@ enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
     typedef struct {                                                                                                   \
         type is;                                                                                                       \
     } __attribute__((packed, may_alias)) name
-#define LOOP(type, expr)                                                                                               \
+/* Of elements that are kept as one type and computed as another, between which `from` and `to` turn. */
+#define LOOP(kept, type, from, to, expr)                                                                               \
     do {                                                                                                               \
-        PLACE(type, place);                                                                                            \
+        PLACE(kept, place);                                                                                            \
         const place *restrict s = src;                                                                                 \
         place *restrict d = dst;                                                                                       \
         for (uint64_t i = 0; i < n; i++) {                                                                             \
-            type a = d[i].is, b = s[i].is;                                                                             \
-            d[i].is = (type)(expr);                                                                                    \
+            type a = from(d[i].is), b = from(s[i].is);                                                                 \
+            d[i].is = (kept)to(expr);                                                                                  \
         }                                                                                                              \
     } while (0)
-#define LOOP_HALF(from, to, expr)                                                                                      \
-    do {                                                                                                               \
-        PLACE(uint16_t, place);                                                                                        \
-        const place *restrict s = src;                                                                                 \
-        place *restrict d = dst;                                                                                       \
-        for (uint64_t i = 0; i < n; i++) {                                                                             \
-            float a = from(d[i].is), b = from(s[i].is);                                                                \
-            d[i].is = to(expr);                                                                                        \
-        }                                                                                                              \
-    } while (0)
+#define SAME(x) (x)
+#define PLAIN(type) type, type, SAME, SAME
 
-#define CASE(op, loop, ...)                                                                                            \
+#define CASE(op, ...)                                                                                                  \
     case op:                                                                                                           \
-        loop(__VA_ARGS__);                                                                                             \
+        LOOP(__VA_ARGS__);                                                                                             \
         return 0;
 
 /* a op b with a the lower contribution. Integers wrap around, for which C has the unsigned ones only; the compiler
  * makes the operation as narrow as its result. */
 #define WHOLE_OPS(type)                                                                                                \
-    CASE(SUM, LOOP, type, UCCH_SUM((uint64_t)a, (uint64_t)b))                                                          \
-    CASE(PROD, LOOP, type, UCCH_PROD((uint64_t)a, (uint64_t)b))
-#define REAL_OPS(loop, ...) CASE(SUM, loop, __VA_ARGS__, UCCH_SUM(a, b)) CASE(PROD, loop, __VA_ARGS__, UCCH_PROD(a, b))
-#define ORDER_OPS(loop, ...) CASE(MAX, loop, __VA_ARGS__, UCCH_MAX(a, b)) CASE(MIN, loop, __VA_ARGS__, UCCH_MIN(a, b))
+    CASE(SUM, PLAIN(type), UCCH_SUM((uint64_t)a, (uint64_t)b))                                                         \
+    CASE(PROD, PLAIN(type), UCCH_PROD((uint64_t)a, (uint64_t)b))
+#define SUM_OPS(...) CASE(SUM, __VA_ARGS__, UCCH_SUM(a, b)) CASE(PROD, __VA_ARGS__, UCCH_PROD(a, b))
+#define ORDER_OPS(...) CASE(MAX, __VA_ARGS__, UCCH_MAX(a, b)) CASE(MIN, __VA_ARGS__, UCCH_MIN(a, b))
 #define BIT_OPS(type)                                                                                                  \
-    CASE(LAND, LOOP, type, UCCH_LAND(a, b))                                                                            \
-    CASE(LOR, LOOP, type, UCCH_LOR(a, b))                                                                              \
-    CASE(LXOR, LOOP, type, UCCH_LXOR(a, b))                                                                            \
-    CASE(BAND, LOOP, type, UCCH_BAND(a, b))                                                                            \
-    CASE(BOR, LOOP, type, UCCH_BOR(a, b))                                                                              \
-    CASE(BXOR, LOOP, type, UCCH_BXOR(a, b))
-#define COMBINE(name, ...)                                                                                             \
-    static int name(int op, const void *src, void *dst, uint64_t n) {                                                  \
-        switch (op) {                                                                                                  \
-            __VA_ARGS__                                                                                                \
-        default:                                                                                                       \
-            return -1;                                                                                                 \
-        }                                                                                                              \
-    }
-#define COMBINE_INT(name, type) COMBINE(name, WHOLE_OPS(type) ORDER_OPS(LOOP, type) BIT_OPS(type))
-#define COMBINE_REAL(name, ...) COMBINE(name, REAL_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
-#define COMBINE_COMPLEX(name, type) COMBINE(name, REAL_OPS(LOOP, type))
+    CASE(LAND, PLAIN(type), UCCH_LAND(a, b))                                                                           \
+    CASE(LOR, PLAIN(type), UCCH_LOR(a, b))                                                                             \
+    CASE(LXOR, PLAIN(type), UCCH_LXOR(a, b))                                                                           \
+    CASE(BAND, PLAIN(type), UCCH_BAND(a, b))                                                                           \
+    CASE(BOR, PLAIN(type), UCCH_BOR(a, b))                                                                             \
+    CASE(BXOR, PLAIN(type), UCCH_BXOR(a, b))
+#define COMBINE(id, ...)                                                                                               \
+    case id:                                                                                                           \
+        switch (op) { __VA_ARGS__ }                                                                                    \
+        break;
+#define COMBINE_INT(id, type) COMBINE(id, WHOLE_OPS(type) ORDER_OPS(PLAIN(type)) BIT_OPS(type))
+#define COMBINE_REAL(id, ...) COMBINE(id, SUM_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
+#define COMBINE_COMPLEX(id, type) COMBINE(id, SUM_OPS(PLAIN(type)))
 
-COMBINE_INT(combine_i8, int8_t)
-COMBINE_INT(combine_i16, int16_t)
-COMBINE_INT(combine_i32, int32_t)
-COMBINE_INT(combine_i64, int64_t)
-COMBINE_INT(combine_u8, uint8_t)
-COMBINE_INT(combine_u16, uint16_t)
-COMBINE_INT(combine_u32, uint32_t)
-COMBINE_INT(combine_u64, uint64_t)
-COMBINE_REAL(combine_f32, LOOP, float)
-COMBINE_REAL(combine_f64, LOOP, double)
-COMBINE_REAL(combine_f16, LOOP_HALF, from_half, to_half)
-COMBINE_REAL(combine_bf16, LOOP_HALF, from_bhalf, to_bhalf)
-COMBINE_COMPLEX(combine_c64, float complex)
-COMBINE_COMPLEX(combine_c128, double complex)
-
-typedef int combine_fn(int op, const void *src, void *dst, uint64_t n);
-
-static combine_fn *const combiners[] = {
-    [I8] = combine_i8,   [I16] = combine_i16,   [I32] = combine_i32, [I64] = combine_i64,   [U8] = combine_u8,
-    [U16] = combine_u16, [U32] = combine_u32,   [U64] = combine_u64, [F16] = combine_f16,   [F32] = combine_f32,
-    [F64] = combine_f64, [BF16] = combine_bf16, [C64] = combine_c64, [C128] = combine_c128,
-};
+/* For processors of both kinds: the loader chooses, which sanitizers are not ready for. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
 
 /* dst = dst op src, element by element. dtype: UCC datatype (id << 3). */
-int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
-    unsigned id = (unsigned)dtype >> 3;
-    if (id >= sizeof(combiners) / sizeof(*combiners) || !combiners[id]) return UCCH_FAIL_ARGUMENT;
-    return combiners[id](op, src, dst, n) ? UCCH_FAIL_ARGUMENT : 0;
+WIDE int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
+    switch (dtype >> 3) {
+        COMBINE_INT(I8, int8_t)
+        COMBINE_INT(I16, int16_t)
+        COMBINE_INT(I32, int32_t)
+        COMBINE_INT(I64, int64_t)
+        COMBINE_INT(U8, uint8_t)
+        COMBINE_INT(U16, uint16_t)
+        COMBINE_INT(U32, uint32_t)
+        COMBINE_INT(U64, uint64_t)
+        COMBINE_REAL(F32, PLAIN(float))
+        COMBINE_REAL(F64, PLAIN(double))
+        COMBINE_REAL(F16, uint16_t, float, from_half, to_half)
+        COMBINE_REAL(BF16, uint16_t, float, from_bhalf, to_bhalf)
+        COMBINE_COMPLEX(C64, float complex)
+        COMBINE_COMPLEX(C128, double complex)
+    }
+    return UCCH_FAIL_ARGUMENT;
 }
 
 #define CONVERT(from_type, to_type, expr)                                                                              \

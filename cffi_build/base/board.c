@@ -4,15 +4,12 @@
  * rank writes the signature of the call it enters into a slot of its own (one cache line, no lock). A rank that looks
  * later sees a peer that called something else, has not arrived, or whose process is gone. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/far.h"
@@ -49,30 +46,6 @@ size_t ucch_board_bytes(int nslots) {
 
 ucch_parcel_table *ucch_board_parcels(ucch_board *b) { return b->post.each ? &b->post : NULL; }
 
-static int open_post(ucch_board *b) {
-    if (!has_parcels(b->n)) return 1;
-    b->post.each = calloc((size_t)b->n, sizeof(*b->post.each));
-    b->post.n = b->n;
-    b->post.mine = b->mine;
-    for (int i = 0; b->post.each && i < b->n; i++)
-        b->post.each[i] = (ucch_parcels *)(b->slots + b->n) + i;
-    return b->post.each != NULL;
-}
-
-/* A communicator's page: a file of a process that runs as our user, or, without a path, memory of our own; NULL where
- * it cannot be had, or is too short. */
-void *ucch_board_map(const char *path, size_t bytes) {
-    struct stat about;
-    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1, flags = path ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS;
-    void *page = MAP_FAILED;
-    if (!path || (file >= 0 && !fstat(file, &about) && (size_t)about.st_size >= bytes))
-        page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
-    if (file >= 0) close(file);
-    return page == MAP_FAILED ? NULL : page;
-}
-
-void ucch_board_unmap(void *page, size_t bytes) { munmap(page, bytes); }
-
 /* ---- data that cannot be trusted ---- */
 
 static ucch_board *boards; /* under the lock */
@@ -95,13 +68,6 @@ int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
     return b->n && __atomic_load_n(&b->slots[0].doubtful, __ATOMIC_ACQUIRE) >= seq;
 }
 
-static void enlist(ucch_board *b) {
-    UCCH_LOCKED;
-    b->next = boards;
-    boards = b;
-    ucch_endpoint_errors_tell(mark_doubtful_locked);
-}
-
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
     ucch_board *b = calloc(1, sizeof(*b));
@@ -112,10 +78,12 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks,
     b->use = use;
     b->losses = ucch_losses();
     b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    if (!b->ranks || !open_post(b)) {
-        ucch_board_free(b);
+    if (!b->ranks) {
+        free(b);
         return NULL;
     }
+    if (has_parcels(b->n))
+        b->post = (ucch_parcel_table){.each = (ucch_parcels *)(b->slots + b->n), .n = b->n, .mine = mine};
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
     if (b->n) {
         b->slots[mine].pid = getpid();
@@ -123,16 +91,17 @@ ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks,
         b->slots[mine].signal = (uint64_t)ucch_flight_signal(&file);
         b->slots[mine].file = file;
     }
-    enlist(b);
+    UCCH_LOCKED;
+    b->next = boards;
+    boards = b;
+    ucch_endpoint_errors_tell(mark_doubtful_locked);
     return b;
 }
 
 void ucch_board_free(ucch_board *b) {
-    ucch_lock();
+    UCCH_LOCKED;
     UCCH_UNLINK(boards, b, next);
-    ucch_unlock();
-    free(b->post.each);
-    ucch_far_free(b->far);
+    free(b->far);
     free(b->ranks);
     free(b);
 }
@@ -178,7 +147,7 @@ void ucch_board_clear(ucch_board *b) {
     slot *s = &b->slots[b->mine];
     memset(s, 0, offsetof(slot, given_back));
     memset(&s->refused, 0, sizeof(*s) - offsetof(slot, refused));
-    if (b->post.each) memset(b->post.each[b->mine], 0, sizeof(ucch_parcels));
+    if (b->post.each) memset(&b->post.each[b->mine], 0, sizeof(ucch_parcels));
 }
 
 /* The communicator's `size` ranks are on several hosts. 0, or a failure. */

@@ -17,7 +17,6 @@ struct ucch_far {
     uint64_t called;                  /* the last call, or the one that is being prepared */
     uint64_t changed;                 /* the first call that was announced, and made otherwise or refused since */
     uint32_t hashes[UCCH_CALLS_SEEN]; /* of the calls; 0: none */
-    int news;                         /* whether anything of what follows is to be looked at */
     uint64_t differs;                 /* the first call that ranks of several hosts have made differently */
     int by;                           /* a rank that has made it differently from us */
     char label[UCCH_LABEL_BYTES];     /* and what it called */
@@ -29,8 +28,6 @@ ucch_far *ucch_far_new(int size) {
     if (far) far->size = size;
     return far;
 }
-
-void ucch_far_free(ucch_far *far) { free(far); }
 
 /* This rank makes call `seq`, or refuses it. Under the engine's lock. */
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature) {
@@ -67,7 +64,6 @@ void ucch_far_note_differs(ucch_far *far, uint64_t seq, int rank, const char *la
     memcpy(far->label, label, UCCH_LABEL_BYTES);
     far->label[UCCH_LABEL_BYTES - 1] = 0;
     __atomic_store_n(&far->differs, seq, __ATOMIC_RELEASE);
-    __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
 }
 
 /* True if that was not known. A rank that has left may still be found dead. */
@@ -77,15 +73,11 @@ int ucch_far_note_gone(ucch_far *far, int rank, int how, uint64_t last, uint64_t
     far->ranks[rank].since = ucch_now();
     __atomic_store_n(&far->ranks[rank].last, how == UCCH_LEFT ? last : 0, __ATOMIC_RELEASE);
     __atomic_store_n(&far->ranks[rank].how, how, __ATOMIC_RELEASE);
-    __atomic_store_n(&far->news, 1, __ATOMIC_RELEASE);
     return 1;
 }
 
-static int has_no_news(const ucch_far *far) { return !far || !__atomic_load_n(&far->news, __ATOMIC_ACQUIRE); }
-
 /* -2 less a rank that made call `seq`, or one before it, differently from this one; -1 for none. */
 int ucch_far_differs(const ucch_far *far, uint64_t seq) {
-    if (has_no_news(far)) return -1;
     uint64_t first = __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
     return first && first <= seq ? -2 - far->by : -1;
 }
@@ -101,7 +93,7 @@ static int cannot_end(const standing *s, uint64_t seq) {
 /* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
     int found = -1;
-    for (int i = 0; !has_no_news(far) && i < far->size; i++) {
+    for (int i = 0; i < far->size; i++) {
         if (!cannot_end(&far->ranks[i], seq)) continue;
         if (ucch_far_fate(far, i) >= UCCH_DIED) return -2 - i;
         if (found == -1) found = -2 - i;
@@ -116,13 +108,13 @@ uint64_t ucch_far_given_up(const ucch_far *far, int rank) {
 
 /* How a rank is: UCCH_THERE, UCCH_LEFT, UCCH_DIED, or in which other way it is gone. */
 int ucch_far_fate(const ucch_far *far, int rank) {
-    if (has_no_news(far) || rank < 0 || rank >= far->size) return UCCH_THERE;
+    if (rank < 0 || rank >= far->size) return UCCH_THERE;
     return __atomic_load_n(&far->ranks[rank].how, __ATOMIC_ACQUIRE);
 }
 
 /* The first call that a rank of another host made differently, the rank, and what it called: its number, or 0. */
 uint64_t ucch_far_difference(const ucch_far *far, int *rank, char *label) {
-    uint64_t first = has_no_news(far) ? 0 : __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE);
+    uint64_t first = far ? __atomic_load_n(&far->differs, __ATOMIC_ACQUIRE) : 0;
     *rank = first ? far->by : -1;
     if (first) memcpy(label, far->label, UCCH_LABEL_BYTES);
     return first;

@@ -22,7 +22,6 @@ static inline int ucch_calls_differ(uint64_t one, uint64_t other) {
 typedef struct ucch_far ucch_far;
 
 ucch_far *ucch_far_new(int size);
-void ucch_far_free(ucch_far *far);
 void ucch_far_call(ucch_far *far, uint64_t seq, uint64_t signature);
 int ucch_far_differs(const ucch_far *far, uint64_t seq);
 int ucch_far_gone(const ucch_far *far, uint64_t seq);

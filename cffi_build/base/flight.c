@@ -130,17 +130,6 @@ void ucch_flight_end(uint64_t number, int status, double now) {
 
 /* ---- writing it out ---- */
 
-static int put(int file, const void *data, size_t bytes) {
-    for (const char *at = data; bytes;) {
-        ssize_t n = write(file, at, bytes);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return -1;
-        at += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
 static int copy(int from, int to, uint64_t bytes) {
     for (off_t at = 0; (uint64_t)at < bytes;) {
         ssize_t n = sendfile(to, from, &at, bytes - (uint64_t)at);
@@ -165,8 +154,8 @@ static int write_to(const header *h, const char *path) {
     unlink(beside);
     int file = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0) return -1;
-    int bad =
-        put(file, h, bytes_of(h->capacity)) || copy(about_file, file, h->about) || copy(stack_file, file, h->stack);
+    int bad = copy(ring_file, file, bytes_of(h->capacity)) || copy(about_file, file, h->about) ||
+              copy(stack_file, file, h->stack);
     bad |= close(file) != 0;
     if (!bad) bad = rename(beside, path) != 0;
     if (bad) unlink(beside);

@@ -107,9 +107,6 @@ void ucch_give(pthread_mutex_t *lock, int at) {
 /* Rounds a waiter spins before it yields the core in every round; 0 where ranks outnumber cores. */
 void ucch_set_spin(int iterations) { ucch_spin_rounds = iterations; }
 
-/* True if a thread that spins does not keep its core from the thread that it waits for. */
-static int may_spin(void) { return ucch_spin_rounds > 0 && !ucch_crowded; }
-
 static void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -125,8 +122,8 @@ void ucch_lock(void) {
     ucch_order_take(UCCH_AT_ENGINE);
     if (pthread_mutex_trylock(&lock) == 0) return;
     wanted++;
-    int had = 0;
-    for (int i = may_spin() ? LOCK_SPINS : 0; i && !had; i--) {
+    int had = 0, keeps_core = ucch_spin_rounds == 0 || ucch_crowded; /* from the thread that it waits for */
+    for (int i = keeps_core ? 0 : LOCK_SPINS; i && !had; i--) {
         relax();
         had = pthread_mutex_trylock(&lock) == 0;
     }

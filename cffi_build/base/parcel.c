@@ -10,7 +10,7 @@
 #include <string.h>
 
 static ucch_parcel *parcel_at(const ucch_parcel_table *post, int i, uint64_t call) {
-    return &post->each[i]->of[call % UCCH_PARCELS];
+    return &post->each[i].of[call % UCCH_PARCELS];
 }
 
 static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x) {
@@ -19,7 +19,7 @@ static ucch_exchange **turns_of(ucch_parcel_table *post, const ucch_exchange *x)
 
 /* Say, to ranks that want to write there anew, up to which call we read no parcel in this place any more. */
 static void say_read(const ucch_parcel_table *post, uint64_t place, uint64_t call) {
-    __atomic_store_n(&post->each[post->mine]->read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
+    __atomic_store_n(&post->each[post->mine].read[place % UCCH_PARCELS], call, __ATOMIC_RELEASE);
 }
 
 /* The part in call `call` begins; nothing is done yet. */
@@ -28,18 +28,14 @@ void ucch_exchange_begin(ucch_parcel_table *post, ucch_exchange *x, uint64_t cal
     x->signature = signature;
     x->begun = x->written = x->came = 0;
     x->queued = 1;
-    x->next = NULL;
-    ucch_exchange **at = turns_of(post, x);
-    while (*at)
-        at = &(*at)->next;
-    *at = x;
+    UCCH_APPEND(*turns_of(post, x), x, next);
 }
 
 /* True if no rank still reads the parcel that we wrote there before. */
 static int may_write(const ucch_parcel_table *post, uint64_t call) {
     uint64_t before = parcel_at(post, post->mine, call)->call;
     for (int i = 0; i < post->n; i++)
-        if (i != post->mine && __atomic_load_n(&post->each[i]->read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
+        if (i != post->mine && __atomic_load_n(&post->each[i].read[call % UCCH_PARCELS], __ATOMIC_ACQUIRE) < before)
             return 0;
     return 1;
 }
@@ -53,7 +49,8 @@ static void write_parcel(const ucch_parcel_table *post, const ucch_exchange *x, 
 
 /* True if all parcels that are to be read have come; UCCH_FAIL_MISMATCH if one belongs to another call than ours. */
 static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
-    int first = x->from >= 0 ? x->from : 0, last = x->from >= 0 ? x->from + 1 : x->from == UCCH_NOBODY ? 0 : post->n;
+    int from = x->is->from, first = from >= 0 ? from : 0;
+    int last = from >= 0 ? from + 1 : from == UCCH_NOBODY ? 0 : post->n;
     for (int i = first + x->came; i < last; i++, x->came++) {
         const ucch_parcel *p = parcel_at(post, i, x->call);
         if (__atomic_load_n(&p->call, __ATOMIC_ACQUIRE) != x->call) return 0;
@@ -63,13 +60,14 @@ static int all_here(const ucch_parcel_table *post, ucch_exchange *x) {
 }
 
 static int unpack(const ucch_parcel_table *post, const ucch_exchange *x, char *dst) {
+    const ucch_part *is = x->is;
     int status = 0;
-    for (int i = 0; i < x->came && x->bytes && dst && status >= 0; i++) {
-        const char *from = parcel_at(post, x->from >= 0 ? x->from : i, x->call)->data + x->at;
-        if (x->combines && i)
-            status = ucch_combine(x->op, x->dtype, from, dst, x->count);
+    for (int i = 0; i < x->came && is->bytes && dst && status >= 0; i++) {
+        const char *from = parcel_at(post, is->from >= 0 ? is->from : i, x->call)->data + is->at;
+        if (is->combines && i)
+            status = ucch_combine(is->op, is->dtype, from, dst, x->count);
         else
-            memcpy(x->combines ? dst : dst + (uint64_t)i * x->bytes, from, x->bytes);
+            memcpy(is->combines ? dst : dst + (uint64_t)i * is->bytes, from, is->bytes);
     }
     return status;
 }
@@ -79,7 +77,7 @@ int ucch_exchange_go_on(ucch_parcel_table *post, ucch_exchange *x, const char *s
     if (*turns_of(post, x) != x) return 0;
     if (!x->begun) say_read(post, x->call, x->call - 1); /* parcels of calls that were not made are not read here */
     x->begun = 1;
-    if (x->writes && !x->written) {
+    if (x->is->writes && !x->written) {
         if (!may_write(post, x->call)) return 0;
         write_parcel(post, x, src, bytes);
         x->written = 1;

@@ -20,11 +20,11 @@ typedef struct ucch_parcels {
 } ucch_parcels;
 
 /* A rank's part in calls. `from`: whose parcels it reads, a slot, UCCH_ALL_PEERS or UCCH_NOBODY. Of each it takes
- * `bytes` from `at` on, which are combined, or laid one behind the other. */
+ * `bytes` from `at` on, which are combined, or laid one behind the other: `count` elements. */
 typedef struct ucch_exchange ucch_exchange;
 struct ucch_exchange {
-    int writes, from, combines, op, dtype;
-    uint64_t at, bytes, count;
+    const ucch_part *is;
+    uint64_t count;
     /* Of the call under way: */
     uint64_t call, signature;
     ucch_exchange *next;              /* calls that have the same parcels */
@@ -33,7 +33,7 @@ struct ucch_exchange {
 
 /* Parcels of a board: those of all ranks, in the order of their slots. */
 typedef struct ucch_parcel_table {
-    ucch_parcels **each; /* NULL where ranks do not share the memory */
+    ucch_parcels *each; /* NULL where ranks do not share the memory */
     int n, mine;
     ucch_exchange *turns[UCCH_PARCELS]; /* our calls under way, in order: the first one has the parcels */
 } ucch_parcel_table;

@@ -1,12 +1,15 @@
-/* Processes of this host, by their numbers: if they have ended, and signals to them. */
+/* Processes of this host, by their numbers: if they have ended, files of theirs that we map, and signals to them. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,6 +72,23 @@ int ucch_process_ended(int pid) {
     close(fd);
     return gone;
 }
+
+/* A file of another process, which runs in our namespaces as our user; negative where it cannot be opened. */
+int ucch_shared_open(int pid, int file) {
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Memory of a file of so many bytes; NULL where it cannot be mapped. */
+char *ucch_shared_map(int file, size_t bytes) {
+    struct stat about;
+    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond its end is fatal */
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void ucch_shared_unmap(char *memory, size_t bytes) { munmap(memory, bytes); }
 
 /* True if a process handles a signal. */
 static int handles(pid_t pid, int number) {

@@ -230,10 +230,9 @@ static void *thread_main(void *unused) {
 
 /* Make progress now and then even when nothing is in flight, once the thread runs. */
 void ucch_progress_idle(void) {
-    ucch_lock();
+    UCCH_LOCKED;
     idle_progress = 1;
     ucch_wake_locked();
-    ucch_unlock();
     ucch_progress_thread(1);
 }
 

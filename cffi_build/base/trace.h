@@ -8,7 +8,7 @@
 extern int ucch_trace_on;
 
 /* Off, as nearly always, the timeline costs this one branch. */
-#define UCCH_TRACING __builtin_expect(ucch_trace_on, 0)
+#define UCCH_TRACING __builtin_expect(__atomic_load_n(&ucch_trace_on, __ATOMIC_ACQUIRE), 0)
 
 /* Number in the place of the program in an event of a wire. */
 #define UCCH_TRACE_WIRE 0xffffffffu

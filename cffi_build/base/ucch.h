@@ -33,6 +33,16 @@ static inline void ucch_give_up(int *has_lock) { *has_lock ? ucch_unlock() : (vo
         if (*at_) *at_ = (item)->next;                                                                                 \
     } while (0)
 
+/* Put an item at the end of the list that begins with `first`. */
+#define UCCH_APPEND(first, item, next)                                                                                 \
+    do {                                                                                                               \
+        __typeof__(item) *at_ = &(first);                                                                              \
+        while (*at_)                                                                                                   \
+            at_ = &(*at_)->next;                                                                                       \
+        (item)->next = NULL;                                                                                           \
+        *at_ = (item);                                                                                                 \
+    } while (0)
+
 int ucch_board_peer(const ucch_board *board, int rank);
 void ucch_board_own_label(ucch_board *board, uint64_t seq, char *label);
 uint32_t ucch_board_comm(const ucch_board *board);

@@ -45,12 +45,9 @@ enum { ANY, ALL, MATCHED };
 
 static int enough(ucch_op **ops, int n, int what) {
     int done = 0;
-    for (int i = 0; i < n; i++) {
-        int f = what == MATCHED ? matched(ops[i]) : finished(ops[i]);
-        if (f && what == ANY) return 1;
-        done += f;
-    }
-    return done == n;
+    for (int i = 0; i < n; i++)
+        done += what == MATCHED ? matched(ops[i]) : finished(ops[i]);
+    return done == n || (done && what == ANY);
 }
 
 /* Spin for a while, then give the core away between rounds: with more ranks than cores the peer that we wait for is

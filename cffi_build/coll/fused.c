@@ -43,10 +43,11 @@ int ucch_fused_fits(const ucch_program *p, uint64_t moved) {
     if (!p->fused || moved > most) return 0;
     for (int i = 0; i < p->nsteps; i++) {
         const ucch_step *s = &p->steps[i];
-        if (s->is.kind == STEP_COLL || s->is.kind == STEP_CAST || s->is.kind == STEP_SCALE) return 0;
+        int local = s->is.kind - UCCH_STEP_LOCAL;
+        if (s->is.kind == UCCH_STEP_COLL || local == UCCH_CAST || local == UCCH_SCALE) return 0;
         if (ucch_step_is_message(s) && ucch_step_span(s)->count > ucch_piece_of(p->channels, s)) return 0;
         if (s->is.dst.count > most) return 0;
-        n += 1 + (s->is.kind == STEP_COPY); /* by way of another place, if what it copies overlaps */
+        n += 1 + (local == UCCH_COPY); /* by way of another place, if what it copies overlaps */
     }
     return n <= UCCH_MOST_MOVES;
 }
@@ -86,7 +87,7 @@ static void drop_move(ucch_moves *w, uint64_t k) {
 
 static int in_scratch(const ucch_program *p, extent what) {
     const char *tmp = p->base[UCCH_TMP];
-    return tmp && what.from >= tmp && what.end <= tmp + p->tmp_bytes;
+    return tmp && what.from >= tmp && what.end <= tmp + p->is.tmp_bytes;
 }
 
 /* Join the sum that is move `k` with the message that it is of, which is there for nothing else: whether that can be.
@@ -144,8 +145,8 @@ int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *str
         longest = w->each[i].n > longest ? w->each[i].n : longest;
     unsigned blocks = p->sliced || apart ? (unsigned)((longest + SLICE - 1) / SLICE) : 1;
     blocks = blocks > MOST_BLOCKS ? MOST_BLOCKS : blocks;
-    w->arrived = p->in_graph ? g->arrived : p->channels->arrived;
-    w->replays = p->in_graph ? g->seen : NULL;
+    w->arrived = p->is.in_graph ? g->arrived : p->channels->arrived;
+    w->replays = p->is.in_graph ? g->seen : NULL;
     w->counts = g->counts;
     w->hash = p->about.signature;
     void *arguments[] = {w};
@@ -177,11 +178,11 @@ int ucch_fused_sliced(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
         for (int j = 0; j <= i; j++) {
             const ucch_step *one = &p->steps[i], *other = &p->steps[j];
-            if (one->is.kind == STEP_COLL || other->is.kind == STEP_COLL) return 0;
+            if (one->is.kind == UCCH_STEP_COLL || other->is.kind == UCCH_STEP_COLL) return 0;
             range src = range_of(one, &one->is.src), dst = range_of(one, &one->is.dst);
             range src2 = range_of(other, &other->is.src), dst2 = range_of(other, &other->is.dst);
-            int writes = one->is.kind != STEP_SEND, writes2 = other->is.kind != STEP_SEND;
-            int reads = one->is.kind != STEP_RECV, reads2 = other->is.kind != STEP_RECV;
+            int writes = one->is.kind != UCCH_STEP_SEND, writes2 = other->is.kind != UCCH_STEP_SEND;
+            int reads = one->is.kind != UCCH_STEP_RECV, reads2 = other->is.kind != UCCH_STEP_RECV;
             if ((writes && writes2 && crosses(dst, dst2)) || (writes && reads2 && crosses(dst, src2)) ||
                 (reads && writes2 && crosses(src, dst2)))
                 return 0;

@@ -19,16 +19,7 @@
 static int ready(const ucch_program *p, const ucch_step *s) {
     for (int k = 0; k < s->is.ndeps; k++)
         if (p->steps[s->is.deps[k]].state != FINISHED) return 0;
-    return s->is.kind != STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
-}
-
-static int start_step_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == STEP_COLL) {
-        int status = s->request ? 0 : ucch_step_init_locked(p, s);
-        if (status < 0) return status;
-        ucch_team_dequeue_locked(s);
-    }
-    return ucch_step_post_locked(p, s);
+    return s->is.kind != UCCH_STEP_COLL || (s->is.team->head == s && ucch_tag_is_free_locked(s));
 }
 
 static void end_locked(ucch_program *p, int status, int step, int peer) {
@@ -37,20 +28,14 @@ static void end_locked(ucch_program *p, int status, int step, int peer) {
     ucch_board_open(p->board, -1);
 }
 
-static void finish_locked(ucch_program *p) {
-    if (p->on_device && !p->persistent) ucch_program_give_scratch(p);
-    ucch_gate_leave_locked(&p->gate);
-    end_locked(p, 0, -1, -1);
-}
-
 /* Give a program up. Posts cannot be taken back: requests in progress are left to libucc, with the buffers that the
  * owner keeps alive; the rest of this program leaves the queues so that others can report their own fate. */
 static void abandon_locked(ucch_program *p) {
     for (int i = p->first; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->event = 0; /* without an end in the timeline: that is where it hung */
-        if (s->is.kind == STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
-        if (s->is.kind == STEP_EXCHANGE && s->state == POSTED)
+        if (s->is.kind == UCCH_STEP_COLL && s->state != FINISHED) ucch_team_leave_locked(s);
+        if (s->is.kind == UCCH_STEP_EXCHANGE && s->state == POSTED)
             ucch_exchange_end(ucch_board_parcels(p->board), &s->exchange);
         if (s->message && s->state == POSTED) ucch_message_abandon_locked(s->message);
         s->state = FINISHED;
@@ -90,8 +75,8 @@ static int advance_locked(ucch_op *op) {
         ucch_step *s = &p->steps[i];
         int status = 0;
         if (s->state == WAITING && ready(p, s)) {
-            if (UCCH_TRACING) s->event = ucch_trace_begin(p->number, i, p->op.error.seq);
-            status = start_step_locked(p, s);
+            if (UCCH_TRACING) s->event = ucch_trace_begin(p->is.number, i, p->op.error.seq);
+            status = ucch_step_post_locked(p, s);
             moved++;
         }
         if (status >= 0 && s->state == POSTED) status = ucch_step_poll_locked(p, s);
@@ -106,7 +91,10 @@ static int advance_locked(ucch_op *op) {
             if (i == p->first) p->first++;
         }
     }
-    if (p->first == p->nsteps) finish_locked(p);
+    if (p->first < p->nsteps) return moved;
+    if (p->is.on_device && !p->persistent) ucch_program_give_scratch(p);
+    ucch_gate_leave_locked(&p->gate);
+    end_locked(p, 0, -1, -1);
     return moved;
 }
 
@@ -114,7 +102,8 @@ static int advance_locked(ucch_op *op) {
 static int has_lost_message(const ucch_program *p) {
     int awaits = 0;
     for (int i = p->first; i < p->nsteps && ucch_board_lossy(p->board); i++)
-        awaits |= p->steps[i].state == POSTED && (p->steps[i].is.kind == STEP_COLL || p->steps[i].is.kind == STEP_RECV);
+        awaits |= p->steps[i].state == POSTED &&
+                  (p->steps[i].is.kind == UCCH_STEP_COLL || p->steps[i].is.kind == UCCH_STEP_RECV);
     return awaits;
 }
 
@@ -138,9 +127,9 @@ static void give_up_locked(ucch_op *op, int status) {
 static const ucch_op_kind kind = {UCCH_BY_CONTEXTS, advance_locked, check_locked, give_up_locked};
 
 static int init_all_locked(ucch_program *p) {
-    for (int i = 0; p->on_device && i < p->nsteps; i++) {
+    for (int i = 0; p->is.on_device && i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        int status = s->is.kind == STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
+        int status = s->is.kind == UCCH_STEP_COLL && !s->request ? ucch_team_make_locked(s->is.team) : 0;
         if (status < 0) {
             fail_locked(p, status, i);
             return status;
@@ -161,7 +150,7 @@ static int start_locked(ucch_program *p, void *send, void *recv, double timeout,
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
         s->state = WAITING;
-        if (s->is.kind == STEP_COLL) ucch_team_enqueue_locked(s);
+        if (s->is.kind == UCCH_STEP_COLL) ucch_team_enqueue_locked(s);
     }
     ucch_board_open(p->board, 1);
     p->op.kind = &kind;
@@ -231,7 +220,7 @@ int ucch_program_run(ucch_program *p, void *send, void *recv, double timeout, do
 /* As ucch_program_run, for a caller that holds the interpreter's lock: waits for a moment only, and not for our lock.
  * UCCH_LATER where that is taken. */
 int ucch_program_try(ucch_program *p, void *send, void *recv, double timeout) {
-    if (p->channels || p->on_device || !ucch_trylock()) return UCCH_LATER;
+    if (p->channels || p->is.on_device || !ucch_trylock()) return UCCH_LATER;
     UCCH_ON_DEVICE;
     int status = start_locked(p, send, recv, timeout, NULL, 0);
     if (!status) ucch_wait_briefly_locked(&p->op);
@@ -259,7 +248,7 @@ int ucch_program_persist(ucch_program *p, void *send, void *recv, double timeout
     if (!p->channels) status = ucch_program_take_scratch(p, NULL, 1);
     for (int i = 0; !p->channels && i < p->nsteps && status >= 0; i++) {
         ucch_step *s = &p->steps[i];
-        if (s->is.kind == STEP_COLL) {
+        if (s->is.kind == UCCH_STEP_COLL) {
             s->args.flags |= FLAG_PERSISTENT;
             s->args.mask |= MASK_FLAGS;
             status = ucch_team_make_locked(s->is.team);

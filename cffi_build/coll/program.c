@@ -9,7 +9,7 @@ void ucch_program_drop(ucch_program *p) {
     UCCH_LOCKED;
     for (int i = 0; i < p->nsteps; i++) {
         ucch_step *s = &p->steps[i];
-        if (s->request) ucch_request_drop_locked(s->request, p->on_device);
+        if (s->request) ucch_request_drop_locked(s->request, p->is.on_device);
         s->request = NULL;
     }
 }
@@ -18,15 +18,16 @@ void ucch_program_drop(ucch_program *p) {
  * wait for each other, NULL for none. UCCH_LATER where memory has to be allocated while a stream is held: that could
  * wait for the stream, and the stream for us; `anyway`: take that risk. */
 int ucch_program_take_scratch(ucch_program *p, const void *owner, int anyway) {
-    if (p->base[UCCH_TMP] || !p->tmp_bytes) return 0;
-    if (!p->on_device) return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
+    if (p->base[UCCH_TMP] || !p->is.tmp_bytes) return 0;
+    if (!p->is.on_device)
+        return posix_memalign((void **)&p->base[UCCH_TMP], 4096, p->is.tmp_bytes) ? UCCH_FAIL_MEMORY : 0;
     int may_add = anyway || !ucch_gates_held();
-    p->base[UCCH_TMP] = ucch_pool_take(0, p->tmp_bytes, owner, may_add);
+    p->base[UCCH_TMP] = ucch_pool_take(0, p->is.tmp_bytes, owner, may_add);
     return p->base[UCCH_TMP] ? 0 : may_add ? UCCH_FAIL_MEMORY : UCCH_LATER;
 }
 
 void ucch_program_give_scratch(ucch_program *p) {
-    if (p->on_device)
+    if (p->is.on_device)
         ucch_pool_give(p->base[UCCH_TMP]);
     else
         free(p->base[UCCH_TMP]);
@@ -61,7 +62,7 @@ static ucc_coll_buffer_t side_of(const ucch_span *span, const uint64_t *const *t
 static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
     ucc_datatype_t dtype = (ucc_datatype_t)part->dtype;
     *s = (ucch_step){.is = *part, .state = FINISHED, .program = p};
-    if (part->kind == STEP_COLL)
+    if (part->kind == UCCH_STEP_COLL)
         s->args = (ucc_coll_args_t){.coll_type = part->coll,
                                     .op = part->op,
                                     .root = part->root,
@@ -69,16 +70,9 @@ static int set_step(ucch_program *p, ucch_step *s, const ucch_part *part) {
                                     .mask = part->flags ? MASK_FLAGS : 0,
                                     .src = side_of(&part->src, &part->tables[0], dtype),
                                     .dst = side_of(&part->dst, &part->tables[2], dtype)};
-    if (part->kind == STEP_EXCHANGE) {
+    if (part->kind == UCCH_STEP_EXCHANGE) {
         if (!ucch_board_parcels(p->board) || part->src.count > UCCH_PARCEL_BYTES) return UCCH_FAIL_ARGUMENT;
-        s->exchange = (ucch_exchange){.writes = part->writes,
-                                      .from = part->from,
-                                      .combines = part->combines,
-                                      .op = part->op,
-                                      .dtype = part->dtype,
-                                      .at = part->at,
-                                      .bytes = part->bytes,
-                                      .count = part->bytes / ucch_step_bytes(dtype, 1)};
+        s->exchange = (ucch_exchange){.is = &s->is, .count = part->bytes / ucch_step_bytes(dtype, 1)};
     }
     if (!ucch_step_is_message(s)) return 0;
     s->message = ucch_message_new();
@@ -110,21 +104,16 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
                                   .comm = ucch_board_comm(board),
                                   .signature = spec->signature,
                                   .bytes = spec->bytes},
-                        .salt = spec->salt % (1 << SALT_BITS),
-                        .number = spec->number,
-                        .on_device = spec->on_device,
-                        .mem_type = spec->memory_type,
-                        .tmp_bytes = spec->tmp_bytes,
+                        .is = *spec,
                         .channels = spec->channels,
-                        .in_graph = spec->in_graph,
-                        .bounce = spec->bounce,
                         .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
-    strncpy(p->about.label, spec->label, LABEL - 1);
-    if (p->steps) *status = p->on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
+    strncpy(p->about.label, spec->label, UCCH_LABEL_BYTES - 1);
+    p->is.salt %= 1 << SALT_BITS;
+    if (p->steps) *status = p->is.on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
     for (; p->nsteps < nsteps && !*status; p->nsteps++)
         *status = set_step(p, &p->steps[p->nsteps], &steps[p->nsteps]);
     if (!*status && p->channels) *status = set_queued(p, spec);
-    if (!*status && !p->on_device) *status = ucch_program_take_scratch(p, NULL, 1);
+    if (!*status && !p->is.on_device) *status = ucch_program_take_scratch(p, NULL, 1);
     if (!*status) return p;
     ucch_program_free(p);
     return NULL;
@@ -139,7 +128,7 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
 int ucch_program_enter_locked(const ucch_program *p, ucch_op *op, const ucch_record *about, double timeout, int *peer) {
     op->about = about;
     op->error.seq = ucch_board_publish(p->board, about->signature, about->label);
-    if (UCCH_TRACING) op->event = ucch_trace_begin(p->number, -1, op->error.seq);
+    if (UCCH_TRACING) op->event = ucch_trace_begin(p->is.number, -1, op->error.seq);
     ucch_op_begin_locked(op, timeout);
     ucch_board_began(p->board, op->started);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);

@@ -13,22 +13,13 @@
 #define FLAG_PERSISTENT 0x2
 #define MASK_FLAGS 0x1
 #define MASK_TAG 0x2
-#define LABEL UCCH_LABEL_BYTES
 /* Of a call between hosts, by which tags of unlike calls differ; and where a message's has half of them. */
 #define SALT_BITS 10
+/* Of the tag of a collective between hosts: what libucc has, and what is left of them for a number. */
+#define TAG_BITS 15
+#define NUMBER_BITS (TAG_BITS - SALT_BITS)
 #define SALT_BIT 45
 
-/* Local ones last, in the order of UCCH_COPY and the others. */
-enum {
-    STEP_COLL = UCCH_STEP_COLL,
-    STEP_SEND = UCCH_STEP_SEND,
-    STEP_RECV = UCCH_STEP_RECV,
-    STEP_EXCHANGE = UCCH_STEP_EXCHANGE,
-    STEP_COPY = UCCH_STEP_LOCAL,
-    STEP_COMBINE,
-    STEP_CAST,
-    STEP_SCALE
-};
 enum { WAITING, POSTED, FINISHED };
 
 typedef struct ucch_step ucch_step;
@@ -38,7 +29,7 @@ typedef struct ucch_engine ucch_engine;
 struct ucch_team {
     ucc_team_h handle;
     ucch_context *context;
-    ucch_step *head, **tail;
+    ucch_step *head;      /* of the queue */
     ucch_engine *engines; /* streams that calls on this team were launched into */
     int nengines;
     /* Of a team on several hosts: a bit for each tag that is in use, and how many were given out. */
@@ -66,36 +57,31 @@ struct ucch_step {
 };
 
 static inline int ucch_step_is_message(const ucch_step *s) {
-    return s->is.kind == STEP_SEND || s->is.kind == STEP_RECV;
+    return s->is.kind == UCCH_STEP_SEND || s->is.kind == UCCH_STEP_RECV;
 }
 
 /* What a message sends, or where it is received. */
 static inline const ucch_span *ucch_step_span(const ucch_step *s) {
-    return s->is.kind == STEP_SEND ? &s->is.src : &s->is.dst;
+    return s->is.kind == UCCH_STEP_SEND ? &s->is.src : &s->is.dst;
 }
 
 struct ucch_program {
-    ucch_op op; /* first: a program is an op */
+    ucch_op op;   /* first: a program is an op */
+    ucch_spec is; /* but for its label, which is in `about` */
     int nsteps, first;
     ucch_step *steps;
     char *base[3];
-    int mem_type; /* of all its buffers */
-    int persistent, on_device;
+    int persistent;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
     ucch_launch *queued;     /* the call under way, if that is */
-    size_t bounce;           /* where in the scratch copies that overlap make a stop */
     void *fused;             /* the kernel that does all of a short call, if there is one */
     int sliced;              /* and by several blocks (fused.c) */
     size_t element;          /* bytes of what it computes with */
     int reserved;            /* its messages have rings */
-    int in_graph;            /* it is for graphs: kernels in the stream that is captured, and nothing else */
     double timeout;          /* of a persistent program's starts */
-    size_t tmp_bytes;
     ucch_gate gate;
     ucch_board *board;
     ucch_record about;           /* the call's label, signature and bytes */
-    uint32_t salt;               /* of its tags between hosts, of the call's name and arguments */
-    uint32_t number;             /* in the timeline */
     int deferred, deferred_step; /* between hosts: how a step failed, while it is not known why */
     double deferred_since;
 };
@@ -115,11 +101,8 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s);
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s);
 
 void ucch_team_enqueue_locked(ucch_step *s);
-void ucch_team_dequeue_locked(ucch_step *s);
 void ucch_team_leave_locked(ucch_step *s);
 int ucch_tag_is_free_locked(const ucch_step *s);
-void ucch_tag_give_locked(ucch_step *s);
-void ucch_tag_hold_locked(const ucch_step *s, int held);
 int ucch_team_make_locked(ucch_team *team);
 int ucch_team_engine_locked(ucch_team *t, void *stream, int may_drop, ucc_ee_h *handle);
 int ucch_team_post_locked(ucc_ee_h engine, ucc_coll_req_h request);

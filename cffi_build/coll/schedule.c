@@ -4,7 +4,7 @@
  *
  * The order is what keeps ranks from waiting for each other for ever, even where a device runs all streams one after
  * the other: stage by stage of the plan, which is the same everywhere, the vendor's collectives first; then the
- * messages: short ones that wires carry by one kernel (copies.c), the others round by round a chunk of each channel,
+ * messages: short ones that wires carry by one kernel, the others round by round a chunk of each channel,
  * and what goes out before what comes in. */
 #include <stdlib.h>
 
@@ -17,6 +17,11 @@
 /* Pieces of each message that a kernel in a graph sends before it waits for one: it does one thing after the other, and
  * other ranks, and wires, have something to do meanwhile. Fewer than a ring holds. */
 #define AHEAD 3
+/* Of the kernel that moves short messages by wires: threads of a block, blocks of either direction, and bytes of a
+ * piece that make another block worth while. */
+#define COPY_THREADS 512
+#define COPY_BLOCKS 2
+#define COPY_SLICE ((uint64_t)16 << 10)
 
 typedef struct queue {
     ucch_program *p;
@@ -43,12 +48,12 @@ static int wait_for(void *stream, void *event) {
 /* Launch the kernel that has been put together: channels count from there. */
 static int flush(queue *q) {
     ucch_channels *c = q->c;
-    if (q->p->in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
+    if (q->p->is.in_graph && !q->apart) ucch_fused_join(q->p, q->fused);
     int status = q->fused->n ? ucch_fused_launch(q->p, q->fused, q->apart, q->stream) : 0;
     q->fused->n = 0;
     q->flushed = q->turn;
-    for (int i = 0; q->p->in_graph && i < c->size * UCCH_RINGS; i++)
-        if (c->out[i].steps) c->out[i].pieces = c->in[i].pieces = 0;
+    for (int i = 0; q->p->is.in_graph && i < 2 * c->size * UCCH_RINGS; i++)
+        if (c->out[i].steps) c->out[i].pieces = 0;
     return status;
 }
 
@@ -59,11 +64,12 @@ static int wait_counter(queue *q, ucch_counter counter, uint32_t least, void *st
 
 static int signal_counter(queue *q, ucch_counter counter, uint32_t value, void *stream) {
     return q->fused ? ucch_fused_add(q->fused, (ucch_move){.tell = counter.seen, .value = value})
-                    : ucch_counter_signal(counter, value, q->c->post, stream);
+                    : ucch_counter_signal(counter, value, q->c->await, stream);
 }
 
-static int wait_call(queue *q, ucch_ticket call, void *stream) {
-    return ucch_channels_done(q->c, call) ? 0 : wait_counter(q, q->c->done[call.slot], call.value, stream);
+static int wait_call(queue *q, uint64_t call, void *stream) {
+    if (ucch_channels_done(q->c, call)) return 0;
+    return wait_counter(q, q->c->done[call % MOST_CALLS], ucch_generation(call), stream);
 }
 
 /* ---- around the call ---- */
@@ -105,12 +111,12 @@ static int leave(queue *q) {
     for (int i = 0; i < STREAMS && !status; i++)
         if (q->used[i] && c->streams[i] != q->stream && !behind_local(q, i))
             status = ucch_stream_follow(c->tail[i], c->streams[i], q->stream);
-    ucch_ticket ticket = q->l->ticket;
-    if (q->bank >= 0) c->user[q->bank] = ticket;
-    if (q->alone) c->alone = ticket;
+    uint64_t call = q->l->call;
+    if (q->bank >= 0) c->user[q->bank] = call;
+    if (q->alone) c->alone = call;
     for (int i = 0; q->alone && i < STREAMS; i++)
         c->behind[i] = 1;
-    if (!status) status = signal_counter(q, c->done[ticket.slot], ticket.value, q->stream);
+    if (!status) status = signal_counter(q, c->done[call % MOST_CALLS], ucch_generation(call), q->stream);
     return status || !q->fused ? status : flush(q);
 }
 
@@ -159,7 +165,7 @@ static int local(queue *q, const ucch_step *s, void *stream) {
     size_t bytes = t.count * t.src_bytes;
     if (!bytes || (t.kind == UCCH_COPY && t.src == t.dst)) return 0;
     int overlaps = t.kind == UCCH_COPY && t.src < t.dst + bytes && t.dst < t.src + bytes;
-    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->bounce : NULL;
+    char *bounce = overlaps ? q->p->base[UCCH_TMP] + q->p->is.bounce : NULL;
     int alone = q->apart && (overlaps || t.kind > UCCH_COMBINE || bytes > LONG_MOVE || q->fused->n == UCCH_MOST_MOVES);
     int status = alone ? flush(q) : 0;
     if (status || alone || !q->fused) return status ? status : direct(q, &t, bounce, stream);
@@ -179,7 +185,7 @@ static int launch_locked(ucch_program *p, ucch_step *s, ucch_launch *l, void *st
     if (status < 0) return status;
     status = ucch_step_init_locked(p, s);
     if (status < 0) return status;
-    if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->number, (int)(s - p->steps), l->op.error.seq);
+    if (UCCH_TRACING) l->each[l->n].event = ucch_trace_begin(p->is.number, (int)(s - p->steps), l->op.error.seq);
     l->each[l->n].request = s->request;
     l->each[l->n++].context = s->is.team->context;
     s->is.team->context->users++;
@@ -193,8 +199,8 @@ static int step(queue *q, ucch_step *s) {
     int mine = ucch_stream_of(s), status = enter(q, mine, &stream);
     if (!status) status = await_earlier(q, s, mine, stream);
     if (status) return status;
-    if (s->is.kind == STEP_COLL && q->p->in_graph) return UCCH_FAIL_ARGUMENT;
-    if (s->is.kind == STEP_COLL) {
+    if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
+    if (s->is.kind == UCCH_STEP_COLL) {
         ucch_lock();
         status = launch_locked(q->p, s, q->l, stream);
         ucch_unlock();
@@ -205,22 +211,9 @@ static int step(queue *q, ucch_step *s) {
 
 /* ---- messages ---- */
 
-/* Tell the network threads, if they carry the channel, what this call makes of its next pieces. */
-static int announce(const queue *q, const ucch_channel *channel, size_t bytes, size_t piece) {
-    return channel->flow ? ucch_flow_due(channel->flow, bytes, piece, q->l->op.error.seq, q->p->about.signature) : 0;
-}
-
-/* Let a stream wait for the other one that used the channel last, if one did. */
-static int take_over(queue *q, ucch_channel *channel, int mine, void *stream) {
-    int last = channel->stream;
-    if (q->alone) return 0; /* behind all of them, as these are behind it */
-    channel->stream = mine;
-    return last && last != mine ? ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream) : 0;
-}
-
 /* A piece in a graph: its kernel knows when it runs which of the channel's it is, and so its slot. */
 static int piece_in_graph(queue *q, ucch_channel *channel, const ucch_step *s, char *data, size_t bytes) {
-    int comes = s->is.kind == STEP_RECV;
+    int comes = s->is.kind == UCCH_STEP_RECV;
     int status = q->fused->n == UCCH_MOST_MOVES ? flush(q) : 0;
     int waits = !comes || !channel->by_flags;
     ucch_move m = {.src = comes ? channel->seen : data,
@@ -276,9 +269,8 @@ static int send_chunk(queue *q, ucch_channel *to, const chunk *some, void *strea
  * the next chunk into other slots. */
 static int receive_chunk(queue *q, ucch_channel *from, const chunk *some, int last, void *stream) {
     uint32_t first = ucch_channel_take(from, some->n), end = first + some->n;
-    int status = q->owed.seen
-                     ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, q->c->post, stream)
-                     : wait_counter(q, from->published, end, stream);
+    int status = q->owed.seen ? ucch_counter_turn(q->owed, q->value, from->published, end, q->c->await, stream)
+                              : wait_counter(q, from->published, end, stream);
     q->owed = (ucch_counter){NULL, NULL};
     if (!status) status = copy_chunk(q, from, first, some, 1, stream);
     if (status || last || q->alone) return status ? status : signal_counter(q, from->consumed, end, stream);
@@ -295,9 +287,15 @@ static uint64_t pieces_of(const queue *q, const ucch_step *s) {
 /* Before a message's first piece: 0, or a failure. */
 static int begin_message(queue *q, ucch_step *s, ucch_channel *channel, void *stream) {
     int mine = ucch_stream_of(s), status = await_earlier(q, s, mine, stream);
-    if (status || q->p->in_graph) return status;
-    status = take_over(q, channel, mine, stream);
-    return status ? status : announce(q, channel, ucch_step_span(s)->count, ucch_piece_of(q->c, s));
+    if (status || q->p->is.in_graph) return status;
+    int last =
+        channel->stream; /* that used the channel; a call in one stream is behind all of them, and these behind it */
+    if (!q->alone) channel->stream = mine;
+    if (!q->alone && last && last != mine) status = ucch_stream_follow(q->c->tail[last], q->c->streams[last], stream);
+    if (status || !channel->flow) return status;
+    /* Network threads carry the channel: they are told what this call makes of its next pieces. */
+    return ucch_flow_due(channel->flow, ucch_step_span(s)->count, ucch_piece_of(q->c, s), q->l->op.error.seq,
+                         q->p->about.signature);
 }
 
 static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
@@ -310,11 +308,11 @@ static int next_chunk(queue *q, ucch_step *s, ucch_channel *channel) {
     int status = enter(q, ucch_stream_of(s), &stream);
     if (!status && nth == 0) status = begin_message(q, s, channel, stream);
     s->left -= some.n;
-    if (!status && q->p->in_graph)
+    if (!status && q->p->is.in_graph)
         status = piece_in_graph(q, channel, s, some.data, length);
     else if (!status)
-        status = s->is.kind == STEP_SEND ? send_chunk(q, channel, &some, stream)
-                                         : receive_chunk(q, channel, &some, !s->left, stream);
+        status = s->is.kind == UCCH_STEP_SEND ? send_chunk(q, channel, &some, stream)
+                                              : receive_chunk(q, channel, &some, !s->left, stream);
     return status || s->left ? status : mark(q, s, stream);
 }
 
@@ -340,19 +338,55 @@ static int is_copy(const ucch_step *s, int kind) {
     return s->is.kind == kind && s->left && ucch_stream_of(s) == STREAM_WIRES;
 }
 
-/* One message more for the kernel. */
+/* One message more for the kernel, of pieces that are counted now; what is sent before what is received. One that has
+ * the ring of another begins behind it. */
 static int add_copy(queue *q, ucch_step *s, ucch_ring_copies *all, void *stream) {
     const ucch_span *span = ucch_step_span(s);
     ucch_channel *channel = ucch_step_channel(q->c, s);
-    int status = begin_message(q, s, channel, stream);
-    if (!status) ucch_copies_add(all, channel, ucch_step_address(q->p, span), span->count, s->is.kind == STEP_RECV);
-    return status;
+    int comes = s->is.kind == UCCH_STEP_RECV, status = begin_message(q, s, channel, stream);
+    if (status) return status;
+    size_t piece = ucch_piece_of(q->c, s);
+    uint32_t pieces = (uint32_t)pieces_of(q, s), begins = 0;
+    unsigned *tell = (comes ? channel->consumed : channel->published).seen;
+    for (unsigned k = 0; k < all->n; k++)
+        if (all->each[k].tell == tell) begins = all->each[k].ends;
+    all->each[all->n++] = (ucch_ring_copy){.data = ucch_step_address(q->p, span),
+                                           .ring = channel->seen,
+                                           .wait = (comes ? channel->published : channel->consumed).seen,
+                                           .tell = tell,
+                                           .bytes = span->count,
+                                           .piece = (unsigned)piece,
+                                           .stride = (unsigned)channel->stride,
+                                           .before = ucch_channel_take(channel, pieces),
+                                           .begins = begins,
+                                           .ends = begins + pieces,
+                                           .room = comes ? 0 : UCCH_RING_SLOTS};
+    all->out += !comes;
+    return 0;
+}
+
+/* Both directions are one kernel, with blocks of its own for either, so that no rank waits for another one for ever
+ * where a device runs one stream after the other. Rings, words and the order of pieces are those of copies by the
+ * driver, which the other end may do; the host lets the kernel go as it lets streams go, by the words. */
+static int launch_copies(const ucch_channels *c, ucch_ring_copies *all, void *stream) {
+    uint64_t longest = 1;
+    for (unsigned k = 0; k < all->n; k++) {
+        const ucch_ring_copy *m = &all->each[k];
+        uint64_t piece = m->bytes < m->piece ? m->bytes : m->piece;
+        longest = piece > longest ? piece : longest;
+    }
+    uint64_t slices = (longest + COPY_SLICE - 1) / COPY_SLICE;
+    all->width = slices < COPY_BLOCKS ? (unsigned)slices : COPY_BLOCKS;
+    all->arrived = c->joined;
+    void *arguments[] = {all};
+    return ucch_device_fail(ucch_bound_ops()->launch(c->copies, 2 * all->width, COPY_THREADS, arguments, stream),
+                            "launch");
 }
 
 /* What wires carry of these steps and is short, by a kernel: 0, or a failure. More than one has room for is left to the
  * rounds, in the same stream. */
 static int by_kernel(queue *q, int first, int end) {
-    static const int kinds[] = {STEP_SEND, STEP_RECV};
+    static const int kinds[] = {UCCH_STEP_SEND, UCCH_STEP_RECV};
     ucch_ring_copies all = {.n = 0};
     void *stream;
     int many = 0, status;
@@ -363,7 +397,7 @@ static int by_kernel(queue *q, int first, int end) {
     for (int k = 0; k < 2; k++)
         for (int i = first; i < end && !status; i++)
             if (is_copy(&q->p->steps[i], kinds[k])) status = add_copy(q, &q->p->steps[i], &all, stream);
-    if (!status) status = ucch_copies_launch(q->c, &all, stream);
+    if (!status) status = launch_copies(q->c, &all, stream);
     for (int i = first; i < end && !status; i++)
         if (is_copy(&q->p->steps[i], q->p->steps[i].is.kind)) {
             q->p->steps[i].left = 0;
@@ -380,13 +414,13 @@ static int messages(queue *q, int first, int end) {
     }
     int status = by_kernel(q, first, end);
     for (int early = 1; early >= 0 && !status; early--) {
-        for (int ahead = q->p->in_graph ? AHEAD : 0; ahead && !status; ahead--) {
-            int sent = round_of(q, first, end, STEP_SEND, early);
+        for (int ahead = q->p->is.in_graph ? AHEAD : 0; ahead && !status; ahead--) {
+            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
             status = sent < 0 ? sent : 0;
         }
         for (int moved = 1; moved > 0 && !status;) {
-            int sent = round_of(q, first, end, STEP_SEND, early);
-            int received = sent < 0 ? sent : round_of(q, first, end, STEP_RECV, early);
+            int sent = round_of(q, first, end, UCCH_STEP_SEND, early);
+            int received = sent < 0 ? sent : round_of(q, first, end, UCCH_STEP_RECV, early);
             status = received < 0 ? received : 0;
             moved = sent + received;
         }
@@ -400,18 +434,12 @@ static int messages(queue *q, int first, int end) {
  * allocations may wait for streams. */
 int ucch_enqueue_scratch(ucch_program *p) {
     ucch_channels *c = p->channels;
-    int bank = p->in_graph ? GRAPH_BANK : (int)(c->banked & 1);
-    int status = p->tmp_bytes ? ucch_channels_scratch(c, bank, p->tmp_bytes) : 0;
+    int bank = p->is.in_graph ? GRAPH_BANK : (int)(c->banked & 1);
+    int status = p->is.tmp_bytes ? ucch_channels_scratch(c, bank, p->is.tmp_bytes) : 0;
     for (int i = 0; i < p->nsteps && !p->reserved && !status; i++)
         if (ucch_step_is_message(&p->steps[i])) status = ucch_step_reserve(c, &p->steps[i]);
     p->reserved |= !status;
     return status;
-}
-
-/* 0 if the call can be queued now, UCCH_LATER, or a failure. Before other ranks are told of the call. */
-int ucch_enqueue_ready_locked(ucch_program *p) {
-    if (p->channels->failed) return UCCH_FAIL_BROKEN;
-    return ucch_channels_room(p->channels) ? 0 : UCCH_LATER;
 }
 
 static uint64_t moved_by(const ucch_program *p) {
@@ -426,14 +454,14 @@ static uint64_t moved_by(const ucch_program *p) {
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream) {
     ucch_channels *c = p->channels;
     uint64_t moved = moved_by(p);
-    int fits = ucch_fused_fits(p, moved), graph = p->in_graph;
+    int fits = ucch_fused_fits(p, moved), graph = p->is.in_graph;
     ucch_moves fused;
     queue q = {.p = p, .c = c, .l = l, .stream = stream, .bank = -1, .apart = graph && !fits};
     fused.n = 0;
     q.fused = fits || graph ? &fused : NULL;
     q.alone = q.fused || moved < ALONE_BYTES;
-    if (p->tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
-    if (p->tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
+    if (p->is.tmp_bytes && !graph) q.bank = (int)(c->banked++ & 1);
+    if (p->is.tmp_bytes) p->base[UCCH_TMP] = c->scratch[graph ? GRAPH_BANK : q.bank];
     for (int i = 0; i < p->nsteps; i++)
         p->steps[i].turn = 0; /* those that move nothing are not waited for */
     int status = graph ? flush(&q) : q.alone ? begin_alone(&q) : ucch_event_record(&c->began, stream);

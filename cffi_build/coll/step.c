@@ -9,29 +9,69 @@ char *ucch_step_address(const ucch_program *p, const ucch_span *span) {
     return p->base[span->base] ? p->base[span->base] + span->offset : NULL;
 }
 
+/* ---- tags between hosts ----
+ *
+ * libucc matches messages by a collective's number alone: ranks of two hosts that call different things would take each
+ * other's data for their own. So calls on a team of several hosts have tags of ours: the number, and above its lowest
+ * bits the call's salt. Collectives whose tags are equal by chance are not in flight at the same time: what one that
+ * has ended here has sent is before what the next one sends. */
+
+static uint16_t tag_of(const ucch_step *s) {
+    uint32_t next = (s->is.team->number ^ s->program->is.salt << NUMBER_BITS) % (1 << TAG_BITS);
+    return s->request ? s->args.tag : (uint16_t)next;
+}
+
+static int is_tagged(const ucch_step *s) { return s->is.team->tags && !s->program->is.on_device; }
+
+/* True if the tag of a collective that is to be posted is free. */
+int ucch_tag_is_free_locked(const ucch_step *s) {
+    return !is_tagged(s) || !(s->is.team->tags[tag_of(s) / 64] >> tag_of(s) % 64 & 1);
+}
+
+/* Give a collective that is being made its tag. */
+static void give_tag_locked(ucch_step *s) {
+    if (!is_tagged(s)) return;
+    s->args.tag = tag_of(s);
+    s->args.mask |= MASK_TAG;
+    s->is.team->number++;
+}
+
+/* A collective's tag is in use, or no longer. */
+static void hold_tag_locked(const ucch_step *s, int held) {
+    if (!is_tagged(s)) return;
+    uint64_t *word = &s->is.team->tags[s->args.tag / 64], bit = (uint64_t)1 << s->args.tag % 64;
+    *word = held ? *word | bit : *word & ~bit;
+}
+
+/* ---- running them ---- */
+
 int ucch_step_init_locked(ucch_program *p, ucch_step *s) {
     /* Both forms of a buffer begin with its address; the memory type follows at another place in each. */
     s->args.src.info.buffer = ucch_step_address(p, &s->is.src);
     s->args.dst.info.buffer = ucch_step_address(p, &s->is.dst);
-    *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->mem_type;
-    *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->mem_type;
-    ucch_tag_give_locked(s);
+    *(s->is.tables[0] ? &s->args.src.info_v.mem_type : &s->args.src.info.mem_type) = p->is.memory_type;
+    *(s->is.tables[2] ? &s->args.dst.info_v.mem_type : &s->args.dst.info.mem_type) = p->is.memory_type;
+    give_tag_locked(s);
     return ucc_collective_init(&s->args, &s->request, s->is.team->handle);
 }
 
-static int post_coll_locked(ucch_step *s) {
-    s->errors = ucch_endpoint_errors();
-    int status = ucc_collective_post(s->request);
+static int post_coll_locked(ucch_program *p, ucch_step *s) {
+    int status = s->request ? 0 : ucch_step_init_locked(p, s);
     if (status < 0) return status;
-    ucch_tag_hold_locked(s, 1);
+    s->is.team->head = s->next;
+    s->errors = ucch_endpoint_errors();
+    status = ucc_collective_post(s->request);
+    if (status < 0) return status;
+    hold_tag_locked(s, 1);
     s->state = POSTED;
     return 0;
 }
 
 /* The task that a local step on device memory is. */
 void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) {
+    int kind = s->is.kind - UCCH_STEP_LOCAL;
     *task = (ucch_task){
-        .kind = s->is.kind - STEP_COPY,
+        .kind = kind,
         .op = s->is.op,
         .dtype = s->is.dtype,
         .to = s->is.to,
@@ -39,7 +79,7 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
         .dst = ucch_step_address(p, &s->is.dst),
         .count = s->is.dst.count,
         .src_bytes = ucch_step_bytes((ucc_datatype_t)s->is.dtype, 1),
-        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(s->is.kind == STEP_CAST ? s->is.to : s->is.dtype), 1),
+        .dst_bytes = ucch_step_bytes((ucc_datatype_t)(kind == UCCH_CAST ? s->is.to : s->is.dtype), 1),
         .factor = s->is.factor,
     };
 }
@@ -47,25 +87,25 @@ void ucch_step_task(const ucch_program *p, const ucch_step *s, ucch_task *task) 
 static int local_locked(ucch_program *p, ucch_step *s) {
     ucch_task task;
     ucch_step_task(p, s, &task);
-    s->state = p->on_device ? POSTED : FINISHED;
-    if (!p->on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
-    if (!s->work && !(s->work = ucch_work_new())) return UCCH_FAIL_MEMORY;
-    return ucch_work_begin_locked(s->work, &task);
+    s->state = p->is.on_device ? POSTED : FINISHED;
+    if (!p->is.on_device) return ucch_task_compute(&task, task.src, task.dst, task.count);
+    return ucch_work_begin_locked(&s->work, &task);
 }
 
 /* The message ops of a program are ops of their own on the active list; their deadline is the program's. */
 static int post_message(ucch_program *p, ucch_step *s) {
     const ucch_span *span = ucch_step_span(s);
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
-    uint64_t salt = (uint64_t)(p->salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->salt % (1 << SALT_BITS / 2)) << 11;
+    uint64_t salt = (uint64_t)(p->is.salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->is.salt % (1 << SALT_BITS / 2))
+                                                                              << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
-    ucch_start start = {.what = s->is.kind == STEP_SEND ? START_SEND : START_RECV,
+    ucch_start start = {.what = s->is.kind == UCCH_STEP_SEND ? START_SEND : START_RECV,
                         .ep = s->is.ep,
                         .buffer = ucch_step_address(p, span),
                         .bytes = span->count,
                         .tag = tag,
                         .mask = ~(uint64_t)0,
-                        .mem_type = p->mem_type};
+                        .mem_type = p->is.memory_type};
     s->state = POSTED;
     return ucch_message_start_locked(s->message, s->is.worker, &start);
 }
@@ -77,10 +117,10 @@ static int go_on(ucch_program *p, ucch_step *s) {
     return state;
 }
 
-/* Begin a step whose turn it is; a collective's request is there. */
+/* Begin a step whose turn it is. */
 int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind == STEP_COLL) return post_coll_locked(s);
-    if (s->is.kind == STEP_EXCHANGE) {
+    if (s->is.kind == UCCH_STEP_COLL) return post_coll_locked(p, s);
+    if (s->is.kind == UCCH_STEP_EXCHANGE) {
         ucch_exchange_begin(ucch_board_parcels(p->board), &s->exchange, p->op.error.seq, p->about.signature);
         return go_on(p, s);
     }
@@ -89,24 +129,24 @@ int ucch_step_post_locked(ucch_program *p, ucch_step *s) {
 
 /* 1 when the posted step has finished, 0 when not yet, negative on failure. */
 int ucch_step_poll_locked(ucch_program *p, ucch_step *s) {
-    if (s->is.kind >= STEP_COPY) {
+    if (s->is.kind >= UCCH_STEP_LOCAL) {
         int status = ucch_work_poll_locked(s->work);
         if (status == 1) s->state = FINISHED;
         return status;
     }
-    if (s->is.kind == STEP_EXCHANGE) return go_on(p, s);
-    if (s->is.kind != STEP_COLL) {
+    if (s->is.kind == UCCH_STEP_EXCHANGE) return go_on(p, s);
+    if (s->is.kind != UCCH_STEP_COLL) {
         ucch_op *op = ucch_message_op(s->message);
         if (op->state == UCCH_ACTIVE) return 0;
         s->state = FINISHED;
         if (op->state == UCCH_FAILED) return op->error.status;
-        return s->is.kind == STEP_RECV && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
+        return s->is.kind == UCCH_STEP_RECV && ucch_board_lossy(p->board) ? UCCH_FAIL_LOST : 1;
     }
     int status = s->request->status;
     if (status == UCC_INPROGRESS) return 0;
     s->state = FINISHED;
     s->is.team->context->users--;
-    ucch_tag_hold_locked(s, 0);
+    hold_tag_locked(s, 0);
     /* It may have been this collective's endpoint; if it was, the data is garbage. A schedule of libucc's of
      * which a task has failed may be as before its start (UCC_OPERATION_INITIALIZED). */
     int garbage = ucch_endpoint_errors() != s->errors || ucch_board_doubtful(p->board, p->op.error.seq);
@@ -137,14 +177,18 @@ int ucch_step_goes_first(const ucch_step *s) {
 }
 
 int ucch_stream_of(const ucch_step *s) {
-    if (!ucch_step_is_message(s)) return s->is.kind == STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
+    if (!ucch_step_is_message(s)) return s->is.kind == UCCH_STEP_COLL ? STREAM_NATIVE : STREAM_LOCAL;
     if (s->program->channels->copies && ucch_step_goes_first(s)) return STREAM_WIRES;
-    return s->is.kind == STEP_SEND ? STREAM_OUT : STREAM_IN;
+    return s->is.kind == UCCH_STEP_SEND ? STREAM_OUT : STREAM_IN;
+}
+
+static int ring_of(const ucch_channels *c, const ucch_step *s) {
+    return ucch_ring_for(c, s->is.peer, ucch_step_span(s)->count, s->program->is.in_graph);
 }
 
 /* The channel that a message goes by. */
 ucch_channel *ucch_step_channel(const ucch_channels *c, const ucch_step *s) {
-    return ucch_channel_for(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count, s->program->in_graph);
+    return ucch_channels_at(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));
 }
 
 /* Bytes of the pieces that a message goes in. */
@@ -155,6 +199,5 @@ size_t ucch_piece_of(const ucch_channels *c, const ucch_step *s) {
 /* Have what a message needs: 0, or a failure. */
 int ucch_step_reserve(ucch_channels *c, const ucch_step *s) {
     if (!ucch_step_span(s)->count) return 0;
-    return ucch_channels_reserve(c, s->is.peer, s->is.kind == STEP_RECV, ucch_step_span(s)->count,
-                                 s->program->in_graph);
+    return ucch_channels_ring(c, s->is.peer, s->is.kind == UCCH_STEP_RECV, ring_of(c, s));
 }

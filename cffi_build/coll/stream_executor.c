@@ -1,7 +1,7 @@
 /* Calls that a vendor's own library does alone, launched into the caller's stream: the stream orders them, so nothing
  * waits and nothing has to be polled for the next kernel to run. libucc calls it a triggered post on an execution
  * engine; TL/NCCL and TL/RCCL launch on the engine's stream at once. The requests are collected later. Calls that are
- * queued in several streams (schedule.c) are kept here too. */
+ * queued in several streams (schedule.c) are kept here too, and so is the watch over those in graphs. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ ucch_op *ucch_launch_failed(void) { return failed; }
 static void end_locked(ucch_launch *l, int status, int peer) {
     ucch_board_ended_locked(l->board, &l->op, status, l->about.bytes);
     if (status < 0 && !l->parent) ucch_board_blame(l->board, &l->op);
-    int queued = l->ticket.value != 0; /* or no stream waits for another rank, and those before it go on */
+    int queued = l->call != 0; /* or no stream waits for another rank, and those before it go on */
     if (status < 0 && l->channels && (queued || status != UCCH_FAIL_REFUSED))
         ucch_channels_fail_locked(l->channels, status == UCCH_FAIL_MISMATCH ? l->op.error.seq : 0);
     ucch_board_launched(l->board, -1);
@@ -36,15 +36,19 @@ static void end_locked(ucch_launch *l, int status, int peer) {
     if (l->parent) ucch_op_end_locked(&l->parent->op, status, -1, peer);
 }
 
+static const char *reason(int status) {
+    return status == UCCH_FAIL_TIMEOUT      ? "not complete in time"
+           : status == UCCH_FAIL_PEER       ? "another rank has left the job or died"
+           : status == UCCH_FAIL_CONNECTION ? "a connection with another rank has broken"
+           : status == UCCH_FAIL_REFUSED    ? "another rank refused its part of the call"
+           : status == UCCH_FAIL_REVOKED    ? "the communicator has been revoked"
+           : status == UCCH_FAIL_OVERLAP    ? "two of them ran at a time"
+                                            : "another rank called something else";
+}
+
 /* The vendor's kernel waits in its stream for peers that will not come, and so does a thread that waits for the stream:
  * no caller may be left to raise an error, so it is logged here. */
 static void give_up_locked(ucch_launch *l, int status, int peer) {
-    const char *why = status == UCCH_FAIL_TIMEOUT      ? "not complete in time"
-                      : status == UCCH_FAIL_PEER       ? "another rank has left the job or died"
-                      : status == UCCH_FAIL_CONNECTION ? "a connection with another rank has broken"
-                      : status == UCCH_FAIL_REFUSED    ? "another rank refused its part of the call"
-                      : status == UCCH_FAIL_REVOKED    ? "the communicator has been revoked"
-                                                       : "another rank called something else";
     char label[UCCH_LABEL_BYTES] = "a call";
     ucch_board_own_label(l->board, l->op.error.seq, label);
     unsigned long long number = l->op.error.seq;
@@ -53,7 +57,7 @@ static void give_up_locked(ucch_launch *l, int status, int peer) {
     end_locked(l, status, peer);
     if (!has_listener)
         fprintf(stderr, "ucc_hetero: %s (call %llu of its communicator) in a stream: %s after %.3g s; %s\n", label,
-                number, why, l->op.error.elapsed,
+                number, reason(status), l->op.error.elapsed,
                 goes_on ? "the stream goes on without its result" : "the stream cannot go on, end this process");
 }
 
@@ -66,7 +70,7 @@ static int lost(ucch_launch *l, int *peer) {
 
 /* Why the result is undefined, and by which rank: another rank released its streams, or this one did; or 0. */
 static int tainted(ucch_launch *l, int *peer) {
-    int by = l->channels ? ucch_channels_tainted_by(l->channels, l->ticket) : -1;
+    int by = l->channels ? ucch_channels_tainted_by(l->channels, l->call) : -1;
     if (by < 0) return 0;
     int bad = ucch_board_verdict(l->board, l->op.error.seq, peer);
     if (bad) return bad; /* that is why */
@@ -78,7 +82,7 @@ static int tainted(ucch_launch *l, int *peer) {
 /* Collect what has ended. */
 static int collect_locked(ucch_op *op) {
     ucch_launch *l = (ucch_launch *)op;
-    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->ticket))) return 0;
+    if (l->queueing || (l->channels && !ucch_channels_done(l->channels, l->call))) return 0;
     int status = 0, peer = -1;
     for (int i = 0; i < l->n; i++) {
         if (l->each[i].request->status == UCC_INPROGRESS) return 0;
@@ -104,7 +108,7 @@ static int check_locked(ucch_op *op, double now) {
     int bad = ucch_board_verdict(l->board, op->error.seq, &op->error.peer);
     /* Calls before a refused one end as they would have: until then no stream is let go. */
     int early = bad == UCCH_FAIL_REFUSED && l->channels && !l->channels->failed;
-    if (early && !ucch_channels_first(l->channels, l->ticket)) return 0;
+    if (early && !ucch_channels_first(l->channels, l->call)) return 0;
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
@@ -124,16 +128,17 @@ static const ucch_op_kind parent_kind = {.way = UCCH_BY_CONTEXTS, .abandon_locke
 
 /* ---- beginning ---- */
 
+/* 0 if the call can be made now, UCCH_LATER, or a failure. Before other ranks are told of the call. */
 static int judge_locked(ucch_program *p, void *send, void *recv) {
     if (send && send == recv) return UCCH_ALIASED;
-    if (ucch_board_broken(p->board)) return UCCH_FAIL_BROKEN;
-    return p->channels ? ucch_enqueue_ready_locked(p) : 0;
+    if (ucch_board_broken(p->board) || (p->channels && p->channels->failed)) return UCCH_FAIL_BROKEN;
+    return p->channels && !ucch_channels_room(p->channels) ? UCCH_LATER : 0;
 }
 
 /* True if earlier calls on the program's teams have all been posted: the order of posting is that of calling. */
 static int next_in_line(const ucch_program *p) {
     for (int i = 0; i < p->nsteps; i++)
-        if (p->steps[i].is.kind == STEP_COLL && p->steps[i].is.team->head) return 0;
+        if (p->steps[i].is.kind == UCCH_STEP_COLL && p->steps[i].is.team->head) return 0;
     return 1;
 }
 
@@ -177,7 +182,7 @@ static ucch_launch *begin_locked(const asked *a, int *status) {
     int peer, bad = ucch_program_enter_locked(p, &l->op, &l->about, a->timeout, &peer);
     if (a->has_parent) adopt_locked(p, l);
     if (!bad && l->channels) {
-        l->ticket = ucch_channels_ticket(l->channels);
+        l->call = ++l->channels->calls;
         l->queueing = 1;
     }
     *status = bad || l->channels ? bad : ucch_post_steps_locked(p, l, a->stream);
@@ -192,7 +197,7 @@ static int enqueue(const asked *a, ucch_launch *l) {
     UCCH_LOCKED;
     l->queueing = 0;
     if (status < 0) {
-        ucch_channels_end(l->channels, l->ticket);
+        ucch_channels_end(l->channels, l->call);
         if (l->op.state == UCCH_ACTIVE) end_locked(l, status, -1);
     }
     return status;
@@ -260,6 +265,74 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
     return launch(&a, &status) ? 0 : status;
 }
 
+/* ---- calls in graphs ----
+ *
+ * No host takes part when they are replayed: their kernels count in pinned memory how many have begun and ended, and
+ * say what they found wrong, and the progress thread looks at that. */
+
+static uint32_t word_of(const ucch_line *line) { return __atomic_load_n(&line->word, __ATOMIC_ACQUIRE); }
+
+/* True if a kernel has been under way for too long. */
+static int is_late(ucch_graphs *g, double now) {
+    uint32_t begun = word_of(&g->words->begun), ended = word_of(&g->words->ended);
+    if (begun != g->begun || ended != g->ended) g->since = now;
+    g->begun = begun;
+    g->ended = ended;
+    return begun != ended && g->timeout > 0 && now - g->since > g->timeout;
+}
+
+static int check_graphs_locked(ucch_op *op, double now) {
+    ucch_graphs *g = (ucch_graphs *)op;
+    uint32_t wrong = word_of(&g->words->wrong);
+    int late = is_late(g, now), rank = -1, under_way = g->begun != g->ended;
+    op->error.peer = -1;
+    if (wrong) return wrong == REPLAY_OVERLAPS ? UCCH_FAIL_OVERLAP : UCCH_FAIL_MISMATCH;
+    int status = ucch_channels_lost(g->channels, op->error.seq, &rank);
+    if (!status) rank = ucch_channels_tainted_by(g->channels, UINT64_MAX); /* whose data is undefined */
+    if (!status && rank >= 0 && rank != g->channels->rank) status = UCCH_FAIL_PEER;
+    if (status) op->error.peer = ucch_board_peer(g->board, rank);
+    int other = ucch_board_mismatch(g->board, op->error.seq); /* when it was captured */
+    if (other >= 0) {
+        op->error.peer = other;
+        return UCCH_FAIL_MISMATCH;
+    }
+    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) >= 0) status = UCCH_FAIL_PEER;
+    return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
+}
+
+/* There may be no caller left to raise an error, so it is logged here; the communicator's next call raises it, too. */
+static void abandon_graphs_locked(ucch_op *op, int status) {
+    ucch_graphs *g = (ucch_graphs *)op;
+    int first = !g->channels->failed; /* or that was said */
+    op->started = g->since;
+    ucch_channels_fail_locked(g->channels, 0);
+    ucch_op_end_locked(op, status, -1, op->error.peer);
+    ucch_board_blame(g->board, op);
+    if (first)
+        fprintf(stderr, "ucc_hetero: calls in graphs: %s; streams go on without their results\n", reason(status));
+}
+
+static const ucch_op_kind watching = {UCCH_IN_STREAMS, NULL, check_graphs_locked, abandon_graphs_locked};
+
+/* A call, the communicator's `number`, is captured; replays may take `timeout` seconds each, 0: any time. */
+static void watch_locked(ucch_graphs *g, ucch_board *board, uint64_t number, double timeout) {
+    int begins = !g->watch.kind;
+    g->watch.kind = &watching;
+    g->watch.error.seq = number;
+    g->board = board;
+    g->timeout = timeout;
+    if (begins) ucch_op_begin_locked(&g->watch, 0);
+}
+
+/* Let a stream that is captured wait for the communicator's last call in this capture, whatever stream that is in: one
+ * runs at a time. */
+static int follow(ucch_graphs *g, void *stream) {
+    uint64_t capture = ucch_stream_captures((uintptr_t)stream);
+    int same = g->last && capture == g->capture;
+    g->capture = capture;
+    return same ? ucch_device_fail(ucch_bound_ops()->stream_wait(stream, g->last), "a stream's wait") : 0;
+}
+
 /* With the turn at queueing: tell the other ranks of a call that is about to be captured, if it can be. Messages are
  * no call: their two ranks alone know of them. */
 static int begin_capture(ucch_program *p, int is_call, double timeout) {
@@ -273,7 +346,7 @@ static int begin_capture(ucch_program *p, int is_call, double timeout) {
         ucch_record_end(ucch_board_record(p->board, UCCH_RECORD_GRAPH, number, p->about.signature, p->about.label), 0);
         status = ucch_board_verdict(p->board, number, &peer);
     }
-    ucch_graphs_watch_locked(&p->channels->graphs, p->board, number, timeout);
+    watch_locked(&p->channels->graphs, p->board, number, timeout);
     return status;
 }
 
@@ -289,7 +362,7 @@ int ucch_program_capture(ucch_program *p, int is_call, uintptr_t send, uintptr_t
     p->base[UCCH_SEND] = (char *)send;
     p->base[UCCH_RECV] = (char *)recv;
     int status = begin_capture(p, is_call, timeout);
-    if (!status) status = ucch_graphs_follow(&p->channels->graphs, (void *)stream);
+    if (!status) status = follow(&p->channels->graphs, (void *)stream);
     if (!status) status = ucch_enqueue(p, NULL, (void *)stream);
     if (!status) status = ucch_event_record(&p->channels->graphs.last, (void *)stream);
     ucch_give(&queueing, UCCH_AT_QUEUE);

@@ -12,8 +12,8 @@ struct ucch_launch {
     ucch_board *board;
     ucch_record about;       /* as a program's */
     ucch_program *parent;    /* a program whose caller waits for it, not for the launch */
-    ucch_channels *channels; /* those it went through: it has ended when `ticket` is there */
-    ucch_ticket ticket;
+    ucch_channels *channels; /* those it went through */
+    uint64_t call;           /* its number there, once it has one; 0: none */
     struct {
         ucc_coll_req_h request;
         ucch_context *context;
@@ -25,7 +25,6 @@ int ucch_program_queue(ucch_program *p, void *send, void *recv, double timeout, 
 
 /* schedule.c: a whole program into streams at once */
 int ucch_enqueue_scratch(ucch_program *p);
-int ucch_enqueue_ready_locked(ucch_program *p);
 int ucch_enqueue(ucch_program *p, ucch_launch *l, void *stream);
 int ucch_post_steps_locked(ucch_program *p, ucch_launch *l, void *stream);
 
@@ -35,13 +34,5 @@ void ucch_fused_join(const ucch_program *p, ucch_moves *w);
 int ucch_fused_fits(const ucch_program *p, uint64_t moved);
 int ucch_fused_launch(const ucch_program *p, ucch_moves *w, int apart, void *stream);
 int ucch_fused_sliced(const ucch_program *p);
-
-/* copies.c: short messages of a stage that wires carry, by one kernel */
-void ucch_copies_add(ucch_ring_copies *all, ucch_channel *channel, char *data, size_t bytes, int comes);
-int ucch_copies_launch(const ucch_channels *c, ucch_ring_copies *all, void *stream);
-
-/* graphs.c: watch over the replays of graphs */
-int ucch_graphs_follow(ucch_graphs *graphs, void *stream);
-void ucch_graphs_watch_locked(ucch_graphs *graphs, ucch_board *board, uint64_t number, double timeout);
 
 #endif

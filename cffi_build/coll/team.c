@@ -23,34 +23,26 @@ ucch_team *ucch_team_new(ucch_context *context, ucc_team_h handle) {
     if (!team) return NULL;
     team->handle = handle;
     team->context = context;
-    team->tail = &team->head;
     return team;
+}
+
+/* The team's ranks are on several hosts; nothing was posted on it. 0, or a failure. */
+int ucch_team_far(ucch_team *team) {
+    team->tags = calloc((1 << TAG_BITS) / 64, sizeof(uint64_t));
+    return team->tags ? 0 : UCCH_FAIL_MEMORY;
 }
 
 /* ---- the queue ---- */
 
 void ucch_team_enqueue_locked(ucch_step *s) {
-    ucch_team *t = s->is.team;
-    s->next = NULL;
-    *t->tail = s;
-    t->tail = &s->next;
-    t->context->users++;
+    UCCH_APPEND(s->is.team->head, s, next);
+    s->is.team->context->users++;
 }
-
-static void take_out(ucch_team *t, ucch_step **at) {
-    *at = (*at)->next;
-    if (!*at) t->tail = at;
-}
-
-void ucch_team_dequeue_locked(ucch_step *s) { take_out(s->is.team, &s->is.team->head); }
 
 /* A step that will not be posted, or was: its program is over. */
 void ucch_team_leave_locked(ucch_step *s) {
-    ucch_step **at = &s->is.team->head;
+    UCCH_UNLINK(s->is.team->head, s, next);
     s->is.team->context->users--;
-    while (*at && *at != s)
-        at = &(*at)->next;
-    if (*at) take_out(s->is.team, at);
 }
 
 /* libucc numbers a team's collectives when their requests are made, which has to be in one order on every rank: that of
@@ -121,9 +113,8 @@ void ucch_request_drop_locked(ucc_coll_req_h request, int on_device) {
 }
 
 void ucch_team_free(ucch_team *team) {
-    ucch_lock();
+    UCCH_LOCKED;
     drop_engines(team);
-    ucch_unlock();
     free(team->tags);
     free(team);
 }

@@ -40,8 +40,6 @@ int ucch_task_compute(const ucch_task *t, char *src, char *dst, uint64_t count) 
     }
 }
 
-ucch_work *ucch_work_new(void) { return calloc(1, sizeof(ucch_work)); }
-
 void ucch_work_free(ucch_work *w) {
     if (w && w->event && ucch_bound() >= 0) ucch_bound_ops()->event_free(w->event);
     free(w);
@@ -57,22 +55,16 @@ int ucch_device_reserve(void) {
     return status;
 }
 
+void *ucch_way_stream(int way) { return streams[way]; }
+
 /* Queue a copy that goes this way, behind all others that do. */
-int ucch_work_copy(int way, void *dst, const void *src, size_t bytes) {
+int ucch_way_copy(int way, void *dst, const void *src, size_t bytes) {
     return ucch_device_fail(ucch_bound_ops()->copy(dst, src, bytes, streams[way]), "copy");
 }
 
-/* Copy or convert pieces by a kernel. */
-int ucch_work_pieces(int way, void *function, const ucch_pieces *all) {
-    return ucch_kernel_pieces(function, all, streams[way]);
-}
-
-/* Record an event, made at first use, behind what was queued this way. */
-int ucch_work_mark(int way, void **event) { return ucch_event_record(event, streams[way]); }
-
 static int mark(ucch_work *w, int way, int phase) {
     w->phase = phase;
-    return ucch_work_mark(way, &w->event);
+    return ucch_event_record(&w->event, streams[way]);
 }
 
 /* Ask for the operands of the next piece. */
@@ -82,17 +74,16 @@ static int fetch(ucch_work *w) {
     w->now = left < PIECE / wide ? left : PIECE / wide;
     int status = 0;
     if (t->kind != UCCH_SCALE)
-        status = ucch_work_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
+        status = ucch_way_copy(UCCH_TO_HOST, w->one, t->src + w->done * t->src_bytes, w->now * t->src_bytes);
     if (!status && (t->kind == UCCH_COMBINE || t->kind == UCCH_SCALE))
-        status = ucch_work_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
+        status = ucch_way_copy(UCCH_TO_HOST, w->two, t->dst + w->done * t->dst_bytes, w->now * t->dst_bytes);
     return status ? status : mark(w, UCCH_TO_HOST, COMING);
 }
 
 static int send_back(ucch_work *w) {
     const ucch_task *t = &w->task;
     int status = ucch_task_compute(t, w->one, w->two, w->now);
-    if (!status)
-        status = ucch_work_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
+    if (!status) status = ucch_way_copy(UCCH_TO_DEVICE, t->dst + w->done * t->dst_bytes, w->two, w->now * t->dst_bytes);
     return status ? status : mark(w, UCCH_TO_DEVICE, GOING);
 }
 
@@ -108,8 +99,11 @@ static int overlap(const ucch_task *t) {
     return t->dst < t->src + bytes && t->src < t->dst + bytes;
 }
 
-/* Begin a step: 0, or a failure. Copies to lower addresses may overlap, as an in-place reduce_scatter's result does. */
-int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
+/* Begin a step, with what it needs, made at first use: 0, or a failure. Copies to lower addresses may overlap, as an
+ * in-place reduce_scatter's result does. */
+int ucch_work_begin_locked(ucch_work **work, const ucch_task *task) {
+    ucch_work *w = *work ? *work : (*work = calloc(1, sizeof(*w)));
+    if (!w) return UCCH_FAIL_MEMORY;
     w->task = *task;
     w->done = w->now = 0;
     w->phase = IDLE;
@@ -118,10 +112,12 @@ int ucch_work_begin_locked(ucch_work *w, const ucch_task *task) {
     if (task->kind == UCCH_COPY ? overlap(task) : !function) { /* by the host */
         w->one = ucch_pool_take(1, PIECE, NULL, 1);
         w->two = ucch_pool_take(1, PIECE, NULL, 1);
-        return w->one && w->two ? fetch(w) : UCCH_FAIL_MEMORY;
+        if (w->one && w->two) return fetch(w);
+        release_locked(w);
+        return UCCH_FAIL_MEMORY;
     }
     int status = function ? ucch_kernel_launch(function, task, streams[UCCH_ACROSS])
-                          : ucch_work_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
+                          : ucch_way_copy(UCCH_ACROSS, task->dst, task->src, task->count * task->src_bytes);
     return status ? status : mark(w, UCCH_ACROSS, MOVING);
 }
 

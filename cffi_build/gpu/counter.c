@@ -6,9 +6,11 @@
 
 #include "gpu/device.h"
 
-static int run(void *kernel, void *told, void *seen, uint64_t number, void *stream) {
+/* A kernel that sets one word and waits for another, either of which may be none. */
+static int run(void *kernel, void *told, uint32_t value, void *seen, uint32_t least, void *stream) {
+    uint64_t numbers = (uint64_t)value << 32 | least;
     double unused = 0;
-    void *arguments[] = {&told, &seen, &number, &unused};
+    void *arguments[] = {&told, &seen, &numbers, &unused};
     return ucch_bound_ops()->launch(kernel, 1, 1, arguments, stream);
 }
 
@@ -16,28 +18,27 @@ static int run(void *kernel, void *told, void *seen, uint64_t number, void *stre
  * kernel that does so, where streams cannot wait for any memory. */
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream) {
     if (counter.at && ucch_reached(counter.at, least)) return 0;
-    return ucch_device_fail(await ? run(await, NULL, counter.seen, least, stream)
+    return ucch_device_fail(await ? run(await, NULL, 0, counter.seen, least, stream)
                                   : ucch_bound_ops()->stream_hold(stream, counter.seen, least),
                             "a stream's wait for memory");
 }
 
-/* Let the stream set the counter, behind all it did before; `post` likewise. */
-int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream) {
-    return ucch_device_fail(post ? run(post, NULL, counter.seen, value, stream)
-                                 : ucch_bound_ops()->stream_write(stream, counter.seen, value),
+/* Let the stream set the counter, behind all it did before; `await` likewise. */
+int ucch_counter_signal(ucch_counter counter, uint32_t value, void *await, void *stream) {
+    return ucch_device_fail(await ? run(await, counter.seen, value, NULL, 0, stream)
+                                  : ucch_bound_ops()->stream_write(stream, counter.seen, value),
                             "a stream's write to memory");
 }
 
 /* Let the stream set a counter and then wait for another one, by one call of the driver where it has such a call. */
-int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await,
                       void *stream) {
     if (!ucch_reached(counter.at, least)) {
-        uint64_t numbers = (uint64_t)value << 32 | least;
-        int refused = await ? run(await, told.seen, counter.seen, numbers, stream)
+        int refused = await ? run(await, told.seen, value, counter.seen, least, stream)
                             : ucch_bound_ops()->stream_turn(stream, told.seen, value, counter.seen, least);
         if (!refused) return 0;
     }
-    int status = ucch_counter_signal(told, value, post, stream);
+    int status = ucch_counter_signal(told, value, await, stream);
     return status ? status : ucch_counter_wait(counter, least, await, stream);
 }
 

@@ -6,8 +6,8 @@
 
 #include "gpu/adapter.h"
 
-typedef uint64_t address; /* CUdeviceptr */
-typedef struct lent {     /* CUipcMemHandle */
+/* CUdeviceptr, a number of 64 bits, is a pointer here: it is passed alike. */
+typedef struct lent { /* CUipcMemHandle */
     char name[UCCH_LENT_BYTES];
 } lent;
 
@@ -16,7 +16,7 @@ typedef struct side_2d {
     size_t x, y;
     int type;
     const void *host;
-    address at;
+    const void *at;
     void *array;
     size_t pitch;
 } side_2d;
@@ -28,10 +28,10 @@ typedef struct copy_2d {
 /* CUstreamBatchMemOpParams, of a wait or a write. */
 typedef struct word_op {
     unsigned operation;
-    address word;
+    void *word;
     uint64_t value;
     unsigned flags;
-    address alias;
+    void *alias;
     uint64_t more;
 } word_op;
 
@@ -45,42 +45,42 @@ typedef struct word_op {
     X(cuCtxSetCurrent, "cuCtxSetCurrent", (void *), 1)                                                                 \
     X(cuCtxGetCurrent, "cuCtxGetCurrent", (void **), 1)                                                                \
     X(cuCtxGetDevice, "cuCtxGetDevice", (int *), 1)                                                                    \
-    X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, address), 1)                  \
-    X(cuMemAlloc, "cuMemAlloc_v2", (address *, size_t), 1)                                                             \
-    X(cuMemFree, "cuMemFree_v2", (address), 1)                                                                         \
+    X(cuPointerGetAttributes, "cuPointerGetAttributes", (unsigned, const int *, void **, const void *), 1)             \
+    X(cuMemAlloc, "cuMemAlloc_v2", (void **, size_t), 1)                                                               \
+    X(cuMemFree, "cuMemFree_v2", (void *), 1)                                                                          \
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t *, size_t *), 1)                                                        \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **, size_t, unsigned), 1)                                                \
     X(cuMemFreeHost, "cuMemFreeHost", (void *), 1)                                                                     \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *, size_t, unsigned), 1)                                        \
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *), 1)                                                         \
-    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (address *, void *, unsigned), 1)                     \
-    X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", (address *, size_t *, address), 0)                              \
-    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, address), 0)                                                    \
-    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (address *, lent, unsigned), 0)                                     \
-    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (address), 0)                                                        \
-    X(cuMemcpyAsync, "cuMemcpyAsync", (address, address, size_t, void *), 1)                                           \
+    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (void **, void *, unsigned), 1)                       \
+    X(cuMemGetAddressRange, "cuMemGetAddressRange_v2", (void **, size_t *, const void *), 1)                           \
+    X(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void *, void *), 1)                                                     \
+    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (void **, lent, unsigned), 1)                                       \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (void *), 1)                                                         \
+    X(cuMemcpyAsync, "cuMemcpyAsync", (void *, const void *, size_t, void *), 1)                                       \
     X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const copy_2d *, void *), 1)                                             \
     X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", (void **, unsigned, int), 1)                           \
     X(cuStreamDestroy, "cuStreamDestroy_v2", (void *), 1)                                                              \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *, void *, unsigned), 1)                                           \
     X(cuStreamSynchronize, "cuStreamSynchronize", (void *), 1)                                                         \
-    X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, address, uint32_t, unsigned), 0)                         \
-    X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, address, uint32_t, unsigned), 0)                       \
-    X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", (void *, unsigned, const word_op *, unsigned), 0)                   \
+    X(cuStreamWaitValue32, "cuStreamWaitValue32_v2", (void *, void *, uint32_t, unsigned), 1)                          \
+    X(cuStreamWriteValue32, "cuStreamWriteValue32_v2", (void *, void *, uint32_t, unsigned), 1)                        \
+    X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", (void *, unsigned, const word_op *, unsigned), 1)                   \
     X(cuStreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2",                                                             \
-      (void *, int *, uint64_t *, void **, const void ***, size_t *), 0)                                               \
-    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *), 0)                              \
+      (void *, int *, uint64_t *, void **, const void ***, size_t *), 1)                                               \
+    X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *), 1)                              \
     X(cuEventCreate, "cuEventCreate", (void **, unsigned), 1)                                                          \
     X(cuEventDestroy, "cuEventDestroy_v2", (void *), 1)                                                                \
     X(cuEventRecord, "cuEventRecord", (void *, void *), 1)                                                             \
     X(cuEventQuery, "cuEventQuery", (void *), 1)                                                                       \
-    X(cuModuleGetLoadingMode, "cuModuleGetLoadingMode", (int *), 0)                                                    \
-    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 0)                                              \
-    X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 0)                                                \
-    X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 0)                                  \
+    X(cuModuleGetLoadingMode, "cuModuleGetLoadingMode", (int *), 1)                                                    \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *, int, int), 1)                                              \
+    X(cuModuleLoadData, "cuModuleLoadData", (void **, const void *), 1)                                                \
+    X(cuModuleGetFunction, "cuModuleGetFunction", (void **, void *, const char *), 1)                                  \
     X(cuFuncLoad, "cuFuncLoad", (void *), 0)                                                                           \
     X(cuLaunchKernel, "cuLaunchKernel",                                                                                \
-      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 0)
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **), 1)
 
 static struct {
 #define MEMBER(name, symbol, params, need) int(*name) params;
@@ -91,7 +91,7 @@ static const device_symbol symbols[] = {
 #define ROW(name, symbol, params, need) {symbol, (void **)&cu.name, need},
     CUDA_SYMBOLS(ROW){NULL, NULL, 0}};
 
-enum { NOT_SUPPORTED = 801, NOT_READY = 600, INVALID_DEVICE = 101 };
+enum { NOT_READY = 600, INVALID_DEVICE = 101 };
 enum { HOST_PORTABLE_MAPPED = 3, STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, WAIT_AT_LEAST = 0 };
 enum { OP_WAIT_32 = 1, OP_WRITE_32 = 2 };
 enum { LOADING_EAGER = 1, ENABLE_PEER_ACCESS = 1 };
@@ -104,20 +104,21 @@ enum { MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_UNIFIED = 4 };
 
 static void *primary[MOST_DEVICES];
 
-/* Operations that are one function of the driver, and those that not every release has. */
+/* Operations that are one function of the driver. */
 /* clang-format off */
 #define PLAIN(name, params, call) static int cuda_##name params { return cu.call; }
-#define OPTIONAL(name, params, symbol, args) static int cuda_##name params { return cu.symbol ? cu.symbol args : NOT_SUPPORTED; }
 
 PLAIN(version, (int *version), cuDriverGetVersion(version))
 PLAIN(count, (int *devices), cuDeviceGetCount(devices))
 PLAIN(bus, (int device, char *text, int room), cuDeviceGetPCIBusId(text, room, device))
-PLAIN(release, (void *where), cuMemFree((address)(uintptr_t)where))
+PLAIN(alloc, (void **where, size_t bytes), cuMemAlloc(where, bytes))
+PLAIN(release, (void *where), cuMemFree(where))
 PLAIN(pinned, (void **where, size_t bytes), cuMemHostAlloc(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(unpin, (void *where), cuMemFreeHost(where))
 PLAIN(host_register, (void *where, size_t bytes), cuMemHostRegister(where, bytes, HOST_PORTABLE_MAPPED))
 PLAIN(host_unregister, (void *where), cuMemHostUnregister(where))
-PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync((address)(uintptr_t)dst, (address)(uintptr_t)src, bytes, stream))
+PLAIN(mapped, (void *memory, void **seen), cuMemHostGetDevicePointer(seen, memory, 0))
+PLAIN(copy, (void *dst, const void *src, size_t bytes, void *stream), cuMemcpyAsync(dst, src, bytes, stream))
 PLAIN(room, (size_t *bytes), cuMemGetInfo(bytes, &(size_t){0}))
 PLAIN(stream_new, (void **stream), cuStreamCreateWithPriority(stream, STREAM_NON_BLOCKING, UCCH_STREAM_PRIORITY))
 PLAIN(stream_free, (void *stream), cuStreamDestroy(stream))
@@ -128,11 +129,11 @@ PLAIN(event_free, (void *event), cuEventDestroy(event))
 PLAIN(event_record, (void *event, void *stream), cuEventRecord(event, stream))
 PLAIN(launch, (void *function, unsigned blocks, unsigned threads, void **arguments, void *stream), cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, NULL))
 PLAIN(error_name, (int code, const char **name), cuGetErrorName(code, name))
-OPTIONAL(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo, (stream, does, which, NULL, NULL, NULL))
-OPTIONAL(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode, (mode))
-OPTIONAL(give_back, (void *where), cuIpcCloseMemHandle, ((address)(uintptr_t)where))
-OPTIONAL(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32, (stream, (address)(uintptr_t)word, least, WAIT_AT_LEAST))
-OPTIONAL(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteValue32, (stream, (address)(uintptr_t)word, value, 0))
+PLAIN(stream_captures, (void *stream, int *does, uint64_t *which), cuStreamGetCaptureInfo(stream, does, which, NULL, NULL, NULL))
+PLAIN(capture_mode, (int *mode), cuThreadExchangeStreamCaptureMode(mode))
+PLAIN(give_back, (void *where), cuIpcCloseMemHandle(where))
+PLAIN(stream_hold, (void *stream, void *word, uint32_t least), cuStreamWaitValue32(stream, word, least, WAIT_AT_LEAST))
+PLAIN(stream_write, (void *stream, void *word, uint32_t value), cuStreamWriteValue32(stream, word, value, 0))
 /* clang-format on */
 
 static int start(void) {
@@ -161,7 +162,7 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
     unsigned type = 0, managed = 0;
     int ordinal = -1;
     void *into[] = {&type, &managed, &ordinal};
-    int status = cu.cuPointerGetAttributes(3, wanted, into, (address)(uintptr_t)where);
+    int status = cu.cuPointerGetAttributes(3, wanted, into, where);
     *kind = managed                 ? UCCH_MEMORY_MANAGED
             : type == MEMORY_DEVICE ? UCCH_MEMORY_DEVICE
             : type == MEMORY_HOST   ? UCCH_MEMORY_PINNED
@@ -171,51 +172,33 @@ static int cuda_pointer(const void *where, int *kind, int *device) {
 }
 
 static int cuda_stream_turn(void *stream, void *told, uint32_t value, void *word, uint32_t least) {
-    word_op both[] = {{.operation = OP_WRITE_32, .word = (address)(uintptr_t)told, .value = value},
-                      {.operation = OP_WAIT_32, .word = (address)(uintptr_t)word, .value = least}};
-    return cu.cuStreamBatchMemOp ? cu.cuStreamBatchMemOp(stream, 2, both, 0) : NOT_SUPPORTED;
+    word_op both[] = {{.operation = OP_WRITE_32, .word = told, .value = value},
+                      {.operation = OP_WAIT_32, .word = word, .value = least}};
+    return cu.cuStreamBatchMemOp(stream, 2, both, 0);
 }
 
 static int cuda_copy_rows(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t bytes, size_t rows,
                           void *stream) {
-    copy_2d all = {.src = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)src, .pitch = src_pitch},
-                   .dst = {.type = MEMORY_UNIFIED, .at = (address)(uintptr_t)dst, .pitch = dst_pitch},
+    copy_2d all = {.src = {.type = MEMORY_UNIFIED, .at = src, .pitch = src_pitch},
+                   .dst = {.type = MEMORY_UNIFIED, .at = dst, .pitch = dst_pitch},
                    .bytes = bytes,
                    .rows = rows};
     return cu.cuMemcpy2DAsync(&all, stream);
 }
 
-static int cuda_alloc(void **where, size_t bytes) {
-    address a = 0;
-    int status = cu.cuMemAlloc(&a, bytes);
-    *where = (void *)(uintptr_t)a;
-    return status;
-}
-
-static int cuda_mapped(void *memory, void **seen) {
-    address a = 0;
-    int status = cu.cuMemHostGetDevicePointer(&a, memory, 0);
-    *seen = (void *)(uintptr_t)a;
-    return status;
-}
-
 /* Not of pools and virtual addresses, as torch's expandable segments are: the driver says so. */
 static int cuda_lend(const void *where, void *name, uint64_t *offset) {
-    address at = (address)(uintptr_t)where, base = 0;
+    void *base = NULL;
     size_t bytes;
-    if (!cu.cuMemGetAddressRange || !cu.cuIpcGetMemHandle) return NOT_SUPPORTED;
-    int status = cu.cuMemGetAddressRange(&base, &bytes, at);
-    *offset = at - base;
+    int status = cu.cuMemGetAddressRange(&base, &bytes, where);
+    *offset = (uint64_t)((const char *)where - (char *)base);
     return status ? status : cu.cuIpcGetMemHandle(name, base);
 }
 
 static int cuda_borrow(const void *name, void **where) {
-    address a = 0;
     lent from;
     memcpy(&from, name, sizeof(from));
-    int status = cu.cuIpcOpenMemHandle ? cu.cuIpcOpenMemHandle(&a, from, ENABLE_PEER_ACCESS) : NOT_SUPPORTED;
-    *where = (void *)(uintptr_t)a;
-    return status;
+    return cu.cuIpcOpenMemHandle(where, from, ENABLE_PEER_ACCESS);
 }
 
 /* Words come out of pages, one to a cache line, and are never given back. Any thread may ask for one. */
@@ -243,17 +226,15 @@ static int cuda_event_done(void *event, int *done) {
     return status == NOT_READY ? 0 : status;
 }
 
-/* Drivers without the question how kernels are loaded know no other way. */
 static int cuda_traits(int *bits) {
-    int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode ? cu.cuModuleGetLoadingMode(&mode) : 0;
+    int mode = LOADING_EAGER, status = cu.cuModuleGetLoadingMode(&mode);
     *bits = UCCH_PARKS | UCCH_WAITS_ANYWHERE | UCCH_OWN_QUEUES | UCCH_TELLS_CURRENT;
     *bits |= mode == LOADING_EAGER ? UCCH_EAGER : 0;
     return status;
 }
 
 static int cuda_target(int device, char *text, int room) {
-    int major = 0, minor = 0, status = NOT_SUPPORTED;
-    if (cu.cuDeviceGetAttribute) status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
+    int major = 0, minor = 0, status = cu.cuDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
     if (!status) status = cu.cuDeviceGetAttribute(&minor, CAPABILITY_MINOR, device);
     snprintf(text, (size_t)room, status ? "" : "sm_%d%d", major, minor);
     return 0;
@@ -263,7 +244,6 @@ static int cuda_target(int device, char *text, int room) {
  * launch, as that may come behind a stream that waits for other ranks; drivers before 12.4 have no name for it. */
 static int cuda_kernel(const void *image, void **function) {
     void *module = NULL;
-    if (!cu.cuModuleLoadData || !cu.cuModuleGetFunction || !cu.cuLaunchKernel) return NOT_SUPPORTED;
     int status = cu.cuModuleLoadData(&module, image);
     if (!status) status = cu.cuModuleGetFunction(function, module, "ucch");
     return status || !cu.cuFuncLoad ? status : cu.cuFuncLoad(*function);

@@ -44,13 +44,11 @@ int ucch_kernel_launch(void *function, const ucch_task *task, void *stream);
 int ucch_kernel_pieces(void *function, const ucch_pieces *all, void *stream);
 
 int ucch_task_compute(const ucch_task *task, char *src, char *dst, uint64_t count);
-ucch_work *ucch_work_new(void);
 void ucch_work_free(ucch_work *work);
-int ucch_work_begin_locked(ucch_work *work, const ucch_task *task);
+int ucch_work_begin_locked(ucch_work **work, const ucch_task *task);
 int ucch_work_poll_locked(ucch_work *work);
-int ucch_work_copy(int way, void *dst, const void *src, size_t bytes);
-int ucch_work_pieces(int way, void *function, const ucch_pieces *all);
-int ucch_work_mark(int way, void **event);
+void *ucch_way_stream(int way);
+int ucch_way_copy(int way, void *dst, const void *src, size_t bytes);
 
 /* A counter (ucch_reached) that streams and hosts wait for and signal, by its address here and the one that the device
  * knows it by. */
@@ -70,8 +68,8 @@ static inline ucch_counter ucch_counter_of(ucch_flag flag) { return (ucch_counte
 static inline void ucch_flag_pass(ucch_flag flag) { __atomic_store_n(flag.at, flag.ticket, __ATOMIC_RELEASE); }
 
 int ucch_counter_wait(ucch_counter counter, uint32_t least, void *await, void *stream);
-int ucch_counter_signal(ucch_counter counter, uint32_t value, void *post, void *stream);
-int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await, void *post,
+int ucch_counter_signal(ucch_counter counter, uint32_t value, void *await, void *stream);
+int ucch_counter_turn(ucch_counter told, uint32_t value, ucch_counter counter, uint32_t least, void *await,
                       void *stream);
 int ucch_flag_next(ucch_flag *flag);
 int ucch_flag_due(ucch_flag flag);

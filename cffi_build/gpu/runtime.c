@@ -12,16 +12,9 @@
 
 #define RUNTIMES 16
 
-#define ADAPTER(name) extern const device_adapter ucch_##name;
-#include "gpu/adapters.h"
-#undef ADAPTER
-
-/* The engine's own, and behind them those of libraries. */
-static const device_adapter *table[RUNTIMES] = {
-#define ADAPTER(name) &ucch_##name,
-#include "gpu/adapters.h"
-#undef ADAPTER
-};
+/* The engine's own adapters, each in its file, and behind them those of libraries. */
+extern const device_adapter ucch_cuda, ucch_hip;
+static const device_adapter *table[RUNTIMES] = {&ucch_cuda, &ucch_hip};
 
 static int loaded[RUNTIMES];
 static int memory_type[RUNTIMES];

@@ -180,12 +180,6 @@ static void compare(ucch_circle *c, contact *s) {
     }
 }
 
-/* From call `first` on, unless that is 0, this rank has called something else than it has sent. */
-static void resend_from(contact *s, uint64_t first) {
-    if (first && s->sent >= first) s->sent = first - 1;
-    if (first && s->compared >= first) s->compared = first - 1;
-}
-
 /* Send a rank hashes of what this one has called since the last time. */
 static void send_calls(ucch_circle *c, contact *s) {
     static calls word;
@@ -314,11 +308,14 @@ static int on_message(int link, uint32_t kind, uint64_t key, const void *data, s
 static void turn_of(ucch_circle *c) {
     if (has_ended(c)) report_left(c);
     send_waits(c);
-    uint64_t anew = ucch_far_changed(c->far);
+    uint64_t anew =
+        ucch_far_changed(c->far); /* from which call on this rank has called something else than it has sent */
     for (int i = 0; i < c->ncontacts; i++) {
-        resend_from(&c->contacts[i], anew);
-        send_calls(c, &c->contacts[i]);
-        compare(c, &c->contacts[i]);
+        contact *s = &c->contacts[i];
+        if (anew && s->sent >= anew) s->sent = anew - 1;
+        if (anew && s->compared >= anew) s->compared = anew - 1;
+        send_calls(c, s);
+        compare(c, s);
     }
     compare_reports(c);
     forward_news(c);

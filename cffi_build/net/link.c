@@ -241,7 +241,10 @@ int ucch_link_new(int fd, double silence) {
         status = start();
         if (!status) status = await(fd, nlinks) ? UCCH_FAIL_MEMORY : nlinks++;
     }
-    if (status < 0) free(l);
+    if (status < 0) {
+        free(l);
+        close(fd);
+    }
     ucch_links_unlock();
     return status;
 }
@@ -276,5 +279,7 @@ void ucch_links_stop(int well) {
     if (!was) return;
     eventfd_write(bell, 1);
     pthread_join(thread, NULL);
+    ucch_links_lock(); /* others may be about to send */
     close_all();
+    ucch_links_unlock();
 }

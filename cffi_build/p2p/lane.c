@@ -195,13 +195,13 @@ static int copy_pieces(ucch_lane *l, ucch_lane_message *m, uint32_t to) {
         if (!l->comes && l->longs->flow) head_slots(l, m, k, n, bytes);
         if (m->data && !m->status) status = ucch_channel_copy(l->longs, l->comes, k, n, m->data + at, bytes, l->stream);
         if (!status)
-            status = ucch_counter_signal(l->comes ? l->longs->consumed : l->longs->published, k + n, l->channels->post,
+            status = ucch_counter_signal(l->comes ? l->longs->consumed : l->longs->published, k + n, l->channels->await,
                                          l->stream);
         m->done += n;
     }
     if (status || m->done < m->pieces) return status;
     note_end(l, m);
-    return ucch_counter_signal(line, m->number, l->channels->post, l->stream);
+    return ucch_counter_signal(line, m->number, l->channels->await, l->stream);
 }
 
 /* Give the stream those pieces: 1 when it has all of the message, 0 when not yet, or a failure. */

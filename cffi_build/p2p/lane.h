@@ -29,6 +29,14 @@ typedef struct ucch_lane {
     unsigned refs; /* messages that have been posted, and the lane itself */
 } ucch_lane;
 
+/* What is known of a rank: how to tell it what a receiver has matched, and where it is on the board. */
+typedef struct ucch_lane_peer {
+    ucch_lanes *of; /* once a lane from it has been ordered */
+    ucp_ep_h ep;
+    int slot;
+    int making; /* of the lane from it, of matched messages: UCCH_LATER while it is under way, a failure, or 0 */
+} ucch_lane_peer;
+
 struct ucch_lanes {
     ucch_channels *channels;
     ucch_board *board;
@@ -36,13 +44,8 @@ struct ucch_lanes {
     ucch_lane **each;       /* by rank, out and in, and the same of matched messages; NULL: closed */
     pthread_mutex_t making; /* never waited for with the engine's lock */
     int is_stopped;
-    unsigned makers; /* threads that make lanes */
-    unsigned refs;   /* these, and the communicator's */
-    struct {
-        ucp_ep_h ep;
-        int slot;                  /* on the board */
-        int is_in_making, failure; /* of the lane from it, of matched messages */
-    } peers[];
+    unsigned refs; /* the communicator's, and those of threads that make lanes */
+    ucch_lane_peer peers[];
 };
 
 /* lanes.c */

@@ -130,43 +130,31 @@ int ucch_lanes_ready(ucch_lanes *all, int peer) {
     return status;
 }
 
-typedef struct order {
-    ucch_lanes *all;
-    int peer;
-} order;
-
 static void *make_ordered(void *data) {
-    order o = *(order *)data;
-    free(data);
+    ucch_lane_peer *peer = data;
+    ucch_lanes *all = peer->of;
     int status = 0, before = ucch_device_enter();
-    ucch_lane_with(o.all, o.peer, 1, 1, &status);
+    ucch_lane_with(all, (int)(peer - all->peers), 1, 1, &status);
     ucch_device_leave(before);
     ucch_lock();
-    o.all->peers[o.peer].is_in_making = 0;
-    o.all->peers[o.peer].failure = status;
-    o.all->makers--;
+    peer->making = status;
     ucch_wake_locked();
     ucch_unlock();
-    ucch_lanes_free(o.all);
+    ucch_lanes_free(all);
     return NULL;
 }
 
 /* Have a thread make the lane from a rank that is known only now, as a message of its is matched: UCCH_LATER, or a
  * failure. */
-static int order_locked(ucch_lanes *all, int peer) {
+static int order_locked(ucch_lanes *all, ucch_lane_peer *peer) {
     pthread_t maker;
-    int failure = all->peers[peer].failure;
-    all->peers[peer].failure = 0; /* the next message tries again */
-    if (failure || all->peers[peer].is_in_making) return failure ? failure : UCCH_LATER;
-    order *o = malloc(sizeof(*o));
-    if (o) *o = (order){all, peer};
-    if (!o || pthread_create(&maker, NULL, make_ordered, o)) {
-        free(o);
-        return UCCH_FAIL_MEMORY;
-    }
+    int known = peer->making;
+    if (known != UCCH_LATER) peer->making = 0; /* the next message tries again */
+    if (known) return known;
+    peer->of = all;
+    if (pthread_create(&maker, NULL, make_ordered, peer)) return UCCH_FAIL_MEMORY;
     pthread_detach(maker);
-    all->peers[peer].is_in_making = 1;
-    all->makers++;
+    peer->making = UCCH_LATER;
     __atomic_add_fetch(&all->refs, 1, __ATOMIC_ACQ_REL);
     return UCCH_LATER;
 }
@@ -178,7 +166,7 @@ ucch_lane *ucch_lane_matched_locked(ucch_lanes *all, int peer, int comes, int *s
     if (!all->each || all->is_stopped) return NULL;
     ucch_lane *l = __atomic_load_n(place_of(all, peer, comes, 1), __ATOMIC_ACQUIRE);
     if (l && l->failed) return NULL;
-    *status = l ? 0 : order_locked(all, peer);
+    *status = l ? 0 : order_locked(all, &all->peers[peer]);
     return l;
 }
 
@@ -219,7 +207,7 @@ void ucch_lanes_stop(ucch_lanes *all) {
 int ucch_lanes_idle(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     UCCH_LOCKED;
-    int quiet = !all->makers;
+    int quiet = __atomic_load_n(&all->refs, __ATOMIC_ACQUIRE) == 1;
     for (int i = 0; i < UCCH_LANES * all->size; i++) {
         const ucch_lane *l = all->each[i];
         quiet &= !l || (!l->users && idle(l));

@@ -15,33 +15,17 @@
 #define LEFT_GRACE_S 5
 
 /* A receive has ended. Where libucp has thrown a message away, this one may be another that came in its place. */
-static void arrived_locked(ucch_message *m, int status) {
-    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
-    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
-    if (by_lane == 0 || by_lane == 1) return;
-    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
-}
-
 static void received(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info, void *data) {
     ucch_message *m = data;
     m->info = *info;
     m->came = 1;
     ucp_request_free(request);
     m->request = NULL;
-    if (m->op.state == UCCH_ACTIVE) arrived_locked(m, status);
-}
-
-/* A receive has been handed to libucp, which may have called back before it returned: 0, or a failure. */
-static int posted_locked(ucch_message *m, void *p) {
-    return m->came ? ucch_message_settled(m) : ucch_message_begun_locked(m, p);
-}
-
-/* Without completion on the spot: of a receive that fails so libucp does not tell the tag and the length. */
-static ucp_request_param_t receive_params(ucch_message *m, int mem_type) {
-    ucp_request_param_t p = ucch_ucp_params(received, m, mem_type);
-    p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-    m->came = 0;
-    return p;
+    if (m->op.state != UCCH_ACTIVE) return;
+    int lost = status != UCS_ERR_CANCELED && m->board && ucch_board_lossy(m->board);
+    int by_lane = status || lost ? UCCH_LATER : ucch_offer_arrived_locked(m);
+    if (by_lane == 0 || by_lane == 1) return;
+    ucch_message_end_locked(m, lost ? UCCH_FAIL_LOST : by_lane == UCCH_LATER ? status : by_lane);
 }
 
 /* Hand a message that was begun to libucp, as it was asked for: 0, or a failure that has ended it. */
@@ -50,15 +34,20 @@ static int issue_locked(ucch_message *m) {
     if (s->what == START_OFFER) return ucch_offer_send_locked(m);
     if (s->what == START_MATCHED && s->found.serial) {
         ucch_discard_locked(m->worker, s->matched);
-        int status = ucch_offer_taken_locked(m, &s->found);
+        int status = ucch_offer_taken_locked(m);
         if (status < 0) ucch_message_end_locked(m, status);
         return status;
     }
     if (s->what >= START_RECV) {
-        ucp_request_param_t p = receive_params(m, s->mem_type);
-        return posted_locked(m, s->what == START_MATCHED
-                                    ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
-                                    : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p));
+        ucp_request_param_t p = ucch_ucp_params(received, m, s->mem_type);
+        /* Of a receive that fails on the spot libucp would not tell the tag and the length. */
+        p.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+        m->came = 0;
+        void *request = s->what == START_MATCHED
+                            ? ucp_tag_msg_recv_nbx(m->worker, s->buffer, s->bytes, s->matched, &p)
+                            : ucp_tag_recv_nbx(m->worker, s->buffer, s->bytes, s->tag, s->mask, &p);
+        if (!m->came) return ucch_message_begun_locked(m, request);
+        return m->op.state == UCCH_FAILED ? m->op.error.status : 0; /* it was called back before libucp returned */
     }
     ucp_request_param_t p = ucch_ucp_params(ucch_message_sent, m, s->mem_type);
     return ucch_message_begun_locked(m, s->what == START_SYNC
@@ -77,7 +66,7 @@ int ucch_message_start_locked(ucch_message *m, ucp_worker_h worker, const ucch_s
 
 /* ---- whose turn it is ---- */
 
-static ucch_message *first, **last = &first;
+static ucch_message *first;
 
 static int same_queue(const ucch_message *one, const ucch_message *other) {
     int receives = one->start.what == START_RECV;
@@ -105,9 +94,6 @@ int ucch_message_after(ucch_message *m, void *stream) {
 static void forget_locked(ucch_message *m) {
     if (!m->waits) return;
     UCCH_UNLINK(first, m, behind);
-    last = &first;
-    while (*last)
-        last = &(*last)->behind;
     m->waits = 0;
     ucch_gate_leave_locked(&m->gate);
 }
@@ -145,9 +131,7 @@ static int begin(ucch_message *m, ucp_worker_h worker, const ucch_start *start, 
     describe(m, receives);
     ucch_op_begin_locked(&m->op, timeout);
     if (!m->waits) return issue_locked(m);
-    m->behind = NULL;
-    *last = m;
-    last = &m->behind;
+    UCCH_APPEND(first, m, behind);
     return 0;
 }
 

@@ -18,7 +18,7 @@ typedef struct ucch_start {
     uint64_t tag, mask;
     int mem_type, dest;
     ucp_tag_message_h matched; /* what a matching probe has found, and taken out of libucp's queue */
-    ucch_offer found;
+    ucch_offer found;          /* by that, or by a receive: the offer that it has got */
 } ucch_start;
 
 /* What a receiver says of an offer: 0 and the number of its data in the lane, or why it does not want it. */
@@ -48,7 +48,6 @@ struct ucch_message {
     ucch_lane_message *lane_message;
     void *data;
     size_t room;
-    ucch_offer offer;
     ucch_answer answer;
     int by_host, by_lane, matched, moving;
 };
@@ -56,12 +55,11 @@ struct ucch_message {
 /* request.c */
 void ucch_message_end_locked(ucch_message *m, int status);
 void ucch_message_sent(void *request, ucs_status_t status, void *data);
-int ucch_message_settled(ucch_message *m);
 int ucch_message_begun_locked(ucch_message *m, void *request);
 
 /* offer.c */
 int ucch_offer_send_locked(ucch_message *m);
-int ucch_offer_taken_locked(ucch_message *m, const ucch_offer *offer);
+int ucch_offer_taken_locked(ucch_message *m);
 int ucch_offer_arrived_locked(ucch_message *m);
 int ucch_offer_advance_locked(ucch_message *m);
 void ucch_offer_abandon_locked(ucch_message *m);

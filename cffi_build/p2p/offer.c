@@ -140,35 +140,34 @@ int ucch_offer_send_locked(ucch_message *m) {
 
 /* Answer an offer, once there is a lane: 1 when its data comes, 0 while there is none, or a failure. */
 static int accept_locked(ucch_message *m) {
-    int source = source_of(m->offer.code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
+    const ucch_offer *offer = &m->start.found;
+    int source = source_of(offer->code), how = UCCH_LANE_MESSAGE_COMES | (m->by_host ? UCCH_LANE_MESSAGE_BY_HOST : 0);
     ucch_answer answer = {0, 0};
-    if (m->offer.bytes > m->room)
+    if (offer->bytes > m->room)
         answer.status = UCCH_FAIL_TRUNCATED;
     else
-        answer.status = ucch_lane_message_move_locked(m->lanes, m->lane_message, source, how, m->data, m->offer.bytes,
+        answer.status = ucch_lane_message_move_locked(m->lanes, m->lane_message, source, how, m->data, offer->bytes,
                                                       &answer.number);
     m->matched = answer.status == UCCH_LATER;
     if (m->matched) return 0;
     m->moving = !answer.status;
-    int status = answer_locked(m->lanes, &m->offer, answer);
+    int status = answer_locked(m->lanes, offer, answer);
     if (status && m->moving) ucch_lane_message_abandon_locked(m->lane_message, status);
     return answer.status ? answer.status : status ? status : 1;
 }
 
 /* A receive has matched an offer: 1 when its data comes, 0 where it does later, or a failure. */
-int ucch_offer_taken_locked(ucch_message *m, const ucch_offer *offer) {
-    m->offer = *offer;
-    m->info = (ucp_tag_recv_info_t){offer->code & ~UCCH_OFFER_TAG, offer->bytes};
+int ucch_offer_taken_locked(ucch_message *m) {
+    m->info = (ucp_tag_recv_info_t){m->start.found.code & ~UCCH_OFFER_TAG, m->start.found.bytes};
     m->by_lane = 1;
     return accept_locked(m);
 }
 
 /* The same of one that libucp has completed; UCCH_LATER: it was a message like any other. */
 int ucch_offer_arrived_locked(ucch_message *m) {
-    ucch_offer offer;
     if (!m->lanes || !is_offer(&m->info)) return UCCH_LATER;
-    if (!note_of_locked(m->worker, m->info.sender_tag, 1, &offer)) return UCCH_FAIL_LOST;
-    return ucch_offer_taken_locked(m, &offer);
+    if (!note_of_locked(m->worker, m->info.sender_tag, 1, &m->start.found)) return UCCH_FAIL_LOST;
+    return ucch_offer_taken_locked(m);
 }
 
 /* Move on with the data of a message: whether anything has moved. */
@@ -185,7 +184,7 @@ int ucch_offer_advance_locked(ucch_message *m) {
 /* Give up a receive: its data is passed over, if that comes already; its sender is told, if it has no answer yet. */
 void ucch_offer_abandon_locked(ucch_message *m) {
     if (m->moving) ucch_lane_message_pass_locked(m->lane_message);
-    if (m->matched) refuse_locked(m->lanes, &m->offer);
+    if (m->matched) refuse_locked(m->lanes, &m->start.found);
     m->moving = m->matched = 0;
 }
 

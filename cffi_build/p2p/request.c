@@ -23,15 +23,13 @@ void ucch_message_sent(void *request, ucs_status_t status, void *data) {
     ucch_message_end_locked(m, status);
 }
 
-/* 0, or the failure that has ended it. */
-int ucch_message_settled(ucch_message *m) { return m->op.state == UCCH_FAILED ? m->op.error.status : 0; }
-
+/* libucp has taken a message, or ended it at once: 0, or the failure that has. */
 int ucch_message_begun_locked(ucch_message *m, void *p) {
     if (p == NULL || IS_STATUS(p))
         ucch_message_end_locked(m, STATUS_OF(p));
     else if (m->op.state == UCCH_ACTIVE)
         m->request = p;
-    return ucch_message_settled(m);
+    return m->op.state == UCCH_FAILED ? m->op.error.status : 0;
 }
 
 /* ---- endpoints ---- */

@@ -63,13 +63,6 @@ typedef struct repeater {
 
 static PyTypeObject *ndarray;
 
-static Py_ssize_t size_of(const array *a) {
-    Py_ssize_t size = 1;
-    for (int i = 0; i < a->nd; i++)
-        size *= a->dimensions[i];
-    return size;
-}
-
 /* One side of a call: whether it can be described fast. */
 static int describe_fast(const repeater *r, PyObject *given, int side, signature *of, void **address) {
     of->objects[side] = NULL;
@@ -80,7 +73,9 @@ static int describe_fast(const repeater *r, PyObject *given, int side, signature
     const array *a = (const array *)given;
     int due = side == INTO ? CONTIGUOUS | WRITEABLE : CONTIGUOUS;
     of->objects[side] = a->dtype;
-    of->sizes[side] = size_of(a);
+    of->sizes[side] = 1;
+    for (int i = 0; i < a->nd; i++)
+        of->sizes[side] *= a->dimensions[i];
     *address = a->data;
     return (a->flags & due) == due;
 }

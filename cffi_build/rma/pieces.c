@@ -66,7 +66,7 @@ static int suit_kernels(const ucch_piece *pieces, uint64_t n, int by_wires) {
 static int copy_each(int way, const ucch_piece *pieces, uint64_t n) {
     int status = 0;
     for (uint64_t i = 0; i < n && !status; i++)
-        if (pieces[i].count) status = ucch_work_copy(way, pieces[i].dst, pieces[i].src, pieces[i].count);
+        if (pieces[i].count) status = ucch_way_copy(way, pieces[i].dst, pieces[i].src, pieces[i].count);
     return status;
 }
 
@@ -79,7 +79,7 @@ static int by_kernel(int way, const ucch_rows *rows, ucch_piece *pieces, uint64_
         }
         if (pieces[i].count > all.most) all.most = pieces[i].count;
     }
-    return ucch_work_pieces(way, function, &all);
+    return ucch_kernel_pieces(function, &all, ucch_way_stream(way));
 }
 
 static int move_by_host(const ucch_rows *rows, const ucch_piece *pieces, uint64_t n) {

@@ -24,7 +24,7 @@ static int begin(ucch_slot *s, const ucch_region *region, int way, int by_wires,
     int status = ucch_pieces_move(region, &way, s->header.slot % 2, by_wires, rows, s->pieces, n);
     s->again = 0;
     s->on_device = region->on_device;
-    return status || !s->on_device ? status : ucch_work_mark(way, &s->event);
+    return status || !s->on_device ? status : ucch_event_record(&s->event, ucch_way_stream(way));
 }
 
 /* 1 when the copies are done, 0 when not yet, or a failure. */

@@ -131,7 +131,6 @@ static void forget(ucch_channels *c) {
     free(c->hosts);
     free(c->keys);
     free(c->out);
-    free(c->in);
     free(c);
 }
 
@@ -141,8 +140,8 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     ucch_channels *c = calloc(1, sizeof(*c));
     if (!c) return NULL;
     size_t n = (size_t)size;
-    c->out = calloc(n * UCCH_RINGS, sizeof(*c->out));
-    c->in = calloc(n * UCCH_RINGS, sizeof(*c->in));
+    c->out = calloc(2 * n * UCCH_RINGS, sizeof(*c->out));
+    c->in = c->out + n * UCCH_RINGS;
     c->hosts = calloc(n, sizeof(int));
     c->keys = calloc(n, sizeof(*c->keys));
     c->parts = calloc(n, sizeof(*c->parts));
@@ -150,7 +149,7 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     c->size = size;
     c->room = room_for(size);
     c->slot = slot;
-    int well = c->out && c->in && c->hosts && c->keys && c->parts;
+    int well = c->out && c->hosts && c->keys && c->parts;
     if (well) {
         memcpy(c->hosts, hosts, n * sizeof(int));
         c->parts[rank] = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
@@ -192,7 +191,7 @@ static ucch_channel channel(const ucch_channels *c, int peer, int comes, int rin
 
 static void channels_with(ucch_channels *c, int peer, int comes) {
     for (int ring = 0; ring < UCCH_RINGS; ring++)
-        (comes ? c->in : c->out)[peer * UCCH_RINGS + ring] = channel(c, peer, comes, ring);
+        *ucch_channels_at(c, peer, comes, ring) = channel(c, peer, comes, ring);
 }
 
 /* Get to know the part of rank `peer` of this host, a file of process `key`; our own first. 0, or a failure. */
@@ -228,7 +227,7 @@ static int wires_of(const ucch_channels *c, int ring) {
 /* Carry a ring to or from a rank of another host, told apart by the communicator's serial number, the ranks and the
  * ring: 0, or a failure. The ranks tell each other of failures by the shortest. */
 static int carry(ucch_channels *c, int peer, int comes, int ring) {
-    ucch_channel *way = &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
+    ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     ucch_slots slots = {.slots = way->ring - UCCH_FLOW_HEADER,
                         .stride = way->stride,
                         .depth = UCCH_RING_SLOTS,
@@ -260,7 +259,7 @@ int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, ui
 }
 
 /* Ring for messages of so many bytes: the same at both ends, whatever went before. */
-static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
+int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph) {
     int wire = ucch_channels_by_wire(c, peer);
     if (in_graph) return bytes <= slot_of(c, SHORT_GRAPH_RING, wire) ? SHORT_GRAPH_RING : LONG_GRAPH_RING;
     return bytes <= slot_of(c, SHORT_RING, wire)                        ? SHORT_RING
@@ -271,10 +270,6 @@ static int ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph
 
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring) {
     return &(comes ? c->in : c->out)[peer * UCCH_RINGS + ring];
-}
-
-ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    return ucch_channels_at(c, peer, comes, ring_for(c, peer, bytes, in_graph));
 }
 
 /* Bytes of the pieces that a message goes in; the same at both of its ends. */
@@ -338,15 +333,10 @@ int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring) {
     return status;
 }
 
-/* The ring for messages of so many bytes. */
-int ucch_channels_reserve(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph) {
-    return ucch_channels_ring(c, peer, comes, ring_for(c, peer, bytes, in_graph));
-}
-
 /* Bytes of a ring's slots, to another rank and from it; 0: it has not been used. */
 size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
-    const ucch_channel *out = &c->out[peer * UCCH_RINGS + ring], *in = &c->in[peer * UCCH_RINGS + ring];
-    return out->seen || in->seen ? out->slot : 0;
+    const ucch_channel *out = ucch_channels_at(c, peer, 0, ring);
+    return out->seen || ucch_channels_at(c, peer, 1, ring)->seen ? out->slot : 0;
 }
 
 /* Bytes of our own that are pinned for this communicator. */
@@ -366,19 +356,19 @@ static int count_from_zero(ucch_channels *c) {
                               .seen = replays.seen,
                               .counts = &all->replayed,
                               .arrived = all->in_graphs};
-    for (int i = 0; i < c->size * UCCH_RINGS; i++) {
+    for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         c->out[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[i] : NULL;
-        c->in[i].steps = UCCH_BY_DEVICE(i % UCCH_RINGS) ? &all->steps[c->size * UCCH_RINGS + i] : NULL;
-    }
     int status = ucch_device_fail(ops->copy(all, zeros, counts_of(c->size), c->streams[0]), "copy");
     return status ? status : ucch_device_fail(ops->stream_sync(c->streams[0]), "stream");
 }
 
-static int open_locked(ucch_channels *c) {
+/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
+int ucch_channels_open(ucch_channels *c) {
+    UCCH_LOCKED;
+    UCCH_ON_DEVICE;
     const device_ops *ops = ucch_bound_ops();
     int status = 0;
     c->await = ucch_kernel_of(&(ucch_task){.kind = UCCH_AWAIT});
-    c->post = ucch_kernel_of(&(ucch_task){.kind = UCCH_POST});
     c->copies = c->nwires && ucch_may_hold() ? ucch_kernel_of(&(ucch_task){.kind = UCCH_RING_COPY}) : NULL;
     for (int i = 0; i < STREAMS && !status; i++) {
         if (i == STREAM_WIRES && !c->copies) continue;
@@ -389,23 +379,7 @@ static int open_locked(ucch_channels *c) {
     if (!status) status = count_from_zero(c);
     /* A try: what a stream cannot do is seen here. */
     if (!status) status = ucch_counter_wait((ucch_counter){NULL, c->done[0].seen}, 0, c->await, c->streams[0]);
-    return status ? status : ucch_counter_signal(c->done[0], 0, c->post, c->streams[0]);
-}
-
-/* Make the memory that calls need, once all ranks are known. 0, or a failure. */
-int ucch_channels_open(ucch_channels *c) {
-    UCCH_LOCKED;
-    UCCH_ON_DEVICE;
-    return open_locked(c);
-}
-
-/* Give back what the device has. */
-static void give_back(ucch_channels *c) {
-    ucch_pool_give(c->arrived);
-    for (int i = 0; i < BANKS; i++)
-        ucch_pool_give(c->scratch[i]);
-    for (int i = 0; i < c->noutgrown; i++)
-        ucch_pool_give(c->outgrown[i]);
+    return status ? status : ucch_counter_signal(c->done[0], 0, c->await, c->streams[0]);
 }
 
 /* Give everything back; nothing may be under way, here or with a peer. But for memory that graphs may still write to,
@@ -428,11 +402,13 @@ void ucch_channels_free(ucch_channels *c) {
     if (c->graphs.last) ops->event_free(c->graphs.last);
     ucch_device_leave(before);
     int held = captured;
-    if (!captured) give_back(c);
-    for (int i = 0; i < c->size * UCCH_RINGS; i++) {
+    if (!captured) ucch_pool_give(c->arrived);
+    for (int i = 0; i < BANKS && !captured; i++)
+        ucch_pool_give(c->scratch[i]);
+    for (int i = 0; i < c->noutgrown && !captured; i++)
+        ucch_pool_give(c->outgrown[i]);
+    for (int i = 0; i < 2 * c->size * UCCH_RINGS; i++)
         held |= c->out[i].flow && ucch_flow_free(c->out[i].flow);
-        held |= c->in[i].flow && ucch_flow_free(c->in[i].flow);
-    }
     if (!held) /* libucp may still write to the rings */
         forget(c);
 }
@@ -451,23 +427,20 @@ int ucch_channels_quiet(ucch_channels *c) {
     UCCH_LOCKED;
     ucch_channels_room(c);
     int quiet = c->failed ? -1 : c->landed == c->calls;
-    for (int i = 0; i < c->size * UCCH_RINGS && quiet > 0; i++)
-        quiet =
-            i / UCCH_RINGS == c->rank || UCCH_OF_LANE(i % UCCH_RINGS) || (emptied(&c->out[i]) && emptied(&c->in[i]));
+    for (int i = 0; i < 2 * c->size * UCCH_RINGS && quiet > 0; i++)
+        quiet = i / UCCH_RINGS % c->size == c->rank || UCCH_OF_LANE(i % UCCH_RINGS) || emptied(&c->out[i]);
     return quiet;
 }
 
 /* ---- calls ---- */
 
-static uint32_t generation(uint64_t call) { return (uint32_t)(call / MOST_CALLS + 1); }
-
-int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket) {
-    return ucch_reached(c->done[ticket.slot].at, ticket.value);
+int ucch_channels_done(const ucch_channels *c, uint64_t call) {
+    return ucch_reached(c->done[call % MOST_CALLS].at, ucch_generation(call));
 }
 
 /* True if one more call may be under way. */
 int ucch_channels_room(ucch_channels *c) {
-    while (c->landed < c->calls && ucch_reached(c->done[c->landed % MOST_CALLS].at, generation(c->landed)))
+    while (c->landed < c->calls && ucch_channels_done(c, c->landed + 1))
         c->landed++;
     return c->calls - c->landed < MOST_CALLS;
 }
@@ -479,24 +452,15 @@ int ucch_channels_passed(ucch_channels *c) {
     return c->landed == c->calls;
 }
 
-static uint64_t call_of(ucch_ticket ticket) { return ((uint64_t)ticket.value - 1) * MOST_CALLS + ticket.slot; }
-
 /* True if no call before this one is under way. */
-int ucch_channels_first(ucch_channels *c, ucch_ticket ticket) {
+int ucch_channels_first(ucch_channels *c, uint64_t call) {
     ucch_channels_room(c);
-    return c->landed >= call_of(ticket);
-}
-
-/* Number that the next call writes at its end. */
-ucch_ticket ucch_channels_ticket(ucch_channels *c) {
-    ucch_ticket ticket = {(uint32_t)(c->calls % MOST_CALLS), generation(c->calls)};
-    c->calls++;
-    return ticket;
+    return c->landed + 1 >= call;
 }
 
 /* A call that could not be queued: no stream will say that it has ended. */
-void ucch_channels_end(ucch_channels *c, ucch_ticket ticket) {
-    __atomic_store_n(c->done[ticket.slot].at, ticket.value, __ATOMIC_RELEASE);
+void ucch_channels_end(ucch_channels *c, uint64_t call) {
+    __atomic_store_n(c->done[call % MOST_CALLS].at, ucch_generation(call), __ATOMIC_RELEASE);
 }
 
 /* Have this much scratch in a bank. What was too small may still be in use, and is kept: it at least doubles. */
@@ -523,13 +487,11 @@ int ucch_channels_waiting(const ucch_channels *c) {
 
 /* Why nothing comes from another host any more for call `number`, and from which rank; 0 while all is well. */
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
-    for (int i = 0; c->nwires && i < c->size * UCCH_RINGS; i++)
-        for (int comes = 0; comes < 2; comes++) {
-            const ucch_flow *flow = comes ? c->in[i].flow : c->out[i].flow;
-            int status = flow ? ucch_flow_failed(flow, number) : 0;
-            *rank = i / UCCH_RINGS;
-            if (status) return status;
-        }
+    for (int i = 0; c->nwires && i < 2 * c->size * UCCH_RINGS; i++) {
+        int status = c->out[i].flow ? ucch_flow_failed(c->out[i].flow, number) : 0;
+        *rank = i / UCCH_RINGS % c->size;
+        if (status) return status;
+    }
     return 0;
 }
 
@@ -537,13 +499,12 @@ int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank) {
 
 static int taints(const uint64_t *tainted, uint64_t call) {
     uint64_t first = __atomic_load_n(tainted, __ATOMIC_ACQUIRE);
-    return first && call + 1 >= first;
+    return first && call >= first;
 }
 
 /* A rank that let its streams go on without what they waited for, before they had done this call's part: what they sent
  * then is garbage, also by way of other ranks. -1 for none. Calls are counted alike on all ranks. */
-int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket) {
-    uint64_t call = call_of(ticket);
+int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call) {
     for (int i = 0; i < c->size; i++)
         if (i != c->rank && taints(c->in[i * UCCH_RINGS].tainted, call)) return i;
     return taints(c->tainted, call) ? c->rank : -1;

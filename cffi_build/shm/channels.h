@@ -49,11 +49,6 @@ typedef struct ucch_channel {
     ucch_steps *steps; /* on the device, of calls in graphs; `pieces` are of one kernel there */
 } ucch_channel;
 
-/* Completion of a call: its counter and what that then has reached. */
-typedef struct ucch_ticket {
-    uint32_t slot, value;
-} ucch_ticket;
-
 /* Words of calls in graphs: of the host, as it sees them and the device does, and of the device; and what the host has
  * seen. */
 typedef struct ucch_graphs {
@@ -77,30 +72,31 @@ struct ucch_channels {
     int rank, size, room; /* room: ranks that a part has places for */
     size_t slot;          /* bytes of the longest between hosts */
     int nwires;
-    uint64_t serial;        /* alike on all ranks */
-    uint32_t *arrived;      /* counters on the device, of one kernel at a time (fused.h) */
-    int *hosts;             /* by rank */
-    uint64_t *keys;         /* by rank: processes of other hosts */
-    ucch_mapping **parts;   /* by rank: what it has for its counters and rings */
-    ucch_channel *out, *in; /* by rank and ring */
-    ucch_counter done[MOST_CALLS];
-    unsigned *meetings; /* of lanes' blocks, on the device */
-    unsigned *joined;   /* of those of the kernel that moves messages by wires, by message and slot */
+    uint64_t serial;               /* alike on all ranks */
+    uint32_t *arrived;             /* counters on the device, of one kernel at a time (fused.h) */
+    int *hosts;                    /* by rank */
+    uint64_t *keys;                /* by rank: processes of other hosts */
+    ucch_mapping **parts;          /* by rank: what it has for its counters and rings */
+    ucch_channel *out, *in;        /* by rank and ring; `in` lies behind `out` */
+    ucch_counter done[MOST_CALLS]; /* of calls, each of which has one in its turn (ucch_generation) */
+    unsigned *meetings;            /* of lanes' blocks, on the device */
+    unsigned *joined;              /* of those of the kernel that moves messages by wires, by message and slot */
+    /* The last call in streams, from 1 on; the last one up to which all have ended. */
     uint64_t calls, landed, round;
-    void *await, *post; /* kernels, where streams cannot wait for any memory */
-    void *copies;       /* kernel that moves short messages by wires; NULL: none may wait here */
+    void *await;  /* kernel, where streams cannot wait for any memory, nor write to it */
+    void *copies; /* kernel that moves short messages by wires; NULL: none may wait here */
     void *streams[STREAMS], *tail[STREAMS];
     int ahead[STREAMS];  /* has work that a call in one stream must wait for */
     int behind[STREAMS]; /* has not waited for the last call in one stream */
     void *began, *scratch[BANKS], *outgrown[MOST_OUTGROWN];
     int noutgrown;
-    ucch_ticket alone, user[2]; /* the last call in one stream, and the last with each bank of scratch */
+    uint64_t alone, user[2]; /* the last call in one stream, and the last with each bank of scratch; 0: none */
     size_t scratch_bytes[BANKS];
     uint64_t banked;
     ucch_graphs graphs;
     int failed;
-    /* Plus one: the first call whose result must not be trusted, because it failed here or was under way when one did;
-     * 0 while there is none. */
+    /* The first call whose result must not be trusted, because it failed here or was under way when one did; 0 while
+     * there is none. */
     uint64_t *tainted;
 };
 
@@ -113,13 +109,15 @@ static inline uint32_t ucch_channel_take(ucch_channel *channel, uint64_t pieces)
     return (uint32_t)__atomic_fetch_add(&channel->pieces, pieces, __ATOMIC_RELEASE);
 }
 
+/* What a call's counter has reached when it has ended; 0 of none. */
+static inline uint32_t ucch_generation(uint64_t call) { return (uint32_t)((call + MOST_CALLS - 1) / MOST_CALLS); }
+
 int ucch_channels_by_wire(const ucch_channels *c, int peer);
-ucch_ticket ucch_channels_ticket(ucch_channels *c);
-void ucch_channels_end(ucch_channels *c, ucch_ticket ticket);
+void ucch_channels_end(ucch_channels *c, uint64_t call);
 int ucch_channels_room(ucch_channels *c);
-int ucch_channels_done(const ucch_channels *c, ucch_ticket ticket);
-int ucch_channels_first(ucch_channels *c, ucch_ticket ticket);
-ucch_channel *ucch_channel_for(const ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
+int ucch_channels_done(const ucch_channels *c, uint64_t call);
+int ucch_channels_first(ucch_channels *c, uint64_t call);
+int ucch_ring_for(const ucch_channels *c, int peer, size_t bytes, int in_graph);
 size_t ucch_channel_piece(const ucch_channel *channel, size_t bytes);
 uint32_t ucch_channel_chunk(uint32_t number, uint64_t nth, uint64_t left, uint64_t most);
 int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, uint32_t n, char *data, size_t bytes,
@@ -127,11 +125,10 @@ int ucch_channel_copy(const ucch_channel *channel, int comes, uint32_t number, u
 ucch_channel *ucch_channels_at(const ucch_channels *c, int peer, int comes, int ring);
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived);
 int ucch_channels_ring(ucch_channels *c, int peer, int comes, int ring);
-int ucch_channels_reserve(ucch_channels *c, int peer, int comes, size_t bytes, int in_graph);
 int ucch_channels_scratch(ucch_channels *c, int bank, size_t bytes);
 void ucch_channels_fail_locked(ucch_channels *c, uint64_t differs);
 int ucch_channels_waiting(const ucch_channels *c);
 int ucch_channels_lost(const ucch_channels *c, uint64_t number, int *rank);
-int ucch_channels_tainted_by(const ucch_channels *c, ucch_ticket ticket);
+int ucch_channels_tainted_by(const ucch_channels *c, uint64_t call);
 
 #endif

@@ -8,30 +8,13 @@
 #include "shm/segment.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static ucch_mapping *all; /* the oldest first, so that ranks that give back in one order find each other's again */
 static size_t pinned;     /* bytes of our own */
-
-/* A file of so many bytes; NULL where it cannot be mapped. */
-char *ucch_shared_map(int file, size_t bytes) {
-    struct stat about;
-    if (fstat(file, &about) || (size_t)about.st_size < bytes) return NULL; /* a read beyond its end is fatal */
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    return memory == MAP_FAILED ? NULL : memory;
-}
-
-/* The file of another process, which runs in our namespaces as our user; negative where it cannot be opened. */
-int ucch_shared_open(int pid, int file) {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, file);
-    return open(path, O_RDWR | O_CLOEXEC);
-}
 
 /* Have the bound device see shared memory: 0, or a failure. */
 int ucch_shared_pin(void *memory, size_t bytes, char **seen) {
@@ -53,10 +36,8 @@ static ucch_mapping *keep(uint64_t key, int file, size_t bytes, int here) {
         return NULL;
     }
     *m = (ucch_mapping){.key = key, .file = file, .used = 1, .bytes = bytes, .memory = memory};
-    ucch_mapping **last = &all;
-    while (*last)
-        last = &(*last)->next;
-    return *last = m;
+    UCCH_APPEND(all, m, next);
+    return m;
 }
 
 /* One that is there: this file of a process's, or for `file` -1 any of its that is not in use. */
@@ -69,21 +50,15 @@ static ucch_mapping *found(uint64_t key, int file, size_t bytes) {
     return NULL;
 }
 
-/* A new file of process `key`, which we are; NULL where there can be none. */
-static ucch_mapping *make(uint64_t key, size_t bytes) {
-    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
-    int able = file >= 0 && !ftruncate(file, (off_t)bytes);
-    ucch_mapping *m = able ? keep(key, file, bytes, file) : NULL;
-    if (!m && file >= 0) close(file);
-    if (m) m->ours = 1;
-    return m;
-}
-
 /* Memory of this process's, which is `key`, of parts that are to be pinned; NULL where there can be none. */
 ucch_mapping *ucch_mapping_new(uint64_t key, size_t bytes) {
     UCCH_LOCKED;
     ucch_mapping *m = found(key, -1, bytes);
-    if (!m) m = make(key, bytes);
+    if (m) return m;
+    int file = memfd_create("ucc_hetero", MFD_CLOEXEC);
+    if (file >= 0 && !ftruncate(file, (off_t)bytes)) m = keep(key, file, bytes, file);
+    if (!m && file >= 0) close(file);
+    if (m) m->ours = 1;
     return m;
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..._version import __version__
 from ...closed_pipe import ends_with_its_reader
 from ...errors import UCCHError, counted
-from ...machine.launchers import number
+from ...machine.launchers import have_home, number
 from . import amd, checks, facts, findings, job, records
 from .facts import Facts
 from .findings import Finding, finding, ok
@@ -84,6 +84,7 @@ def _job(options: argparse.Namespace) -> int:
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status is 0 when a job can run and 1 when it cannot."""
+    have_home(os.environ)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["amd"]:
         return amd.main(words[1:])

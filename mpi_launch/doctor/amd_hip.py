@@ -15,7 +15,7 @@ from ...device.kernels import image
 from ...device.kernels.sources import source
 from ...device.registry import report, runtime_of
 from ...errors import DeviceError
-from ...native.libraries import ffi
+from ...native.libraries import ffi, lib
 
 #: Seconds for what takes microseconds where nothing is in its way; how many times longer all waits may take, where the
 #: processor is busy with other things.
@@ -130,9 +130,13 @@ class Hip:
         status = self.runtime.ops.launch(_pointer(kernel), blocks, threads, each, _pointer(stream))
         self.runtime.check("launch", status)
 
-    def on_word(self, kind: int, stream: int, address: int, value: int) -> None:
-        """A kernel that waits for a word, or writes it."""
-        self.launch(self.kernel(kind), stream, 0, address, value)
+    def awaits(self, stream: int, address: int, value: int) -> None:
+        """A kernel that waits for a word."""
+        self.launch(self.kernel(lib.UCCH_AWAIT), stream, 0, address, value)
+
+    def posts(self, stream: int, address: int, value: int) -> None:
+        """The same one, which writes it."""
+        self.launch(self.kernel(lib.UCCH_AWAIT), stream, address, 0, value << 32)
 
 
 def _pointer(address: int) -> Any:

@@ -66,10 +66,9 @@ def _held(hip: Hip, n: int = 1) -> Iterator[tuple[list[int], Word]]:
     word = hip.word()
     streams = [hip.stream() for _ in range(n)]
     hip.kernel(lib.UCCH_AWAIT)
-    hip.kernel(lib.UCCH_POST)
     try:
         for stream in streams:
-            hip.on_word(lib.UCCH_AWAIT, stream, word.device, 1)
+            hip.awaits(stream, word.device, 1)
         yield streams, word
     finally:
         word.value = 1
@@ -156,7 +155,7 @@ def compiler() -> Answer:
     kernel = hip.load(hip.compiled(lib.UCCH_COMBINE, OPS["SUM"].code, DTYPES["float32"].code))
     seconds = time.perf_counter() - start
     fused = lib.UCCH_FUSED, OPS["SUM"].code, DTYPES["float32"].code
-    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_POST,), (lib.UCCH_LANE_COPY,), (lib.UCCH_RING_COPY,), fused):
+    for case in ((lib.UCCH_AWAIT,), (lib.UCCH_LANE_COPY,), (lib.UCCH_RING_COPY,), fused):
         hip.load(hip.compiled(*case))
     a, b = (np.random.default_rng().standard_normal(n).astype(np.float32) for _ in range(2))
     host, stream = hip.pinned(2 * a.nbytes), hip.stream()
@@ -192,11 +191,10 @@ def kernel_waits() -> Answer:
     hip = Hip()
     stream, there, back = hip.stream(), hip.word(), hip.word()
     hip.kernel(lib.UCCH_AWAIT)
-    hip.kernel(lib.UCCH_POST)
 
     def give(i: int) -> None:
-        hip.on_word(lib.UCCH_AWAIT, stream, there.device, i)
-        hip.on_word(lib.UCCH_POST, stream, back.device, i)
+        hip.awaits(stream, there.device, i)
+        hip.posts(stream, back.device, i)
 
     return _turns(give, there, back, "a word is not seen")
 
@@ -219,7 +217,7 @@ def queues() -> Answer:
     for n in (1, 2, 3, 4, 6, 8, 10, 12, 16, 24):
         with _held(hip, n) as (streams, _):
             post, free = hip.word(), hip.stream()
-            hip.on_word(lib.UCCH_POST, free, post.device, 1)
+            hip.posts(free, post.device, 1)
             through = post.reaches(1)
         if not all(hip.finishes(stream) for stream in streams):
             return answer(False, f"{n} streams are let go and do not go on", most=most)

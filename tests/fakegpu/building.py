@@ -41,8 +41,7 @@ PIECES: dict[str, Case] = {
 }  # fmt: skip
 #: What the fakes' compilers can compile; all else is too hard for them.
 COMPILED: dict[str, Case] = {
-    "await": (lib.UCCH_AWAIT, 0, 0, 0), "post": (lib.UCCH_POST, 0, 0, 0),
-    "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
+    "await": (lib.UCCH_AWAIT, 0, 0, 0), "lane": (lib.UCCH_LANE_COPY, 0, 0, 0), "ring": (lib.UCCH_RING_COPY, 0, 0, 0),
     "sum": (lib.UCCH_COMBINE, _SUM, CODES["float32"], 0),
     **{f"fused_{name}": (lib.UCCH_FUSED, _SUM, CODES[name], 0) for name in ("float32", "uint8")},
     **PIECES,

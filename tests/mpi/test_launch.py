@@ -73,6 +73,16 @@ def test_ranks(ucch_run: Run, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [f"{r} {r} 3 nvidia:2,amd:1 a b" for r in range(3)]
 
 
+def test_without_a_home(environment: dict[str, str]) -> None:
+    """As in services of systemd: Open MPI ends at once, which used to look as if there were no mpirun."""
+    env = {name: value for name, value in environment.items() if name != "HOME"}
+    script = "from ucc_hetero import Communicator; print('right', Communicator().size)"
+    program = [sys.executable, "-c", script]
+    for command, ranks in ((words("-np", "2", *program), 2), (program, 1)):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+        assert done.stdout.count(f"right {ranks}") == ranks, done.stderr
+
+
 def test_statuses(ucch_run: Run) -> None:
     for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))

@@ -243,6 +243,27 @@ except dist.DistBackendError as error:
     assert crew(script, 2, layout=layout).said("right") == 2
 
 
+@pytest.mark.parametrize("how", ["dist.destroy_process_group()", "sys.exit()"], ids=["destroys", "exits"])
+def test_a_rank_that_is_done_leaves_all_groups_at_once(mpirun, how: str) -> None:
+    """One that others wait for in a group used to wait for them in the one that is left before: till the deadline."""
+    script = (
+        SCRIPT.partition("t = ")[0]
+        + f"""
+mine = dist.new_group()
+dist.barrier(group=mine)
+if dist.get_rank() == 1:
+    {how}
+    sys.exit()
+try:
+    dist.all_reduce(torch.ones(4))
+except dist.DistBackendError as error:
+    print("right" if "rank 1 has left" in str(error) else error, flush=True)
+os._exit(0)
+"""
+    )
+    assert mpirun(script, 2, check=False).stdout.split() == ["right"]
+
+
 def test_torch_finds_the_backend_by_itself() -> None:
     """Scripts that name it need no import of the package."""
     python("import torch.distributed as dist\nassert 'ucch' in dist.Backend.backend_list")

@@ -173,10 +173,10 @@ def test_the_store_is_gone(store: Server, launch: Launch, tmp_path: Path, room: 
 #: torchft's groups are made anew by this backend.
 TORCHFT = """
 from datetime import timedelta
-from torchft.process_group import ProcessGroupWrapper
+import torchft
 import ucc_hetero.torch
 
-class Group(ProcessGroupWrapper):
+class Group(torchft.process_group.ProcessGroupWrapper):
     def _create_pg(self, store, rank, world_size):
         return ucc_hetero.torch.process_group(store, rank, world_size, self._timeout)
 

@@ -39,7 +39,6 @@ WAITING = {
 #: Types between which pages are converted, and those of bytes.
 PAGES = [CODES[name] for name in ("float16", "bfloat16", "float32", "uint64")], [256, 264]
 OTHERS = {
-    "post": (lib.UCCH_POST, 0, 0, 0),
     **{f"combine_{op.code}_{t}": (lib.UCCH_COMBINE, op.code, t, 0) for op in OPS.values() for t in CODES.values()},
     **{f"scale_{t}": (lib.UCCH_SCALE, 0, t, 0) for t in CODES.values()},
     **{f"pieces_{a}_{b}": (lib.UCCH_PIECES, 0, a, b) for types in PAGES for a in types for b in types},

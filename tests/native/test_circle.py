@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -288,3 +289,12 @@ def test_anything_may_come(rank: Callable[..., Rank]) -> None:
             assert here.call(rng.getrandbits(64), "call") == here.calls, "our calls are as they were"
         lib.ucch_circle_free(here.circle)
         here.circle = ffi.NULL
+
+
+def test_what_cannot_be_served_is_closed() -> None:
+    """A connection is the engine's from then on, also where it cannot wait for it."""
+    with tempfile.TemporaryFile() as file:
+        given = os.dup(file.fileno())
+        assert lib.ucch_link_new(given, 0.0) < 0
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(given)

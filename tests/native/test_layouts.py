@@ -14,28 +14,21 @@ pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"),
 
 #: structure -> (least size that any release reads, the fields' offsets).
 LAYOUTS = {
-    "ucc_lib_params_t": (40, "mask:0 thread_mode:8 coll_types:16 reduction_types:24 sync_type:32"),
+    "ucc_lib_params_t": (40, "mask:0 thread_mode:8 coll_types:16"),
+    "ucc_lib_attr_t": (40, "mask:0 thread_mode:8 coll_types:16"),
     "ucc_oob_coll_t": (40, "allgather:0 req_test:8 req_free:16 coll_info:24 n_oob_eps:32 oob_ep:36"),
-    "ucc_context_params_t": (80, "mask:0 type:8 sync_type:12 oob:16 ctx_id:56 mem_params:64"),
-    "ucc_context_attr_t": (40, "type:8 sync_type:12 ctx_addr:16 ctx_addr_len:24 global_work_buffer_size:32"),
+    "ucc_context_params_t": (80, "mask:0 type:8 sync_type:12 oob:16"),
+    "ucc_context_attr_t": (40, "mask:0 type:8 sync_type:12 ctx_addr:16 ctx_addr_len:24"),
     "ucc_ep_map_t": (32, "type:0 ep_num:8 array:16"),
-    "ucc_team_params_t": (
-        208,
-        "flags:8 ordering:16 outstanding_colls:24 ep:32 ep_list:40 ep_range:48 team_size:56 sync_type:64 oob:72 "
-        "p2p_conn:112 mem_params:152 ep_map:168 id:200",
-    ),
+    "ucc_team_params_t": (208, "mask:0 flags:8 ep:32 ep_list:40 ep_range:48 ep_map:168 id:200"),
     "ucc_coll_buffer_info_t": (32, "buffer:0 count:8 datatype:16 mem_type:24"),
     "ucc_coll_buffer_info_v_t": (40, "buffer:0 counts:8 displacements:16 datatype:24 mem_type:32"),
-    "ucc_coll_args_t": (
-        200,
-        "mask:0 coll_type:8 src:16 dst:56 op:96 flags:104 root:112 error_type:120 tag:124 global_work_buffer:128 "
-        "cb:136 timeout:152 active_set:160 src_memh:184 dst_memh:192",
-    ),
+    "ucc_coll_args_t": (200, "mask:0 coll_type:8 src:16 dst:56 op:96 flags:104 root:112 error_type:120 tag:124"),
     "ucc_ev_t": (32, "ev_type:0 ev_context:8 ev_context_size:16 req:24"),
     "ucc_ee_params_t": (24, "ee_type:0 ee_context:8 ee_context_size:16"),
-    "ucp_params_t": (88, "field_mask:0 features:8 request_size:16 tag_sender_mask:40 mt_workers_shared:48"),
-    "ucp_worker_params_t": (200, "field_mask:0 thread_mode:8 cpu_mask:16 events:144 client_id:192"),
-    "ucp_ep_params_t": (104, "field_mask:0 address:8 err_mode:16 err_handler:24 user_data:40 flags:48"),
+    "ucp_params_t": (88, "field_mask:0 features:8 mt_workers_shared:48"),
+    "ucp_worker_params_t": (200, "field_mask:0 thread_mode:8"),
+    "ucp_ep_params_t": (104, "field_mask:0 address:8 err_mode:16 err_handler:24"),
     "ucp_request_param_t": (
         96,
         "op_attr_mask:0 flags:4 request:8 cb:16 datatype:24 user_data:32 memory_type:48 recv_info:56 memh:64",

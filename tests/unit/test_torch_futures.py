@@ -216,6 +216,13 @@ def test_ranks_that_chose_another_backend_are_named(monkeypatch: pytest.MonkeyPa
         rendezvous.await_all(store, 2, [7, 9, 4, 5], 0.01)
 
 
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_the_group_does_not_have(rank: int) -> None:
+    """It used to be an IndexError, and of -1 a wait for the last one."""
+    with pytest.raises(ValueError, match=f"rank {rank} of 2 rank.*WORLD_SIZE"):
+        rendezvous.await_all(dist.HashStore(), rank, [0, 1], 0.01)
+
+
 @pytest.mark.parametrize("installs", [(), (rendezvous.install,)])
 def test_a_script_that_no_launcher_has_started_is_told_of_one(monkeypatch: pytest.MonkeyPatch, installs: Any) -> None:
     """Whether it imports ucc_hetero.torch or not; once."""

@@ -15,13 +15,10 @@ _for_ever: list[object] = []
 
 
 def keep(thing: object, until: Callable[[], object] | None = None, owner: object = None) -> None:
-    """Keep something alive.
+    """Keep something alive, with all that it refers to, until the process ends or ``until`` is true.
 
-    Args:
-        thing: An object, with all that it refers to.
-        until: True once it may die; asked in :func:`release`. Without it the thing lives until the process ends.
-        owner: Whose it is, where there is ``until``: a class, a function, or what the thing refers to, as things do
-            not outlive their owner.
+    :func:`release` asks that for its ``owner``: a class, a function, or what the thing refers to, as things do not
+    outlive their owner.
     """
     if until is None:
         _for_ever.append(thing)
@@ -31,11 +28,7 @@ def keep(thing: object, until: Callable[[], object] | None = None, owner: object
 
 @contextmanager
 def unless_over(thing: object) -> Iterator[None]:
-    """Keep what MPI writes to, where the wait for that ends by an exception: MPI goes on with it in later calls.
-
-    Args:
-        thing: Its memory.
-    """
+    """Keep what MPI writes to, where the wait for that ends by an exception: MPI goes on with it in later calls."""
     try:
         yield
     except BaseException:
@@ -44,14 +37,7 @@ def unless_over(thing: object) -> Iterator[None]:
 
 
 def release(owner: object) -> int:
-    """Let an owner's things die that may.
-
-    Args:
-        owner: As given to :func:`keep`.
-
-    Returns:
-        How many of its things have to be kept.
-    """
+    """Let an owner's things die that may, and count those that may not."""
     kept = _until.get(owner)
     if not kept:
         return 0

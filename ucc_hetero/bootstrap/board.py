@@ -85,8 +85,7 @@ class Board:
         self._mine = first == known.rank and spare is None
         if spare is None and file >= 0 and len(self.ranks) > 1:
             stride = _stride(len(self.ranks))
-            path = f"/proc/{known.facts[first].pid}/fd/{file}".encode()
-            memory = _mapped(path, PAGES * stride)
+            memory = _mapped(known.facts[first].pid, file, PAGES * stride)
             if memory != ffi.NULL:
                 start = ffi.cast("char *", memory)
                 self._page, *self.more = [Page(start + i * stride, memory) for i in range(PAGES)]
@@ -113,7 +112,7 @@ class Board:
             take_back()
         far = max(self.hosts) > 0
         if far and not self.shared:  # what it calls is compared all the same
-            self.ranks, own = [known.rank], _mapped(ffi.NULL, int(lib.ucch_board_bytes(1)))
+            self.ranks, own = [known.rank], ffi.new("char[]", int(lib.ucch_board_bytes(1)))
             self._page = Page(own, own)
         address = ffi.NULL if self._page is None else self._page.address
         mine = self.ranks.index(known.rank)
@@ -236,7 +235,6 @@ class Board:
 
     @property
     def next(self) -> int:
-        """The number of the call to come."""
         return int(lib.ucch_board_next(self.native))
 
     def given_up(self, rank: int) -> int:
@@ -285,7 +283,6 @@ class Board:
 
 
 def _room() -> Any:
-    """Memory for the label of a call."""
     return ffi.new("char[]", int(lib.UCCH_LABEL_BYTES))
 
 
@@ -293,10 +290,14 @@ def _said(text: Any) -> str:
     return str(ffi.string(text).decode(errors="replace"))
 
 
-def _mapped(path: Any, size: int) -> Any:
-    """The page of a path, or without one of this process alone, and no descriptor for it; NULL where there is none."""
-    page = lib.ucch_board_map(path, size)
-    return page if page == ffi.NULL else ffi.gc(page, lambda page: lib.ucch_board_unmap(page, size))
+def _mapped(pid: int, file: int, size: int) -> Any:
+    """A process's file, and no descriptor for it; NULL where it cannot be had."""
+    opened = lib.ucch_shared_open(pid, file)
+    if opened < 0:
+        return ffi.NULL
+    page = lib.ucch_shared_map(opened, size)
+    os.close(opened)
+    return page if page == ffi.NULL else ffi.gc(page, lambda page: lib.ucch_shared_unmap(page, size))
 
 
 def _anonymous(size: int) -> int:

@@ -126,19 +126,14 @@ class _Exit(SystemExit):
     def __del__(self) -> None:
         # One that was caught is dropped by a function; one that was not by the interpreter, with none left.
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
-            _exits(self.code)
+            global _status
+            if os.getpid() == _pid and self.code is not None and self.code != 0:
+                _status = self.code & 0xFF or 1 if isinstance(self.code, int) else 1
 
 
 def _exit(status: Any = None, /) -> NoReturn:
     """Exit the interpreter by raising SystemExit(status), as the function that this one stands for."""
     raise (_Exit if threading.current_thread() is threading.main_thread() else SystemExit)(status)
-
-
-def _exits(code: Any) -> None:
-    """The process ends by ``sys.exit(code)``."""
-    global _status
-    if os.getpid() == _pid and code is not None and code != 0:
-        _status = code & 0xFF or 1 if isinstance(code, int) else 1
 
 
 def _at_exit() -> None:

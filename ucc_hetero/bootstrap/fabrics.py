@@ -28,13 +28,8 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
 
     UCCH_FABRIC decides, else the hosts' RDMA. Calls between devices of several
     islands must be queued in streams, or they are slower than over the sockets of the vendor's library. So where
-    UCCH_FABRIC is not set and some rank cannot, vendors stay whole.
-
-    Args:
-        mpi: exchange of these ranks.
-        everyone: facts of all ranks.
-        runtime: of this rank's device; None without one.
-        library: tells whether the vendor's library of collectives is there, for the stages inside an island.
+    UCCH_FABRIC is not set and some rank cannot, vendors stay whole. ``library`` tells whether the vendor's library of
+    collectives is there, for the stages inside an island.
     """
     whole = numbered([(f.vendor, f.host.node if f.vendor == "host" else ()) for f in everyone])
     spread = _spread(everyone)
@@ -44,29 +39,17 @@ def split(mpi: Any, everyone: Sequence[Facts], runtime: DeviceRuntime | None, li
     devices = any(f.device_memory for f in everyone)
     if by_fabric == whole or not devices or decided:
         return Split(by_fabric, why)
-    obstacle = _obstacle(mpi, everyone, runtime, by_fabric, library)
-    if not obstacle:
-        return Split(by_fabric, why)
-    return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacle})")
-
-
-def _obstacle(
-    mpi: Any,
-    everyone: Sequence[Facts],
-    runtime: DeviceRuntime | None,
-    by_fabric: Sequence[int],
-    library: Callable[[], bool],
-) -> str:
-    """Reason why streams cannot do calls between these islands; empty if nothing is in the way. Collective."""
     hosts = numbered([f.host.node for f in everyone])
     several = not channels.alone(Topology.group([f.vendor for f in everyone], hosts, fabrics=by_fabric))
     rank = int(mpi.Get_rank())
-    mine = channels.obstacle(everyone[rank], runtime, lazy=not several) or few_files(
-        len(hosts) - hosts.count(hosts[rank])
-    )
-    if several and not mine and not library():
-        mine = "no library of collectives for a host's devices"
-    return channels.by_rank(mpi.allgather(mine))
+    far = len(hosts) - hosts.count(hosts[rank])
+    obstacle = channels.obstacle(everyone[rank], runtime, lazy=not several) or few_files(far)
+    if several and not obstacle and not library():
+        obstacle = "no library of collectives for a host's devices"
+    obstacles = channels.by_rank(mpi.allgather(obstacle))
+    if not obstacles:
+        return Split(by_fabric, why)
+    return Split(whole, f"{', '.join(spread)}: all hosts, as streams cannot do calls between them ({obstacles})")
 
 
 def few_files(far: int) -> str:

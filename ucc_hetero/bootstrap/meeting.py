@@ -43,14 +43,11 @@ class Said(NamedTuple):
 
 
 class Seat:
-    """What the ranks of a new communicator have agreed upon: its number, and what an earlier one of theirs has left.
+    """What the ranks of a new communicator have agreed upon: its number, as they have ``claimed`` it (:mod:`.numbers`),
+    and what an earlier one of theirs has left.
 
-    Args:
-        known: What they know of each other.
-        claimed: The number, as they have claimed it (:mod:`.numbers`).
-        file: What the first one of this host offers for the arrival board.
-        spare: Numbers of what all of them could use again, in one order on all.
-        seconds: The most that the end of an old team may take.
+    ``file`` is what the first one of this host offers for the arrival board, ``spare`` numbers of what all of them
+    could use again, in one order on all, ``seconds`` the most that the end of an old team may take.
     """
 
     def __init__(self, known: Known, claimed: int, file: int, spare: Sequence[int], seconds: float) -> None:
@@ -86,11 +83,7 @@ class Seat:
 
 
 class Bids:
-    """What ranks say as they come to make a communicator, which has its number and its page by that (base/words.c).
-
-    Args:
-        size: Of these ranks.
-    """
+    """What ranks say as they come to make a communicator, which has its number and its page by that (base/words.c)."""
 
     def __init__(self, size: int) -> None:
         self._size, self._claimed = size, -1
@@ -108,15 +101,13 @@ class Bids:
             mine.file, mine.spares, mine.spare[0 : len(spare)] = offer(self._size), len(spare), spare
 
     def heard(self) -> bool:
-        """True if all ranks are ready."""
         self._claimed = lib.ucch_words_claim(self.all, self._size)
         return self._claimed != _NOT_READY
 
     def agree(self, ask: Callable[[Any], Iterable[Any]]) -> bool:
         """Agree on the number of the new communicator. False where a rank wants no more of their job.
 
-        Args:
-            ask: Exchanges something among all ranks, which call it where the next number may be in use on one.
+        ``ask`` exchanges something among all ranks, which call it where the next number may be in use on one.
         """
         if self._claimed == lib.UCCH_ASK:
             self._claimed = numbers.free(1 + max(each.last for each in self.all), ask)
@@ -166,7 +157,6 @@ class _Meeting:
         return all(come)
 
     def _say(self) -> tuple[Any, ...]:
-        """This rank's facts, its number in the whole job, jobs, table and bid."""
         place, number = process.here(self._mpi)
         bind(place)  # first: UCX and UCC look for a device when they begin
         facts, bids = process.process().facts(place, __version__), Bids(self._size)
@@ -244,9 +234,7 @@ def met(mpi: Any) -> Iterator[Said]:
 class Again:
     """The ranks of a communicator as they make others of some of them, one after the other.
 
-    Args:
-        known: What they know of each other.
-        exchange: In a call of this name, brings all the bytes of each rank's bid.
+    ``exchange``: in a call of this name, brings all the bytes of each rank's bid.
     """
 
     def __init__(self, known: Known, exchange: Callable[[str, Bids], None]) -> None:
@@ -259,7 +247,6 @@ class Again:
         self.turn = Turn(self._come)
 
     def _come(self, ready: bool) -> bool:
-        """True if all ranks have their turns; collective."""
         bids = self.bids
         what, bids.mine.color, bids.mine.key = self.call
         bids.say(ready, self._known.job)
@@ -275,19 +262,8 @@ def all_ready(known: Known, number: int, ranks: Sequence[int], tag: int, mpi: Ti
     """True if all of these ranks have their turns at creating, as they tell each other by messages of the job's.
 
     Open MPI 5.0.11 may hang where threads of a process make communicators at the same time, one by
-    ``MPI_Comm_create_group``.
-
-    Args:
-        known: What the communicator's ranks know of each other.
-        number: The communicator's.
-        ranks: The ranks that come together.
-        tag: Tells those of several threads apart.
-        mpi: MPI's communicator, with a time limit.
-        ready: True if this rank has its turn.
-
-    Raises:
-        CollectiveTimeout: One did not come in time.
-        PeerError: One has died.
+    ``MPI_Comm_create_group``. ``tag`` tells those of several threads apart. ``CollectiveTimeout`` if one does not come
+    in time, ``PeerError`` if one has died.
     """
     where = f"rank {known.rank}: Create_group: rank(s)"
 

@@ -114,7 +114,6 @@ class Membership:
         board.more = []
 
     def _join_channels(self) -> None:
-        """Channels among devices, where calls can be queued."""
         memory = None if self.runtime is None else self.runtime.memory_type
         native_in_stream = self.island.size == 1 or (
             memory is not None and not self.device.by_host and self.job.vendors_library(memory)
@@ -249,7 +248,6 @@ class Membership:
             self.links.close()
 
     def release_id(self) -> None:
-        """Let the communicator's number be used again."""
         with self._discarding:
             self._is_closed = True
         numbers.release(self.id)

@@ -24,11 +24,8 @@ def free(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
     """The first number from ``following`` on that is free on all of these ranks; collective among them.
 
     A communicator's number is its rest by `MOST`. Messages that were not received may still be on their way when their
-    communicator is freed: the number that these ranks claim is above all that they have claimed before.
-
-    Args:
-        following: The next one.
-        ask: exchanges the numbers in use, as bits.
+    communicator is freed: the number that these ranks claim is above all that they have claimed before. ``ask``
+    exchanges the numbers in use, as bits.
     """
     bits = 0
     for each in ask(bytes(_ids)):
@@ -44,11 +41,9 @@ def free(following: int, ask: Callable[[bytes], Iterable[bytes]]) -> int:
 
 
 def claim(claimed: int) -> None:
-    """Take the number that the ranks have agreed upon."""
     _ids[claimed % MOST >> 3] |= 1 << (claimed & 7)
     _last[0] = claimed
 
 
 def release(number: int) -> None:
-    """Let a number be used again."""
     _ids[number >> 3] &= ~(1 << (number & 7))

@@ -83,7 +83,6 @@ class Process:
         return self._libs[prefix]
 
     def facts(self, place: Place, version: str) -> Facts:
-        """Facts that this rank publishes."""
         runtime = runtime_of(place.vendor)
         return Facts(
             process=self.name,
@@ -205,7 +204,10 @@ class Job:
             forsake(self)
             raise
         self._errors = lib.ucch_endpoint_errors()
-        self._share_cores()
+        # Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer.
+        here = sum(f.host.node == self.process.host.node for f in self.facts)
+        lib.ucch_set_spin(spin_rounds(here))
+        wires.share(here)
         log.log("init").info(
             "job of %d ranks in %d islands; native context of %d ranks%s",
             topology.size, len(topology.islands), island.size, "" if topology.flat else ", bridge context of all",
@@ -257,12 +259,6 @@ class Job:
             if ipc and (not users or users.startswith("^")):
                 os.environ.setdefault(f"{prefix}_UCX_TLS", ucx_transports.without(users, (ipc,)))
 
-    def _share_cores(self) -> None:
-        """Waiters yield at once where ranks outnumber cores, and spin first where they do not; wires are fewer."""
-        here = sum(f.host.node == self.process.host.node for f in self.facts)
-        lib.ucch_set_spin(spin_rounds(here))
-        wires.share(here)
-
     def vendors_library(self, memory: int) -> bool:
         """True if native teams leave collectives on this memory (``ucc_memory_type_t``) to the vendor's library."""
         return self.native is not None and _collectives(memory)
@@ -290,13 +286,8 @@ class Job:
     def hear(self, place: int, tag: int, seconds: float, look: Callable[[], object]) -> int | None:
         """A rank's small number; None if it does not come in time.
 
-        Peers may need our side of earlier transfers before they come to speak.
-
-        Args:
-            place: The rank in the job.
-            tag: As the rank says it.
-            seconds: The most to wait.
-            look: Called meanwhile; what it raises ends the wait.
+        Peers may need our side of earlier transfers before they come to speak. What ``look`` raises meanwhile ends the
+        wait.
         """
         word = array("i", [0])
         request = self.comm.Irecv(word, place, tag)
@@ -533,7 +524,6 @@ FORKED = (
 
 
 def forked_text(rank: int) -> str:
-    """Error of a child's calls on a communicator of its parent's."""
     return (
         f"rank {rank}: a process that was made by fork has no part in its parent's communicators; start it by spawn "
         "(multiprocessing.set_start_method), or before there are any"
@@ -562,7 +552,6 @@ def refuse_without_mpi() -> None:
 
 
 def mpi_runs() -> bool:
-    """True between the beginning and the end of MPI in this process."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 

@@ -18,13 +18,9 @@ _TOLD = "_first_rank_prints"
 
 
 def read(rank: int) -> str:
-    """Read this rank's settings; those of the log take effect, unknown ones are warned of.
+    """Read this rank's settings where one has changed, and return what is wrong with them; empty where nothing is.
 
-    Args:
-        rank: This process's rank in the job, which may be part of the log file's name.
-
-    Returns:
-        What is wrong with them; empty where nothing is. Read again only where one has changed.
+    Those of the log take effect, and ``rank`` may be part of its file's name; unknown ones are warned of.
     """
     global _read
     now = env.settings(env.PREFIX)

@@ -72,7 +72,6 @@ class _Exchange:
         return self._done
 
     def missing(self) -> list[int]:
-        """Ranks whose bytes have not come."""
         return [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
 
 
@@ -135,7 +134,6 @@ class StoreComm:
         return cls(store, place or _place(), rank, deaths, ranks, _World(ranks[rank], size), seconds)
 
     def _part(self, prefix: str, ranks: Sequence[int]) -> StoreComm:
-        """A communicator of some ranks, with keys of its own."""
         ids = [self._ids[rank] for rank in ranks]
         place = ranks.index(self._rank)
         return StoreComm(self.store, prefix, place, self._deaths, ids, self.world, self.seconds)
@@ -187,13 +185,11 @@ class StoreComm:
             )
 
     def allgather(self, thing: Any) -> list[Any]:
-        """Every rank's object."""
         found: list[Any] = []
         self._finish(self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts))))
         return found
 
     def gather(self, thing: Any) -> list[Any] | None:
-        """Every rank's object on the first rank."""
         found: list[Any] = []
         exchange = self._begin(pickle.dumps(thing), lambda parts: found.extend(map(pickle.loads, parts)), for_all=False)
         if self._rank:
@@ -203,7 +199,6 @@ class StoreComm:
         return found
 
     def Iallgather(self, src: Any, dst: Any) -> _Exchange:
-        """Every rank's bytes into ``dst``."""
         into = memoryview(dst).cast("B")
 
         def take(parts: list[bytes]) -> None:
@@ -220,11 +215,9 @@ class StoreComm:
         return self._begin(str(int(mine[0])).encode(), take)
 
     def Dup(self) -> StoreComm:
-        """The same ranks, with keys of their own."""
         return self._part(self._next(), range(self._size))
 
     def Split(self, color: int, key: int = 0) -> StoreComm:
-        """The ranks of one colour."""
         rows = self.allgather((color, key))
         members = sorted((k, r) for r, (c, k) in enumerate(rows) if c == color)
         return self._part(f"{self._next()}/{color}", [rank for _, rank in members])
@@ -235,7 +228,6 @@ class StoreComm:
         self.store.set(f"{self._prefix}/word/{self._rank}/{dest}/{tag}/{number}", str(int(word[0])))
 
     def Irecv(self, word: Any, source: int, tag: int = 0) -> _Receive:
-        """The next small number of ``source``."""
         return _Receive(self, word, source, tag)
 
     def next_word(self, source: int, tag: int) -> int | None:
@@ -257,16 +249,11 @@ class StoreComm:
             here = partial(self.store.add, left, 0)
             patience = min(_PATIENCE, self.seconds)
             if progress_until(lambda: here() >= self._size - len(self.dead()), patience, step=1e-3, longest=2e-3):
-                self._forget_all(left)
-
-    def _forget_all(self, left: str) -> None:
-        """Delete keys that no rank reads any more: the last keys of all ranks, and the number of those that have
-        left."""
-        for number in self._kept:
-            for rank in range(self._size):
-                self._forget(f"{self._prefix}/{number}/{rank}")
-        self._kept.clear()
-        self._forget(left)
+                for number in self._kept:  # no rank reads these keys any more
+                    for rank in range(self._size):
+                        self._forget(f"{self._prefix}/{number}/{rank}")
+                self._kept.clear()
+                self._forget(left)
 
     # --- going on after deaths ----------------------------------------------------------------------------------------
 
@@ -283,7 +270,6 @@ class StoreComm:
             raise PeerError(f"rank {self._rank}: rank(s) {dead} of {self._prefix} died")
 
     def dead(self) -> list[int]:
-        """Ranks that are known to have died."""
         gone = self._deaths.gone()
         return [rank for rank, number in enumerate(self._ids) if number in gone]
 
@@ -305,17 +291,14 @@ class StoreComm:
         self._deaths.own()
 
     def Revoke(self) -> None:
-        """Give the communicator up for all its ranks."""
         self._revoked = True
         self.store.set(f"{self._prefix}/revoked", "1")
 
     def Is_revoked(self) -> bool:
-        """True if a rank has revoked it."""
         self._revoked = self._revoked or self.store.check([f"{self._prefix}/revoked"])
         return self._revoked
 
     def Get_failed(self) -> Ranks:
-        """The ranks that died."""
         return Ranks(tuple(self.dead()))
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:

@@ -174,7 +174,6 @@ class Teams:
         return self._number(ranks, link) is not None and self._known.makes_alone(ranks, link)
 
     def _create_together(self, context: ucc.Context, ranks: tuple[int, ...], link: str) -> ucc.Team:
-        """Make a team with its other ranks, and try it."""
         job, team = self.job, None
         with own_device():
             try:

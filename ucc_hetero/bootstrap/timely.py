@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from ..bindings import quarantine
@@ -82,12 +83,9 @@ class Timely:
         self._wait(lambda: self._mpi.Iallgather(slot, slots), (slot, slots))
         parts = [slots[r * _SHORT : (r + 1) * _SHORT] for r in range(size)]
         lengths = [int.from_bytes(part[:_LENGTH], "little") for part in parts]
-        if max(lengths) > room:
-            return self._allgather_long(mine, lengths)
-        return [pickle.loads(part[_LENGTH:]) for part in parts]
-
-    def _allgather_long(self, mine: bytes, lengths: list[int]) -> list[Any]:
-        found, ends = bytearray(sum(lengths)), [sum(lengths[: r + 1]) for r in range(len(lengths))]
+        if max(lengths) <= room:
+            return [pickle.loads(part[_LENGTH:]) for part in parts]
+        found, ends = bytearray(sum(lengths)), accumulate(lengths)
         self._wait(lambda: self._mpi.Iallgatherv(mine, [found, (lengths, None)]), found)
         return [pickle.loads(found[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
@@ -103,17 +101,8 @@ class Timely:
         """The result of a collective that cannot be left, and that MPI refuses on all ranks or none.
 
         No rank that has come to it is needed by one that has not. One that is stopped or interrupted in these
-        microseconds ends the job after the seconds, where a death would.
-
-        Args:
-            call: makes MPI's blocking call.
-            met: all ranks have come, and wait for nothing that this one has sent.
-
-        Returns:
-            What the call returns.
-
-        Raises:
-            PeerError: a rank has died.
+        microseconds ends the job after the seconds, where a death would. ``met``: all ranks have come, and wait for
+        nothing that this one has sent. ``PeerError`` if a rank has died.
         """
         if not faults.mpi_lacks():
             return self.apart(call)
@@ -124,9 +113,7 @@ class Timely:
     def apart(self, call: Callable[[], _T]) -> _T:
         """The result of a collective that cannot be left, made in a thread that can be.
 
-        Raises:
-            CollectiveTimeout: a rank did not come within the seconds.
-            PeerError: a rank has died.
+        ``CollectiveTimeout`` if a rank does not come within the seconds, ``PeerError`` if one has died.
         """
         what = f"rank {self._mpi.Get_rank()}: {self._what}"
         try:

@@ -6,10 +6,10 @@
 Every mistake raises here, before a byte is sent, as ``TypeError``, ``ValueError`` or ``BufferError``.
 """
 
-from ucc_hetero.buffers.buffer import Buffer, Entries, Layout, PointerVendor, VBuffer
-from ucc_hetero.buffers.dtypes import dtype_of
-from ucc_hetero.buffers.forms import as_blocks, as_buffer, as_entries, as_vbuffer, is_in_place
-from ucc_hetero.buffers.strided import copy, empty_like, pack
+from .buffer import Buffer, Entries, Layout, PointerVendor, VBuffer
+from .dtypes import dtype_of
+from .forms import as_blocks, as_buffer, as_entries, as_vbuffer, is_in_place
+from .strided import copy, empty_like, pack
 
 __all__ = [
     "Buffer", "Entries", "Layout", "PointerVendor", "VBuffer", "as_blocks", "as_buffer", "as_entries", "as_vbuffer",

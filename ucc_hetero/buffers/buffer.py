@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ucc_hetero.types import DType
+from ..types import DType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -34,13 +35,7 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """Number of elements that the loops visit."""
-        if self.places:
-            return len(self.places) // 8
-        total = 1
-        for count, _ in self.dims:
-            total *= count
-        return total
+        return len(self.places) // 8 if self.places else prod(count for count, _ in self.dims)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -95,7 +90,6 @@ class Buffer:
 
     @property
     def contiguous(self) -> bool:
-        """True if the elements follow each other without gaps."""
         return self.layout is None
 
 
@@ -186,7 +180,6 @@ def packed_places(starts: Array) -> bytes:
 
 
 def unpacked_places(places: bytes) -> Array:
-    """The offsets that ``packed_places`` was given."""
     return np.frombuffer(places, np.int64)
 
 

@@ -6,8 +6,8 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from ucc_hetero.buffers.dtypes import DLPackType
-from ucc_hetero.machine.vendors import DLPACK
+from ..machine.vendors import DLPACK
+from .dtypes import DLPackType
 
 _READ_ONLY = 1 << 0
 _IS_COPIED = 1 << 1

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi_datatypes
-from ucc_hetero.types import DTYPES, DType
+from ..types import DTYPES, DType
+from . import mpi_datatypes
 
 
 class DLPackType(NamedTuple):
@@ -27,27 +27,25 @@ _DLPACK_FP8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13
 #: Buffer formats that numpy's dtype constructor does not know.
 _PEP3118_COMPLEX = {"Zf": "F", "Zd": "D"}
 
+_AS_BYTES = "pass [buf, MPI.BYTE] to move its bytes"
 #: Types that users have and nothing here moves, with the way out.
 _WAYS_OUT = {
+    "bytes": _AS_BYTES,
     "longdouble": "cast it to float64",
     "clongdouble": "cast it to complex128",
     "object": "use the lower-case methods, which pickle",
     "str": "encode it to bytes",
     "datetime64": "pass .view('int64')",
     "timedelta64": "pass .view('int64')",
-    "void": "pass [buf, MPI.BYTE] to move its bytes, or one field at a time",
+    "void": f"{_AS_BYTES}, or one field at a time",
+    "record": f"{_AS_BYTES}, or one field at a time",
 }
 
 
-def _numpy_table() -> dict[np.dtype[Any], DType]:
-    foreign = ("bfloat16", *_DLPACK_FP8.values())
-    table: dict[np.dtype[Any], DType] = {np.dtype(name): dtype for name, dtype in DTYPES.items() if name not in foreign}
-    table[np.dtype("S1")] = DTYPES["int8"]  # C's char, as in memoryview.cast("c") and MPI.CHAR
-    return table
-
-
+_FOREIGN = ("bfloat16", *_DLPACK_FP8.values())
 #: numpy's own dtypes; those of ml_dtypes go by their names.
-BY_NUMPY: dict[np.dtype[Any], DType] = _numpy_table()
+BY_NUMPY: dict[np.dtype[Any], DType] = {np.dtype(name): each for name, each in DTYPES.items() if name not in _FOREIGN}
+BY_NUMPY[np.dtype("S1")] = DTYPES["int8"]  # C's char, as in memoryview.cast("c") and MPI.CHAR
 
 
 def dtype_of(spec: object) -> DType:

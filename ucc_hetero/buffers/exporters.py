@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers import dlpack
-from ucc_hetero.buffers.buffer import Dims, Memory, PointerVendor, merge
-from ucc_hetero.machine.vendors import INTERFACES
+from ..machine.vendors import INTERFACES
+from . import dlpack
+from .buffer import Memory, PointerVendor, merge
 
 _WAYS_IN = "a numpy array, a torch tensor, or an object with the buffer protocol, DLPack or "
 
@@ -46,15 +46,6 @@ def _shown(obj: object) -> str:
     return f"{text if len(text) < 60 else text[:56] + ' ...'} ({type(obj).__name__})"
 
 
-def _dims(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Dims | None:
-    """The loops over ``shape`` with ``strides`` in bytes; None for contiguous memory in C or Fortran order."""
-    loops = tuple(zip(shape, strides, strict=True))
-    contiguous = ((prod(shape), itemsize),)
-    if contiguous in (merge(loops, itemsize), merge(reversed(loops), itemsize)):
-        return None
-    return merge(loops, itemsize)
-
-
 def _of_numpy(array: np.ndarray[Any, Any]) -> Memory:
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise TypeError("the mask of a masked array would be lost; pass its .filled() or its .data")
@@ -77,9 +68,13 @@ def _described(
     readonly: bool,
 ) -> Memory:
     """Memory of elements in ``shape`` at an (address, vendor, device); ``strides`` in bytes, None if contiguous."""
-    ptr, vendor, device = where
-    dims = None if strides is None else _dims(shape, strides, itemsize)
-    return Memory(ptr, prod(shape) * itemsize, itemsize, native, vendor, device, owner, readonly, dims)
+    (ptr, vendor, device), count, dims = where, prod(shape), None
+    if strides is not None:
+        loops = tuple(zip(shape, strides, strict=True))
+        dims = merge(loops, itemsize)
+        if ((count, itemsize),) in (dims, merge(reversed(loops), itemsize)):  # contiguous, in C's order or Fortran's
+            dims = None
+    return Memory(ptr, count * itemsize, itemsize, native, vendor, device, owner, readonly, dims)
 
 
 def _of_torch(tensor: Any, torch: Any) -> Memory:

@@ -12,23 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers import mpi_datatypes
-from ucc_hetero.buffers.buffer import (
-    Buffer,
-    Entries,
-    Layout,
-    Memory,
-    PointerVendor,
-    VBuffer,
-    bounds,
-    merge,
-    packed_places,
-    scattered,
-)
-from ucc_hetero.buffers.dtypes import BY_NUMPY, dtype_of
-from ucc_hetero.buffers.exporters import memory_of
-from ucc_hetero.buffers.mpi_datatypes import Element
-from ucc_hetero.types import DTYPES, DType
+from ..types import DTYPES, DType
+from . import mpi_datatypes
+from .buffer import Buffer, Entries, Layout, Memory, PointerVendor, VBuffer, bounds, merge, packed_places, scattered
+from .dtypes import BY_NUMPY, dtype_of
+from .exporters import memory_of
+from .mpi_datatypes import Element
 
 #: Bytes of the memory that ``MPI.BOTTOM`` stands for: the datatype alone says what is meant.
 _ANYWHERE = 1 << 62
@@ -102,23 +91,13 @@ def as_buffer(
 def as_vbuffer(
     spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> VBuffer:
-    """Find the segments, one per rank, that a caller's buffer argument names.
+    """Find the segments, one for each of ``size`` ranks, that a caller's buffer argument names, as :func:`as_buffer`.
 
-    Counts and displacements are sequences, or one number: the same count for all ranks, or a displacement per rank.
-    Without counts the memory is divided evenly, the first ranks getting one entry more; without displacements segments
-    follow each other. A tuple in second place is always ``(counts, displs)``: counts alone are a list or an array.
-
-    Args:
-        spec: ``buf``, ``[buf, dtype]``, ``[buf, counts]``, ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``,
-            ``[buf, (counts, displs), dtype]`` or ``[buf, counts, displs, dtype]``.
-        size: Ranks of the communicator.
-        writable, argument, rank, pointer_vendor: As of :func:`as_buffer`.
-
-    Returns:
-        VBuffer: The segments.
-
-    Raises:
-        TypeError, ValueError, BufferError: As :func:`as_buffer`.
+    ``spec`` is ``buf``, ``[buf, dtype]``, ``[buf, counts]``, ``[buf, (counts, displs)]``, ``[buf, counts, dtype]``,
+    ``[buf, (counts, displs), dtype]`` or ``[buf, counts, displs, dtype]``. Counts and displacements are sequences, or
+    one number: the same count for all ranks, or a displacement per rank. Without counts the memory is divided evenly,
+    the first ranks getting one entry more; without displacements segments follow each other. A tuple in second place is
+    always ``(counts, displs)``: counts alone are a list or an array.
     """
     try:
         buf, counts, displs, datatype = _split_v(spec)
@@ -140,19 +119,11 @@ def as_vbuffer(
 def as_blocks(
     spec: object, size: int, *, writable: bool, argument: str, rank: int, pointer_vendor: PointerVendor | None = None
 ) -> tuple[Buffer, ...]:
-    """Find the blocks, one per rank with a datatype of its own, that a caller's buffer argument names.
+    """Find the blocks, one for each of ``size`` ranks with a datatype of its own, that a caller's buffer argument
+    names, as :func:`as_buffer`.
 
-    Args:
-        spec: ``[buf, types]`` (one entry each, all from the start), ``[buf, (counts, displs), types]`` or
-            ``[buf, counts, displs, types]``, with displacements in bytes.
-        size: Ranks of the communicator.
-        writable, argument, rank, pointer_vendor: As of :func:`as_buffer`.
-
-    Returns:
-        tuple[Buffer, ...]: A buffer for each rank.
-
-    Raises:
-        TypeError, ValueError, BufferError: As :func:`as_buffer`.
+    ``spec`` is ``[buf, types]`` (one entry each, all from the start), ``[buf, (counts, displs), types]`` or
+    ``[buf, counts, displs, types]``, with displacements in bytes.
     """
     try:
         buf, counts, displs, datatypes = _split_w(spec)
@@ -172,16 +143,9 @@ def as_blocks(
 
 
 def as_entries(spec: object, *, writable: bool, argument: str, rank: int) -> Entries:
-    """Find the entries of an MPI datatype that a caller's buffer argument names, in host memory.
+    """Find the entries of an MPI datatype that a caller's buffer argument names, in host memory, as :func:`as_buffer`.
 
-    Args:
-        spec, writable, argument, rank: As of :func:`as_buffer`.
-
-    Returns:
-        Entries: What MPI takes for it.
-
-    Raises:
-        TypeError, ValueError, BufferError: As :func:`as_buffer`; or the memory is a device's.
+    ``TypeError`` also if the memory is a device's.
     """
     try:
         buf, number, displ, datatype = _split(spec)
@@ -223,7 +187,12 @@ def _segments(memory: Memory | None, element: Element, counts: Any, displs: Any,
     entries = buffer.count // per_entry if per_entry else 0
     sizes = _counts(counts, size, entries)
     starts = _displs(displs, sizes, size)
-    _check_segments(sizes, starts, entries, size)
+    for rank, (count, displ) in enumerate(zip(sizes, starts, strict=True)):
+        if count and displ + count > entries:
+            raise ValueError(
+                f"the segment of rank {rank} (of {size}), {count} entries from entry {displ} on, exceeds the buffer "
+                f"of {entries}"
+            )
     if writable and displs is not None:
         _check_disjoint(sizes, starts)
     if per_entry != 1:
@@ -485,15 +454,6 @@ def _displs(displs: Any, counts: list[int], size: int) -> list[int]:
         step = _natural(displs, "displacement")
         return [rank * step for rank in range(size)]
     return _listed(displs, "displs", size)
-
-
-def _check_segments(counts: list[int], displs: list[int], entries: int, size: int) -> None:
-    for rank, (count, displ) in enumerate(zip(counts, displs, strict=True)):
-        if count and displ + count > entries:
-            raise ValueError(
-                f"the segment of rank {rank} (of {size}), {count} entries from entry {displ} on, exceeds the buffer "
-                f"of {entries}"
-            )
 
 
 def _check_disjoint(counts: list[int], displs: list[int]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.buffer import Array, Dims, merge, packed_places, unpacked_places
-from ucc_hetero.types import BYTES, DTYPES, DType
+from ..types import BYTES, DTYPES, DType
+from .buffer import Array, Dims, merge, packed_places, unpacked_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def _mpi() -> Any:
 
 
 def is_bottom(buf: object) -> bool:
-    """True for ``MPI.BOTTOM``."""
     module = _mpi()
     return module is not None and buf is module.BOTTOM
 
@@ -92,7 +91,6 @@ def bare_address(buf: object) -> int:
 
 
 def is_datatype(spec: object) -> bool:
-    """True for an ``MPI.Datatype``."""
     module = _mpi()
     return module is not None and isinstance(spec, module.Datatype)
 
@@ -217,7 +215,6 @@ def _scattered(dtype: DType, extent: int, starts: Array) -> Element:
 
 
 def _visited(dims: Dims) -> Array:
-    """The bytes that nested loops visit, in their order."""
     at = np.zeros(1, np.int64)
     for count, stride in dims:
         at = np.add.outer(at, np.arange(count, dtype=np.int64) * stride).ravel()

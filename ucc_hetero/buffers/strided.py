@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ucc_hetero.buffers.buffer import Array, Buffer, Dims, unpacked_places
+from .buffer import Array, Buffer, Dims, unpacked_places
 
 #: Elements are copied as opaque bits, whatever they mean.
 _BITS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
@@ -71,34 +71,19 @@ def _read(buffer: Buffer) -> Array:
 
 def _elements(buffer: Buffer) -> tuple[Any, Any]:
     """An array (or its flat iterator) over a buffer's memory, and the index of its elements in that."""
-    layout = buffer.layout
+    if buffer.vendor != "host":
+        raise BufferError(f"strided elements in {buffer.vendor} memory cannot be packed on the host")
+    layout, size = buffer.layout, buffer.dtype.itemsize
     if layout is not None and layout.places:
-        return _by_places(buffer, unpacked_places(layout.places)[layout.first :][: buffer.count])
-    view = view_of(buffer)
+        starts = unpacked_places(layout.places)[layout.first :][: buffer.count]
+        low = int(starts.min())
+        span = int(starts.max()) - low
+        # Elements that start at any byte are read through an array that has one at every byte.
+        step = 1 if ((starts - low) % size).any() else size
+        raw = _Raw(buffer.ptr + low, ((span // step + 1, step),), size, buffer.readonly, buffer.owner)
+        return np.asarray(raw), (starts - low) // step
+    dims = ((buffer.count, size),) if layout is None else layout.dims
+    view = np.asarray(_Raw(buffer.ptr, dims, size, buffer.readonly, buffer.owner))
     if layout is None or buffer.count == view.size:
         return view, ...
     return view.flat, slice(layout.first, layout.first + buffer.count)
-
-
-def _by_places(buffer: Buffer, starts: Array) -> tuple[Array, Array]:
-    """An array over all memory between the first and the last element, and the numbers of the elements in it."""
-    _on_host(buffer)
-    size, low = buffer.dtype.itemsize, int(starts.min())
-    span = int(starts.max()) - low
-    # Elements that start at any byte are read through an array that has one at every byte.
-    step = 1 if ((starts - low) % size).any() else size
-    raw = _Raw(buffer.ptr + low, ((span // step + 1, step),), size, buffer.readonly, buffer.owner)
-    return np.asarray(raw), (starts - low) // step
-
-
-def view_of(buffer: Buffer) -> Array:
-    """The elements that a buffer's layout visits, as opaque bits in an array that keeps the memory; host only."""
-    _on_host(buffer)
-    size = buffer.dtype.itemsize
-    dims = ((buffer.count, size),) if buffer.layout is None else buffer.layout.dims
-    return np.asarray(_Raw(buffer.ptr, dims, size, buffer.readonly, buffer.owner))
-
-
-def _on_host(buffer: Buffer) -> None:
-    if buffer.vendor != "host":
-        raise BufferError(f"strided elements in {buffer.vendor} memory cannot be packed on the host")

@@ -73,8 +73,6 @@ class Bound(NamedTuple):
 
 
 class _Args:
-    """The arguments of one call and where it is made, for messages."""
-
     def __init__(self, call: CallSpec, size: int, rank: int) -> None:
         self.name, self.send, self.recv = call.name, call.send, call.recv
         self.size, self.rank, self.root = size, rank, root_of(call, size, rank)
@@ -335,7 +333,6 @@ def _reduce_scatter(args: _Args, recvcounts: Any) -> Bound:
 
 
 def counts_of(recvcounts: Any, size: int, rank: int) -> list[int]:
-    """The counts that a reduce_scatter was given, one per rank."""
     try:
         counts = [index(count) for count in recvcounts]
     except TypeError:
@@ -492,7 +489,6 @@ def _word(word: Any) -> Any:
 
 
 def _numbers(values: Any) -> tuple[Any, ...]:
-    """Counts, or counts and displacements."""
     if type(values) is _ndarray:
         return tuple(values.tolist())
     return tuple(_numbers(v) if type(v) in (list, tuple, _ndarray) else v for v in values)

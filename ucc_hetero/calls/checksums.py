@@ -101,7 +101,6 @@ class MovedData:
         return self._bytes(self.before, start, count)
 
     def _got(self) -> Iterator[tuple[int, Any]]:
-        """The bytes that have come, with their sources."""
         if self.after is None:
             return
         for each in ROWS[self.call.collective].post(self._shape, self._rank):
@@ -162,14 +161,12 @@ class MovedData:
         return int(np.argmax(sent[: span.pieces] != got[: span.pieces])) if (sent != got).any() else -1
 
     def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, from the rows of a single element."""
         source, dest = span.about
         shown = (self._show(row) for row in (rows[source, :PIECES], rows[dest, PIECES:]))
         what = "element {} of the data from rank {} to rank {} was sent as {} and has arrived as {}"
         return Fault(tuple(ranks), what.format(span.start, source, dest, *shown))
 
     def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, where the ranks could not find the element."""
         return Fault(tuple(ranks), "data from rank {} to rank {} has not arrived as it was sent".format(*span.about))
 
     def _show(self, words: Any) -> str:
@@ -189,15 +186,13 @@ class ReducedData:
         self.before: Any = None
         self.after: Any = None
         self._exact = dtype.kind not in ("float", "complex")
-        #: The comparison of pieces; none where those of the result tell nothing.
-        self._ufunc = None if self._not_comparable() else _UFUNCS[how.op.name]
+        #: The comparison of pieces; none where it tells nothing: errors of rounded products, and of truncated means,
+        #: have no bound.
+        vague = how.divide if self._exact else how.op.name == "PROD"
+        self._ufunc = None if vague else _UFUNCS[how.op.name]
         self._of = np.float64 if not self._exact else np.uint64 if dtype.kind == "uint" else np.int64
         #: Numbers of an element.
         self._each = 2 if dtype.kind == "complex" else 1
-
-    def _not_comparable(self) -> bool:
-        """True if pieces cannot be compared: errors of rounded products, and of truncated means, have no bound."""
-        return (not self._exact and self._how.op.name == "PROD") or (self._exact and self._how.divide)
 
     def _segments(self) -> list[Span]:
         """The vector, or each rank's share of it."""
@@ -215,11 +210,6 @@ class ReducedData:
         if not found or (self._row.shares and span.about[0] != rank):
             return range(0)
         return found[0].ranks
-
-    def _offset(self) -> int:
-        """Where in the vector this rank's result begins."""
-        found = self._row.post(self._shape, self._rank)
-        return found[0].source if found else 0
 
     def first(self) -> Any:
         """Pieces of the operand, of its absolute values, and of the result; and a hash of that."""
@@ -267,7 +257,7 @@ class ReducedData:
             found[0] = self._reduce(part, edges - span.start)
             found[1] = self._reduce(np.abs(part), edges - span.start) if not self._exact else found[0]
         if self.after is not None and self._expects(self._rank, span):
-            offset, size = self._offset(), self._dtype.itemsize
+            offset, size = self._row.post(self._shape, self._rank)[0].source, self._dtype.itemsize
             found[2] = self._reduce(
                 self._values(self.after, span.start - offset, span.stop - offset), edges - span.start
             )
@@ -280,7 +270,6 @@ class ReducedData:
         return values_of(data[start * size : stop * size], self._dtype)
 
     def _reduce(self, values: Any, edges: Any) -> Any:
-        """One word for each piece."""
         if self._ufunc is None:
             return np.zeros(len(edges) - 1, np.int64)
         starts = edges[:-1] * self._each
@@ -341,7 +330,6 @@ class ReducedData:
         return self._judge(cut, span)[0]
 
     def describe(self, rows: Any, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, from the rows of a single element."""
         cut = self._cut(rows, span)
         have = [rank for rank in range(self.call.ranks) if self._expects(rank, span)]
         if self._ufunc is None:
@@ -367,13 +355,11 @@ class ReducedData:
         return Fault(tuple(wrong or ranks), text)
 
     def vague(self, span: Span, ranks: Sequence[int]) -> Fault:
-        """The fault, where the ranks could not find the element."""
         text = f"elements {span.start} to {span.stop} are not the reduction of the ranks' operands, or not on all alike"
         return Fault(tuple(ranks), text)
 
 
 def _part_of(dtype: DType) -> DType:
-    """The type of a complex number's parts."""
     return DTYPES[{"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name)]
 
 

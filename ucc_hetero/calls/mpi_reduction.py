@@ -146,7 +146,6 @@ class MPIReduction:
         self.fill()
 
     def release(self) -> None:
-        """Drop the caller's memory."""
         self._keep = None
 
     def fill(self) -> None:

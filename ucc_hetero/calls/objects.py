@@ -32,15 +32,12 @@ class _Slots(NamedTuple):
 
     @classmethod
     def of(cls, size: int, sent: int, came: int) -> _Slots:
-        """New memory for so many slots."""
         send, recv = (np.zeros(count * size, np.uint8) if count else None for count in (sent, came))
         at = (ffi.NULL if each is None else ffi.from_buffer(each, require_writable=True) for each in (send, recv))
         return cls(send, recv, *at)
 
 
 class Objects:
-    """Exchanges of objects among the ranks of one communicator."""
-
     def __init__(self, runner: Runner) -> None:
         from mpi4py import MPI
 
@@ -55,14 +52,9 @@ class Objects:
     def exchange(self, what: str, name: str, things: Iterable[Any], root: Any = -1) -> list[Any]:
         """Exchange objects by the collective ``name``, for a call that the ranks know as ``what``.
 
-        Args:
-            what: One of mpi4py's names, or another collective's.
-            name: ``bcast``, ``allgather``, ``alltoall`` or ``scatter``.
-            things: What this rank gives: one object, or one for each rank.
-            root: The rank that alone gives, or needs what comes; -1 for none.
-
-        Returns:
-            The objects that have come, in the order of the ranks; empty where only the root needs them.
+        ``name`` is ``bcast``, ``allgather``, ``alltoall`` or ``scatter``, and ``things`` are what this rank gives: one
+        object, or one for each rank. ``root`` alone gives, or needs what comes; -1 for none. Returns the objects that
+        have come, in the order of the ranks; nothing where only the root needs them.
         """
         runner, room = self._runner, self._room[name]
         with runner.refusing:

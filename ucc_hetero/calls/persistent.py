@@ -73,7 +73,6 @@ class PersistentRequest(Request):
         super()._drop()
 
     def _part_from(self, owner: object) -> None:
-        """Become unusable if the call is one of ``owner``'s."""
         if self._owner is owner:
             self._retire(_ownerless)
             self._refuse = None

@@ -53,7 +53,6 @@ class BoundedDict(dict[_K, _V]):
     """A dict of bounded size: the oldest entry makes room for a new one."""
 
     def keep(self, key: _K, value: _V) -> _V:
-        """Store a value, and return it."""
         if len(self) >= _MOST_ENTRIES and key not in self:
             self.pop(next(iter(self)), None)
         self[key] = value
@@ -90,7 +89,6 @@ class ProgramPool:
             return None
 
     def give_back(self, program: Program) -> None:
-        """Put a program back for the next such call."""
         if len(self.idle) < program.spare:
             self.idle.append(program)
 
@@ -397,7 +395,6 @@ class Preparation:
         return prepared
 
     def _on_device(self, name: str, bound: Bound) -> bool:
-        """True if the call's data is on this rank's device."""
         if any(each.original.vendor != "host" for each in bound.copies):
             raise NotSupported(f"{name} on rank {self.rank} takes host memory only: copy the data to the host")
         buffers = ("sendbuf", bound.send), ("recvbuf", bound.recv)
@@ -453,7 +450,10 @@ class Preparation:
         """
         members = self.members
         if members.topology.flat:
-            return not (members.device.by_host or _rounds_by_order(spec))
+            # libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
+            # each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products.
+            by_order = spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
+            return not (members.device.by_host or by_order)
         if members.channels is None or local:
             return False
         found = self._on_device_cache.get((spec, op))
@@ -485,7 +485,6 @@ class Preparation:
         return self._bounces[0]
 
     def _choice(self, spec: ProgramSpec, tuning: Tuning) -> tuple[Choice, str]:
-        """The choice for a call with counts, and what made it."""
         nbytes = elements(spec.call) * spec.dtype.itemsize
         inputs = self.members.topology, spec.call.collective, nbytes, tuning
         return cut_to_length(choose(*inputs), nbytes), reason(*inputs)
@@ -545,9 +544,8 @@ class Preparation:
 
         In one island of devices the vendor's library, which needs its own counts only; else a message per block.
         """
-        if self.members.topology.flat and spec.memory is not None:
-            return Choice(with_role(spec.call.collective, Role.ONE_STEP))
-        return Choice(with_role(spec.call.collective, Role.UNCOUNTED))
+        one_step = self.members.topology.flat and spec.memory is not None
+        return Choice(with_role(spec.call.collective, Role.ONE_STEP if one_step else Role.UNCOUNTED))
 
     def _gather_rows(self, label: str, mine: Any) -> CountExchange:
         """Gather a row of int64 numbers from every rank, of equal lengths, by a call of its own on the board."""
@@ -639,7 +637,6 @@ class Preparation:
         return compare
 
     def forget(self) -> None:
-        """Drop all programs."""
         self._cache.clear()
         self.mpi_reductions.clear()
 
@@ -660,14 +657,7 @@ class Preparation:
                 raise MismatchError(f"rank {rank} called {other} while rank 0 called {labels[0]}")
 
 
-def _rounds_by_order(spec: ProgramSpec) -> bool:
-    """True if libucc's kernels would give ranks different bits: they multiply complex numbers with fused operations,
-    each rank beginning with its own (ec_cuda of UCC 1.4). No vendor's library has these products."""
-    return spec.compute.kind == "complex" and spec.op == OPS["PROD"].code
-
-
 def _tuning_on_host(tuning: Tuning) -> Tuning:
-    """The tuning of calls on host memory."""
     return replace(tuning, queued=False) if tuning.queued else tuning
 
 

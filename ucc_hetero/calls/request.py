@@ -48,7 +48,6 @@ poll_hooks: list[Callable[[], None]] = []
 
 
 def run_poll_hooks() -> None:
-    """Run the hooks in ``poll_hooks``."""
     for look in list(poll_hooks):
         look()
 
@@ -83,7 +82,6 @@ def withdraw(owner: object) -> None:
 
 
 def set_status(status: Any, source: int, tag: int, nbytes: int, error: int = 0) -> None:
-    """Fill an ``MPI.Status``, if there is one."""
     if status is None:
         return
     from mpi4py import MPI
@@ -276,7 +274,6 @@ class Request:
         return self._done
 
     def _drop(self) -> None:
-        """Leave the call to :func:`reap`."""
         if self._call is not None:
             dropped_calls.append(self._call)
 
@@ -297,7 +294,6 @@ class Request:
         call.finish = both
 
     def _ops(self) -> list[Any]:
-        """The native operations whose ends are waited for."""
         return [self._op]
 
     def _arm(self) -> None:
@@ -539,13 +535,11 @@ def kept_by(request: Request) -> Any:
 
 
 def arm(requests: Sequence[Request]) -> None:
-    """Begin to count the time limits of waits."""
     for request in requests:
         request._arm()
 
 
 def finished() -> Request:
-    """The request of a call that had nothing to do."""
     request = Request(None)
     request._done = True
     return request

@@ -190,7 +190,6 @@ class Runner(State):
             raise
 
     def _run_unknown(self, call: CallSpec, seen: tuple[Any, Any, Any], rows: Any) -> None:
-        """Run a call that no pool has a program for."""
         self.check_ready()
         if self.size > 2 and reduced_by_mpi(call, self.rank) and (blocks := block_calls(call, self.size, self.rank)):
             for block in blocks:
@@ -287,7 +286,6 @@ class Runner(State):
             raise
 
     def _started(self, call: CallSpec) -> Request:
-        """The request of a call that begins now."""
         self.check_usable()
         key, pool, send_at, recv_at = look_up(self._cache, self._in_place, *call)
         pool = pool or self._prepared.inherited(key)
@@ -306,7 +304,6 @@ class Runner(State):
         return self._start(prepared)
 
     def _start(self, prepared: Prepared) -> Request:
-        """Begin a prepared call."""
         program = prepared.program
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
@@ -314,8 +311,6 @@ class Runner(State):
         return self._request(program, prepared.pool, prepared, prepared)
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
-        """The request of a program that has begun."""
-
         def finish(state: int, status: Any) -> None:
             if state != 1:
                 self._judge(program, state, keep, pool.label)
@@ -372,7 +367,6 @@ class Runner(State):
         return pool if rows.tobytes() == pool.counts else None, rows
 
     def _captured(self, call: CallSpec, stream: int, rows: Any) -> Request:
-        """The request of a call that became a part of the graph for which ``stream`` is captured: nothing is left."""
         prepared = self._prepared.captured(call, rows)
         addresses = number_of(prepared.send), number_of(prepared.recv)
         status = lib.ucch_program_capture(prepared.program.handle, True, *addresses, self.timeout, stream)
@@ -443,14 +437,12 @@ class Runner(State):
             self.earlier_failed(label)
 
     def failed_in_stream(self, op: Any, program: Program, label: str, timeout: float) -> NoReturn:
-        """Raise why a call that was left to a stream has failed."""
         failure = self.failure_of(op, label, timeout)
         self.fail(failure, program)
         raise failure
 
     @property
     def launches(self) -> int:
-        """Calls that were left to streams and have not ended."""
         return int(lib.ucch_board_launches(self.board.native))
 
     def _begin_on(self, prepared: Prepared, stream: int, *, ordered: bool) -> Request:
@@ -475,13 +467,11 @@ class Runner(State):
         return request
 
     def persistent(self, call: CallSpec) -> PersistentRequest:
-        """Set a collective up once, to be started many times."""
         with self.refusing:
             prepared = self._set_up(call)
         return self._persistent_request(prepared, call)
 
     def _set_up(self, call: CallSpec) -> Prepared:
-        """A call that is ready to be started again and again."""
         self.check_ready(calls=False)
         prepared = self._prepared.prepare(call, exchange=True, sets_up=True)
         status = lib.ucch_program_persist(prepared.program.handle, prepared.send, prepared.recv, self.timeout)
@@ -492,7 +482,6 @@ class Runner(State):
         return prepared
 
     def _persistent_request(self, prepared: Prepared, call: CallSpec) -> PersistentRequest:
-        """The request of a call that was set up."""
         program = prepared.program
 
         def start() -> int:
@@ -521,7 +510,6 @@ class Runner(State):
         )  # fmt: skip
 
     def _run_prepared(self, prepared: Prepared) -> None:
-        """Run a prepared call to its end, in this thread."""
         program = prepared.program
         try:
             state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or self.wait(program.op)
@@ -579,7 +567,6 @@ class Runner(State):
 
     @property
     def busy(self) -> int:
-        """Requests that were started and not seen to end."""
         return sum(call.owner is self for call in list(under_way))
 
     # --- the end ------------------------------------------------------------------------------------------------------

@@ -124,13 +124,11 @@ class State:
     # --- reasons ------------------------------------------------------------------------------------------------------
 
     def failure_of(self, op: Any, label: str, timeout: float | None = None) -> CollectiveError:
-        """The exception for a native operation that failed; ``label`` says what was called."""
         error = ffi.new("ucch_error *")
         lib.ucch_op_error(op, error)
         return explain(error, self.board, self.rank, label, self.timeout if timeout is None else timeout)
 
     def not_started(self, label: str, status: int) -> Exception:
-        """The exception for a call that the engine did not begin."""
         where = f"rank {self.rank}: {label}"
         # A rank may have refused it since the communicator was checked.
         if status == lib.UCCH_FAIL_BROKEN and (why := refusal_text(self.board, self.board.next)):
@@ -152,7 +150,6 @@ class State:
         return CollectiveError(f"{where} could not be started ({why})")
 
     def earlier_failed(self, label: str) -> NoReturn:
-        """Raise that an earlier call failed, and why."""
         where = f"rank {self.rank}: {label}"
         first = lib.ucch_board_first_failure(self.board.native)
         if first == ffi.NULL and (why := refusal_text(self.board, self.board.next)):
@@ -228,7 +225,10 @@ def _failure_of_peer(status: int, board: Board, peer: int, seq: int, rank: int, 
     """A peer takes no part in a call any more, or the connection with it has broken."""
     fate, failed = board.fate(peer), board.given_up(peer)
     if fate == lib.UCCH_LEFT:  # as ranks do that have seen calls differ
-        first, odd, called = _first_difference(board, seq)
+        first, odd = board.parted(seq)  # the first call that a rank made differently, and what it called
+        called = board.label(odd, first) or "something else" if first else ""
+        if not first:
+            first, odd, called = board.difference(seq)
         if first:
             return MismatchError(f"{where}: rank {odd} called {called}, where it should have been as call {first} here")
     if status == lib.UCCH_FAIL_CONNECTION and (fate == lib.UCCH_THERE or (fate == lib.UCCH_LEFT and failed)):
@@ -274,16 +274,7 @@ def _why_is_known(board: Board, peer: int, seq: int) -> bool:
     return bool(board.fate(peer)) and not board.given_up(peer)
 
 
-def _first_difference(board: Board, seq: int) -> tuple[int, int, str]:
-    """(the first call up to ``seq`` that a rank made differently, that rank, what it called); call 0 for none."""
-    first, odd = board.parted(seq)
-    if first:
-        return first, odd, board.label(odd, first) or "something else"
-    return board.difference(seq)
-
-
 def _how_gone(board: Board, peer: int, rank: int) -> str:
-    """How a peer went, for a message."""
     how = board.fate(peer)
     if peer == rank:
         return "the other hosts have given this rank up, as they did not hear of it for UCCH_HEARTBEAT seconds"

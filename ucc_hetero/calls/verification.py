@@ -7,6 +7,7 @@ judged in a later call, or at last in ``Free``.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -45,8 +46,6 @@ _HEAD = 2
 
 
 class _Sample:
-    """A call that is verified, on this rank."""
-
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
         self.label, self.call = name, 0
@@ -56,7 +55,6 @@ class _Sample:
         self.read: Callable[[Buffer], Any] = _no_memory
 
     def take(self, rank: int) -> None:
-        """Copy what the call is about to read."""
         assert self.bound is not None and self.sums is not None
         self._refresh()
         bound = self.bound
@@ -90,7 +88,6 @@ class _Sample:
             copy_elements(each.original, each.copy)
 
     def row(self, ranks: int) -> Any:
-        """This rank's words for the first round."""
         words = np.zeros(_HEAD + length(self.name, ranks), np.int64)
         words[0] = self.number
         if self.sums is not None:
@@ -128,7 +125,6 @@ class Verification:
         self, run: Callable[..., None], name: str, send: Any, recv: Any, op: Any = None, root: Any = -1,
         counts: Any = None, stream: Any = None,
     ) -> None:  # fmt: skip
-        """As ``run``, which runs a call to its end."""
         arguments = name, send, recv, op, root, counts
         sample = self.take(CallSpec(*arguments)) if stream is None else None
         if sample is None:
@@ -307,7 +303,6 @@ class Verification:
         raise self._failure
 
     def _search(self, sums: MovedData | ReducedData, span: Span, ranks: Sequence[int]) -> Fault | None:
-        """Find the first wrong element, together with all ranks."""
         if span.stop < 0:
             span = span._replace(stop=int(self._ask(np.array([sums.count(span)])).max()))
         span = span._replace(pieces=min(PIECES, span.stop - span.start))
@@ -346,9 +341,18 @@ class Verification:
         failure = self.found()
         if not together:
             return failure
+        gone = math.inf
+
+        def nobody_comes() -> bool:
+            """True if a rank has been known to be gone for a while."""
+            nonlocal gone
+            if gone == math.inf and self._state.board.dead() >= 0:
+                gone = time.monotonic()
+            return time.monotonic() > gone + _GRACE
+
         try:
             if not self._state.broken:
-                progress_until(self._over, self._state.timeout, self._nobody_comes())
+                progress_until(self._over, self._state.timeout, nobody_comes)
         except DataError as found:
             failure = found
         if self._exchange is None:
@@ -357,17 +361,6 @@ class Verification:
             "%d calls of %d were verified, %d could not be", self._judged[0], self._number, self._judged[1]
         )
         return failure
-
-    def _nobody_comes(self) -> Callable[[], bool]:
-        """True, when called, if a rank has been known to be gone for a while."""
-        since: list[float] = []
-
-        def look() -> bool:
-            if not since and self._state.board.dead() >= 0:
-                since.append(time.monotonic())
-            return bool(since) and time.monotonic() > since[0] + _GRACE
-
-        return look
 
 
 def sampled() -> int:

@@ -26,8 +26,6 @@ _TUNED = ("allreduce", "allgather", "reduce_scatter_block", "bcast", "reduce", "
 
 
 def add(commands: Any) -> None:
-    """Add the commands to a parser's subparsers."""
-
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = commands.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}."
@@ -71,16 +69,23 @@ def _in_job() -> bool:
     return number("WORLD_SIZE", os.environ, 1, torchrun=False) > 1
 
 
+def _numbers(option: str, text: str | None) -> list[int]:
+    """The numbers of an option such as ``--hosts 2,2``; none without it."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise ValueError(f"{option} {text}: must be numbers from 1 on, as in {option} 2,2")
+    return [int(word) for word in words]
+
+
 def _layout(args: argparse.Namespace) -> Topology:
-    """The topology that the command line describes."""
     spec = args.vendors or env.get("EMULATE")
-    hosts = [int(word) for word in args.hosts.split(",")] if args.hosts else []
+    hosts = _numbers("--hosts", args.hosts)
     if not spec and not hosts:
         raise ValueError("plan needs ranks: run it under mpirun, or give --vendors nvidia:2,amd:2 or --hosts 2,2")
     size = sum(hosts) or sum(int(part.partition(":")[2] or 0) for part in spec.split(","))
     vendors = emulated_vendors(spec, size) if spec else ["host"] * size
     where = [host for host, n in enumerate(hosts or [size]) for _ in range(n)]
-    weights = [int(word) for word in args.weights.split(",")] if args.weights else []
+    weights = _numbers("--weights", args.weights)
     # With the RDMA of this host, as there is no other to look at.
     kinds = {vendor: fabric_of(vendor, env.get("FABRIC")).kind for vendor in vendors}
     fabrics = numbered((vendor, kinds[vendor] or host) for vendor, host in zip(vendors, where, strict=True))
@@ -118,7 +123,11 @@ def _topo(args: argparse.Namespace) -> int:
     from ..machine.discover import machine, record, replay
 
     if args.facts:
-        stored = json.loads(Path(args.facts).read_text())
+        try:
+            stored = json.loads(Path(args.facts).read_text())
+            stored["files"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--facts {args.facts}: not a record of topo --record") from error
         with tempfile.TemporaryDirectory() as folder:
             host = DrawnHost(stored.get("machine", args.facts), machine(replay(stored["files"], Path(folder))))
         print(draw(tree([host])), flush=True)
@@ -150,7 +159,6 @@ def _topo(args: argparse.Namespace) -> int:
 
 
 def _carriers() -> dict[str, str]:
-    """Carriers of bytes between this host and others, as text."""
     from ..errors import LibraryNotFound
     from ..transport.carriers import describe, survey
 
@@ -167,6 +175,9 @@ def _tune(args: argparse.Namespace) -> int:
     sizes = [least * 8**k for k in range(32) if least * 8**k <= most]
     if not sizes:
         raise ValueError(f"--sizes {args.sizes}: no size from {least} to {most} bytes")
+    writes = path and number("RANK", os.environ, 0, torchrun=False) == 0
+    if writes and not os.access(Path(path).absolute().parent, os.W_OK):  # not once all is measured
+        raise ValueError(f"--file {path}: its folder is not there, or cannot be written")
     # The table that is about to be written may not be there yet, and must not steer what is measured.
     os.environ.pop("UCCH_TUNE_FILE", None)
     from ..api.comm import Communicator

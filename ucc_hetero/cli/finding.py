@@ -30,17 +30,7 @@ class Finding:
 
     @classmethod
     def of(cls, collective: str, nbytes: int, default: Choice, samples: Mapping[Choice, Sequence[float]]) -> Finding:
-        """Make a finding of samples.
-
-        Args:
-            collective: what was measured.
-            nbytes: its size.
-            default: what would be chosen without a table; one of the choices.
-            samples: seconds of each choice, one or more.
-
-        Returns:
-            The finding: medians, and how far samples of one choice lie apart.
-        """
+        """The finding of one or more ``samples`` of each choice, in seconds: medians, and how far they lie apart."""
         noise = {}
         for choice, times in samples.items():
             low, _, high = quantiles(times, method="inclusive") if len(times) > 1 else (0.0, 0.0, 0.0)

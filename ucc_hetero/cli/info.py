@@ -43,7 +43,6 @@ def _mpi() -> dict[str, Any]:
 
 
 def fabrics() -> dict[str, str]:
-    """Fabric of this host for each vendor."""
     return {name: fabric_of(name, env.get("FABRIC")).describe() for name, row in VENDORS.items() if row.network}
 
 
@@ -77,7 +76,6 @@ def collect() -> dict[str, Any]:
 
 
 def render(facts: dict[str, Any]) -> str:
-    """The facts as text, one per line."""
     lines = []
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -98,7 +98,6 @@ def _teams(teams: Sequence[Sequence[int]]) -> str:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The facts as text for people."""
     wire = found["wire"]
     ranks = counted(found["ranks"], "rank")
     lines = [

@@ -47,14 +47,7 @@ def tree(
     rings: Sequence[Sequence[str]] = (),
     fabric: Sequence[str] = (),
 ) -> Lines:
-    """The lines of the drawing, each with its depth.
-
-    Args:
-        hosts: of the job, or this one.
-        topology: of the job.
-        rings: as each rank has them.
-        fabric: which hosts a vendor's ranks are joined on, and why.
-    """
+    """The lines of the drawing of a job, or of this host; ``fabric``: on which hosts a vendor's ranks are joined."""
     lines: Lines = []
     for number, host in enumerate(hosts):
         lines += _host(number, host, topology)
@@ -63,8 +56,9 @@ def tree(
         for one in topology.islands:
             lines.append((1, f"island {one.index}: {one.vendor}, {ranks_text(one.ranks)}"))
         lines += [(1, f"fabric between hosts: {text}") for text in fabric]
-        if topology.deep:
-            lines += [(1, text) for text in _levels(topology)]
+        if topology.deep:  # the groups of every level between the job and ranks
+            groups = [group for group in topology.tree.walk() if group is not topology.tree]
+            lines += [(1, f"group of height {g.height}: {ranks_text(g.ranks)}") for g in reversed(groups)]
         if topology.weights:
             lines.append((1, f"weights of the ranks' links: {', '.join(map(str, topology.weights[:32]))}"))
     if any(rings):
@@ -74,7 +68,6 @@ def tree(
 
 
 def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
-    """One host: its devices and cards by NUMA node, its ranks, its carriers."""
     machine = host.machine
     lines: Lines = [(0, f"host {number} {host.name}{', in a container' if machine.container else ''}")]
     nodes = [node for node, _ in machine.numa] or [-1]
@@ -93,14 +86,7 @@ def _host(number: int, host: DrawnHost, topology: Topology | None) -> Lines:
     return lines + [(1, f"carrier, {what}: {by}") for what, by in host.carriers.items()]
 
 
-def _levels(topology: Topology) -> list[str]:
-    """The groups of every level between the job and ranks."""
-    groups = [group for group in topology.tree.walk() if group is not topology.tree]
-    return [f"group of height {group.height}: {ranks_text(group.ranks)}" for group in reversed(groups)]
-
-
 def draw(lines: Lines) -> str:
-    """The lines as a tree of text."""
     out = []
     for i, (depth, text) in enumerate(lines):
         prefix = ""

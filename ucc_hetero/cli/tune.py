@@ -36,12 +36,7 @@ _LONG = 8 << 20
 
 
 class Trial:
-    """A call that all ranks make again and again, timed. Collective to use.
-
-    Args:
-        comm: the communicator.
-        call: one call.
-    """
+    """A call that all ranks make again and again, timed. Collective to use."""
 
     def __init__(self, comm: Communicator, call: Callable[[], None]) -> None:
         self.mpi: Any = comm.mpi
@@ -93,11 +88,9 @@ class _Example:
             self._recv = None
 
     def call(self) -> None:
-        """One call."""
         runner_of(self.comm).blocking(self.collective, self._send, self._recv, None, self.root)
 
     def close(self) -> None:
-        """Give the memory back."""
         for vector in self._vectors:
             vector.close()
 

@@ -4,20 +4,12 @@ A runtime's library is found and opened when it is first asked for, never at imp
 the vendor ``host``.
 """
 
-from ucc_hetero.device.pointers import pointer_vendor, whose
-from ucc_hetero.device.rank import Place, bind, free_memory, local_rank, own_device, place_of
-from ucc_hetero.device.registry import (
-    available,
-    collective_library,
-    late_settings,
-    no_runtime,
-    register,
-    report,
-    runtime_of,
-)
-from ucc_hetero.device.runtime import Block, DeviceRuntime, Event, Pointer, Stream
-from ucc_hetero.device.streams import stream_handle, uncaptured
-from ucc_hetero.device.vector import Vector
+from .pointers import pointer_vendor, whose
+from .rank import Place, bind, free_memory, local_rank, own_device, place_of
+from .registry import available, collective_library, late_settings, no_runtime, register, report, runtime_of
+from .runtime import Block, DeviceRuntime, Event, Pointer, Stream
+from .streams import stream_handle, uncaptured
+from .vector import Vector
 
 __all__ = [
     "Block",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ucc_hetero.device.registry import available, report
-from ucc_hetero.machine.vendors import VENDORS
+from ..machine.vendors import VENDORS
+from .registry import available, report
 
 
 def pointer_vendor(address: int) -> tuple[str, int]:

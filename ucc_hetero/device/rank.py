@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ucc_hetero.device.registry import available, runtime_of
-from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.errors import DeviceError
-from ucc_hetero.machine.launchers import number
-from ucc_hetero.native.libraries import ffi, lib
+from ..errors import DeviceError
+from ..machine.launchers import number
+from ..native.libraries import ffi, lib
+from .registry import available, runtime_of
+from .runtime import DeviceRuntime
 
 
 class Place(NamedTuple):
@@ -73,7 +73,6 @@ def bind(place: Place) -> DeviceRuntime | None:
 
 
 def bound() -> Place | None:
-    """The device that this process works with, once it has one."""
     return _bound
 
 

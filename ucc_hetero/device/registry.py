@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from ucc_hetero import env
-from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.machine import vendors
-from ucc_hetero.machine.vendors import VENDORS, Vendor
-from ucc_hetero.native.libraries import candidates, ffi, lib, mapped
+from .. import env
+from ..machine import vendors
+from ..machine.vendors import VENDORS, Vendor
+from ..native.libraries import candidates, ffi, lib, mapped
+from .runtime import DeviceRuntime
 
 _loaded: dict[str, DeviceRuntime | None] = {}
 _tried: dict[str, list[str]] = {}

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ucc_hetero import env
-from ucc_hetero.errors import DeviceError
-from ucc_hetero.machine import vendors
-from ucc_hetero.native.libraries import ffi, lib
+from .. import env
+from ..errors import DeviceError
+from ..machine import vendors
+from ..native.libraries import ffi, lib
 
 #: Kinds of memory behind an address: not known to the runtime, pinned host memory, device memory, managed memory.
 KINDS = {
@@ -105,12 +105,10 @@ class DeviceRuntime:
         return next((found.arch for found in vendors.devices() if found.pci.partition(".")[0] == bus), "")
 
     def version(self) -> str:
-        """Version of the runtime or driver, such as ``12.8``."""
         number = self._int("version", self.ops.version)
         return f"{number // 1000}.{number % 1000 // 10}"
 
     def count(self) -> int:
-        """How many devices this process may use."""
         return self._int("count", self.ops.count)
 
     def current(self) -> int | None:
@@ -119,7 +117,6 @@ class DeviceRuntime:
         return None if device < 0 else device
 
     def use(self, device: int) -> None:
-        """Make ``device`` the calling thread's."""
         self._known(device)
         self.check(f"device {device}", self.ops.use(device))
 
@@ -138,7 +135,6 @@ class DeviceRuntime:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def pointer(self, address: int) -> Pointer:
-        """The runtime's answer about ``address``."""
         found = lib.ucch_device_pointer(self.code, address)
         if found < 0:
             raise self.failure(f"address {address:#x}: ")
@@ -150,7 +146,6 @@ class DeviceRuntime:
         return int(lib.ucch_device_memory_type(self.code))
 
     def room(self) -> int:
-        """Bytes of the current device's memory that are free."""
         out = ffi.new("size_t *")
         self.check("free memory", self.ops.room(out))
         return int(out[0])
@@ -176,7 +171,6 @@ class DeviceRuntime:
         return Stream(self, self._handle("stream", self.ops.stream_new))
 
     def event(self) -> Event:
-        """An event, to be recorded."""
         return Event(self, self._handle("event", self.ops.event_new))
 
     def wait_event(self, stream: int, event: Event) -> None:
@@ -196,8 +190,6 @@ class DeviceRuntime:
 
 
 class _Handle(ABC):
-    """A handle of the runtime's that is released once."""
-
     def __init__(self, runtime: DeviceRuntime, handle: int) -> None:
         self.runtime, self.handle = runtime, handle
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ucc_hetero.errors import NotSupported
-from ucc_hetero.machine.vendors import STREAMS
-from ucc_hetero.native.libraries import lib
+from ..errors import NotSupported
+from ..machine.vendors import STREAMS
+from ..native.libraries import lib
 
 #: CuPy's; numba's and cuda.core's.
 _ATTRIBUTES = ("ptr", "handle")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ucc_hetero.device.runtime import DeviceRuntime
-from ucc_hetero.machine.vendors import VENDORS
+from ..machine.vendors import VENDORS
+from .runtime import DeviceRuntime
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,6 @@ class Vector:
         return self if self.block else self.host
 
     def get(self) -> Array:
-        """The numbers as they are now."""
         if self.runtime and self.block:
             self._copy(self.runtime, self.host.ctypes.data, self.block.handle)
         return self.host
@@ -48,6 +47,5 @@ class Vector:
             stream.synchronize()
 
     def close(self) -> None:
-        """Give the memory back."""
         if self.block:
             self.block.close()

@@ -96,8 +96,6 @@ class Route(NamedTuple):
 
 
 class Lowering:
-    """The lowering of ``plan`` for ``rank``."""
-
     def __init__(self, plan: Plan, rank: int, what: ProgramSpec, teams: Teams, board: Board, route: Route) -> None:
         self.plan, self.rank, self.what, self.teams, self.board = plan, rank, what, teams, board
         self.tag, self.channels, self.in_graph = route
@@ -187,7 +185,6 @@ class Lowering:
         return Program(recipe.program(self.board), keep, left, spare, self._execution())
 
     def _spec(self, label: str) -> dict[str, Any]:
-        """Fields of the program's ``ucch_spec``."""
         spec: dict[str, Any] = {"tmp_bytes": self.at.tmp_bytes}
         if self.teams.far:
             spec["salt"] = salt(label)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..native.libraries import lib
-from ..planner.collectives import ROWS, Alias, Block, Call, Shape, alias
+from ..planner.collectives import ROWS, Block, Call, Shape, alias
 from ..planner.plan import EqualRegions, Operand, Plan, Region, Step, regions
 from ..types import DTYPES, DType
 
@@ -90,14 +90,12 @@ class Placement:
                 # The caller passes one buffer: a scatter's root its send buffer, other ranks the receive buffer.
                 outer = send if self.row.rooted and inside.outer == "send" else recv
                 places[inside.outer] = outer
-                places[inside.inner] = Place(outer.base, self._alias_offset(inside) * self.what.dtype.itemsize)
+                displs = self.what.recv_displs if inside.outer == "recv" else self.what.send_displs
+                at = inside.offset if displs is None else displs[self.rank]
+                places[inside.inner] = Place(outer.base, at * self.what.dtype.itemsize)
             elif self.row.staged:
                 places["send"] = recv
         return places
-
-    def _alias_offset(self, inside: Alias) -> int:
-        displs = self.what.recv_displs if inside.outer == "recv" else self.what.send_displs
-        return inside.offset if displs is None else displs[self.rank]
 
     def _scratch(self, nbytes: int) -> Place:
         place = Place(lib.UCCH_TMP, -(-self.tmp_bytes // 64) * 64)
@@ -242,5 +240,4 @@ class Placement:
 
 
 def is_each(operand: Operand) -> bool:
-    """True if an operand has a region for each member of its step."""
     return isinstance(operand, (EqualRegions, tuple))

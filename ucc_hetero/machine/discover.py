@@ -43,7 +43,6 @@ def _namespace(kind: str) -> str:
 
 
 def host_identity() -> HostIdentity:
-    """The identity of this process's host."""
     return HostIdentity(
         hostname=socket.gethostname(),
         boot_id=text(Path("/proc/sys/kernel/random/boot_id")),
@@ -53,7 +52,6 @@ def host_identity() -> HostIdentity:
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 

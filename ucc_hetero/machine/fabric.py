@@ -43,13 +43,9 @@ NO_FABRIC = Fabric()
 
 
 def fabric_of(vendor: str, wanted: str, environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> Fabric:
-    """Find the fabric of a rank on this host.
+    """The fabric of a rank on this host. ``wanted`` is UCCH_FABRIC's value: ``auto`` looks for RDMA, others decide.
 
-    Args:
-        vendor: of the rank's memory.
-        wanted: value of UCCH_FABRIC: ``auto`` looks for RDMA, ``host`` and ``all`` decide.
-        environ: settings of the vendor's library; those of this process by default.
-        root: folder of the host's files.
+    ``environ``: settings of the vendor's library, by default those of this process.
     """
     network = VENDORS[vendor].network
     if vendor == "host":

@@ -62,7 +62,6 @@ class Facts:
         return (self.vendor, self.fabric.kind or self.host.node)
 
     def packed(self) -> bytes:
-        """The facts as :func:`unpacked` takes them."""
         return pickle.dumps(self)
 
 

@@ -5,6 +5,7 @@ Needs nothing but the standard library: the launcher's wrapper of a rank loads t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
 
 #: Variable of torchrun -> where MPI's launchers put the same number, in the order of trust. Under Slurm PMIx knows a
@@ -45,6 +46,13 @@ def number(name: str, environ: Mapping[str, str], otherwise: int, torchrun: bool
     nearest = (name,) if torchrun and "TORCHELASTIC_RUN_ID" in environ else ()
     found = (environ.get(place, "") for place in (*nearest, *places(name, torchrun)))
     return next((int(text) for text in found if text.isdigit()), otherwise)
+
+
+def have_home(environ: MutableMapping[str, str]) -> None:
+    """Set HOME where it is not, as in services of systemd and under ``env -i``: Open MPI ends at once without it."""
+    if not environ.get("HOME"):
+        home = os.path.expanduser("~")  # what the system's table of users says
+        environ["HOME"] = home if os.path.isabs(home) else "/"
 
 
 def keep_from_children(environ: MutableMapping[str, str]) -> None:

@@ -109,11 +109,6 @@ def _address(name: str) -> tuple[int, int]:
     return address, mask
 
 
-def _runs(name: str) -> bool:
-    """True if an interface is up, as libucp asks for it."""
-    return any(int.from_bytes(flags[:2], sys.byteorder) & _RUNS == _RUNS for flags in _ask(name, _GET_FLAGS))
-
-
 def address_of(name: str) -> str:
     """The IPv4 address of an interface; empty without one."""
     address, _ = _address(name) if name in (other for _, other in socket.if_nameindex()) else (0, 0)
@@ -122,9 +117,12 @@ def address_of(name: str) -> str:
 
 def interfaces(root: Path = Path("/")) -> dict[str, int]:
     """Interfaces that are up and have an IPv4 address, with it; without bridges, which libucp leaves out."""
-    up = (name for _, name in socket.if_nameindex() if _runs(name))
-    names = (name for name in up if not (root / "sys/class/net" / name / "bridge").exists())
-    return {name: address for name in names if (address := _address(name)[0])}
+    found = {}
+    for _, name in socket.if_nameindex():
+        runs = any(int.from_bytes(flags[:2], sys.byteorder) & _RUNS == _RUNS for flags in _ask(name, _GET_FLAGS))
+        if runs and not (root / "sys/class/net" / name / "bridge").exists() and (address := _address(name)[0]):
+            found[name] = address
+    return found
 
 
 def repeated(hosts: Sequence[Hashable], found: Sequence[Collection[int]]) -> frozenset[int]:

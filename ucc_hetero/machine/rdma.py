@@ -33,7 +33,6 @@ class RdmaPort(NamedTuple):
 
 
 def active(root: Path = Path("/")) -> tuple[RdmaPort, ...]:
-    """Active ports that some UCX can use."""
     found = []
     for at in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         device = at.parent.parent

@@ -40,9 +40,7 @@ def without(users: str, names: Iterable[str]) -> str:
 def without_devices(users: str, *, shared: bool = False) -> str:
     """The value ``users`` of UCX_TLS without transports of devices, for contexts that see host memory only.
 
-    Args:
-        users: the user's value, empty if there is none.
-        shared: keep transports that reach memory of this host alone.
+    ``shared``: keep transports that reach memory of this host alone.
     """
     groups = _SHARED_GROUPS | {row.memory for row in VENDORS.values()}
     found = without(users, of_devices() if shared else of_devices() | SHARED_MEMORY)

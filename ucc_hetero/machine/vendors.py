@@ -282,7 +282,6 @@ def cpus_of(text: str) -> set[int]:
 
 
 def numa_nodes(root: Path) -> list[set[int]]:
-    """The processors of each NUMA node that has any."""
     base = root / "sys/devices/system/node"
     folders = sorted(base.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     found = [cpus_of(text(folder / "cpulist")) for folder in folders]
@@ -332,7 +331,6 @@ def kfd_nodes(root: Path) -> list[tuple[Path, dict[str, str]]]:
 
 
 def kfd_properties(path: Path) -> dict[str, str]:
-    """Names and values of a file of KFD's."""
     return dict(line.split(None, 1) for line in text(path).splitlines() if len(line.split()) == 2)
 
 

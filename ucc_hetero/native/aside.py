@@ -22,7 +22,6 @@ class _Thread:
         _thread.start_new_thread(self._run, ())
 
     def give(self, call: Callable[[], object]) -> None:
-        """Begin the next call."""
         self._call = call
         self._more.release()
 
@@ -45,7 +44,6 @@ for _each in (_idle, _calls):
 
 
 def under_way() -> bool:
-    """True if calls in threads of their own have not ended."""
     return bool(_calls)
 
 
@@ -93,7 +91,6 @@ class Aside(Generic[_T]):
         return True
 
     def result(self) -> _T:
-        """The result of a call that has ended, or its error raised."""
         if self._failure:
             raise self._failure[0]
         return self._found[0]
@@ -102,10 +99,8 @@ class Aside(Generic[_T]):
 class Watchdog:
     """A thread that looks now and then whether a call in this process goes on for too long.
 
-    A call in another thread costs two switches between threads, one that is watched costs none.
-
-    Args:
-        bites: Called with the text of a call that does.
+    A call in another thread costs two switches between threads, one that is watched costs none. ``bites`` is called
+    with the text of a call that does.
     """
 
     def __init__(self, bites: Callable[[str], object]) -> None:

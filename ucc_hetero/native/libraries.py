@@ -25,6 +25,7 @@ from .. import _native, env
 from .._native import ffi, lib
 from ..errors import LibraryNotFound
 from ..installed import extra
+from ..machine.launchers import have_home
 from ..machine.vendors import VENDORS, Library
 
 __all__ = [
@@ -40,16 +41,11 @@ OLDEST_UCC = (1, 1)
 OLDEST_UCX = (1, 13)
 
 
-def _needs_the_lock() -> None:
-    """``ImportError`` in a free-threaded interpreter whose lock is off, on which requests and caches rely."""
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise ImportError(
-            "ucc_hetero needs Python's global lock, which is off in this free-threaded interpreter: set PYTHON_GIL=1, "
-            "or use an ordinary CPython"
-        )
-
-
-_needs_the_lock()
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # requests and caches rely on it
+    raise ImportError(
+        "ucc_hetero needs Python's global lock, which is off in this free-threaded interpreter: set PYTHON_GIL=1, "
+        "or use an ordinary CPython"
+    )
 
 
 def _repeats() -> Any:
@@ -121,7 +117,6 @@ def package_dirs(package: str) -> list[Path]:
 
 
 def _folders(library: Library) -> list[Path]:
-    """Where a vendor's library may be, best first."""
     found: list[Path] = []
     for place in library.folders:
         package, colon, below = place.partition(":")
@@ -233,6 +228,7 @@ class _BeforeMPI:
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "mpi4py.MPI":
+            have_home(os.environ)
             # A failure is said again, with all its reasons, by the first communicator.
             with contextlib.suppress(LibraryNotFound):
                 preload_ucx()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from . import aside
 from .libraries import lib
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, where there
@@ -25,9 +26,9 @@ _State = TypeVar("_State")
 
 
 def progress_mpi() -> None:
-    """Let MPI make progress, if this thread may call it."""
+    """Let MPI make progress, if this thread may call it, and no other one is in a call of MPI's that does."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    if mpi is None or aside.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
         # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.
@@ -36,14 +37,9 @@ def progress_mpi() -> None:
 
 
 def wait_in_slices(wait: Callable[[float], _State | None], look: Callable[[], object] = bool) -> _State:
-    """Wait in C, by slices between which Python sees signals.
+    """Wait in C, by slices between which Python sees signals. ``look`` is called now and then, and may raise.
 
-    Args:
-        wait: Waits for the seconds that it is given, or less; what it returns is true once that is over.
-        look: Called now and then, and may raise.
-
-    Returns:
-        What ``wait`` returned at the end.
+    ``wait`` waits for the seconds that it is given, or less; once it returns something true, that is the result.
     """
     seconds, turns = (_MPI_SLICE, _MPI_TURNS) if "mpi4py.MPI" in sys.modules else (SLICE, 1)
     turn = 0

@@ -40,7 +40,6 @@ class CapturedMessage(Request):
         self.given: int | None = None
 
     def follow(self, stream: int) -> None:
-        """Have a stream of the capture wait for the message."""
         self._messages.give(self, stream)
 
     def _complete(self, state: int, status: Any) -> None:
@@ -54,8 +53,6 @@ class CapturedMessage(Request):
 
 
 class CapturedMessages:
-    """The captured messages of one communicator."""
-
     def __init__(self, state: Runner, limit: Callable[[], float]) -> None:
         """``limit`` returns the seconds that a replay of what is captured now may take; 0 for no limit."""
         self._state, self._members, self._limit = state, state.members, limit
@@ -109,7 +106,6 @@ class CapturedMessages:
             self.check()
 
     def _follow(self, ahead: int, stream: int) -> None:
-        """Have a stream wait for what another one has been given."""
         if ahead != stream:
             runtime = self._members.runtime
             assert runtime is not None, "streams are a runtime's"
@@ -118,7 +114,6 @@ class CapturedMessages:
             runtime.wait_event(stream, event)
 
     def _put(self, some: Sequence[CapturedMessage], stream: int) -> None:
-        """Add messages to the graph that ``stream`` is captured for."""
         state, channels = self._state, self._members.graph_channels
         if channels is None:
             raise NotSupported(

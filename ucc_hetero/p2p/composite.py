@@ -44,7 +44,6 @@ class CompositeRequest(Request, ABC):
         """Take their ends, once it counts as finished itself; raises what went wrong."""
 
     def Wait(self, status: Any = None) -> bool:
-        """Wait until all parts have finished, then return True."""
         fill_empty(status)
         if not self._done:
             self._done = True
@@ -52,7 +51,6 @@ class CompositeRequest(Request, ABC):
         return True
 
     def Test(self, status: Any = None) -> bool:
-        """Make some progress and return True if all parts have finished."""
         fill_empty(status)
         if not self._done and self._ended():
             self._done = True
@@ -119,7 +117,6 @@ class MessageGroup(CompositeRequest):
             raise
 
     def Cancel(self) -> None:
-        """Take back the receives that nothing has matched."""
         for part in self._parts:
             part.Cancel()
 
@@ -145,5 +142,4 @@ class PersistentMessages(CompositeRequest, PersistentRequest):
         self._active.Wait(status)
 
     def Cancel(self) -> None:
-        """Take back the receives that nothing has matched."""
         self._active.Cancel()

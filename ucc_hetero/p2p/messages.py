@@ -210,7 +210,6 @@ class Messages:
         return peer, tag
 
     def is_gone(self, source: int) -> bool:
-        """True if this rank knows that a source has ended or died."""
         slot = self._slots.get(source)
         return slot is not None and bool(lib.ucch_board_fate(self.state.members.board.native, slot))
 
@@ -306,11 +305,8 @@ class Messages:
             raise NotSupported(f"rank {self.rank}: a {transfer.what} with stream= takes contiguous memory only")
 
     def goes_by_lane(self, peer: int) -> bool:
-        """True if messages in streams with a rank go by a lane (p2p/lane.c).
-
-        Raises:
-            NotSupported: It is received from any rank, and streams wait for one.
-        """
+        """True if messages in streams with a rank go by a lane (p2p/lane.c). Raises for any rank: streams wait for
+        one."""
         if self._lanes == ffi.NULL or peer in (self.rank, self.null):
             return False
         if peer == self.any_source:
@@ -321,13 +317,11 @@ class Messages:
         return True
 
     def _lane_message(self, what: str, how: int, buffer: Buffer, peer: int, tag: int, stream: int) -> LaneMessage:
-        """Make a message in a stream that goes by a lane, without beginning it."""
         self.check_memory(what, buffer)
         self.captured.load()
         return LaneMessage(how, buffer.ptr, buffer.nbytes, peer, tag, stream, buffer)
 
     def _captured(self, what: str, buffer: Buffer, peer: int, tag: int, stream: int) -> CapturedMessage:
-        """Make a message in a stream that is being captured in a graph."""
         self.check_memory(what, buffer)
         if peer in (self.any_source, self.rank) or tag == self.any_tag or what == "synchronous send":
             raise NotSupported(
@@ -337,7 +331,6 @@ class Messages:
         return self.captured.post(what, buffer, peer, self.any_tag if peer == self.null else tag, stream)
 
     def check_memory(self, what: str, buffer: Buffer) -> None:
-        """Raise if memory cannot be that of a message by a lane or in a graph."""
         if not self.arrays.on_device(buffer) and buffer.count:
             raise NotSupported(
                 f"rank {self.rank}: a {what} with stream= takes memory of this rank's device, as streams of devices "
@@ -473,7 +466,6 @@ class Messages:
         return DeviceError(f"rank {self.rank}: {self._described(transfer)}{where}: {reason}")
 
     def _watch(self, transfer: Transfer) -> None:
-        """Have a transfer fail when its peer is gone."""
         slot, rank = self._slots.get(transfer.peer, self.size), transfer.peer
         board = self.state.members.board.native
         lib.ucch_message_watch(transfer.handle, board, slot, -1 if rank == self.any_source else rank)
@@ -488,7 +480,6 @@ class Messages:
         lib.ucch_recv_matched(transfer.handle, self.worker, pointer, nbytes, matched, found, memory, timeout)
 
     def run(self, transfer: AnyTransfer | CapturedMessage, status: Any = None) -> None:
-        """Start a transfer and wait for its end."""
         if isinstance(transfer, CapturedMessage):
             transfer.Wait(status)
             return
@@ -500,7 +491,6 @@ class Messages:
         self.wait(transfer, status)
 
     def wait(self, transfer: AnyTransfer, status: Any = None) -> None:
-        """Wait for a transfer that was begun with a time limit."""
         try:
             state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
         except BaseException:
@@ -528,7 +518,6 @@ class Messages:
             raise
 
     def start(self, transfer: AnyTransfer | CapturedMessage) -> Request:
-        """Start a transfer that goes on in the background."""
         if isinstance(transfer, CapturedMessage):
             return transfer
         if isinstance(transfer, LaneMessage) and transfer.what != "receive":
@@ -588,7 +577,6 @@ class Messages:
             transfer.spread()
 
     def _fill_status(self, transfer: AnyTransfer, state: int, status: Any) -> None:
-        """Fill the status of a transfer that has ended in this state."""
         if status is None:
             return
         if transfer.peer == self.null:
@@ -666,7 +654,6 @@ _REASONS: dict[int, tuple[type[UCCHError], str]] = {
 
 
 def copied(source: Buffer, rank: int) -> Buffer:
-    """A copy of what a buffered send carries."""
     if source.vendor != "host":
         raise NotSupported(f"rank {rank}: buffered sends are for host memory; use Isend")
     kept = empty_like(source)
@@ -675,7 +662,6 @@ def copied(source: Buffer, rank: int) -> Buffer:
 
 
 def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
-    """Some of a buffer's elements."""
     about = buffer.dtype, buffer.vendor, buffer.device, buffer.owner, buffer.readonly
     if buffer.layout is None:
         return Buffer(buffer.ptr + first * buffer.dtype.itemsize, count, *about)
@@ -683,7 +669,6 @@ def part_of(buffer: Buffer, first: int, count: int) -> Buffer:
 
 
 def _status_of(transfer: AnyTransfer) -> int:
-    """Why a transfer has failed, as the engine has it."""
     error = ffi.new("ucch_error *")
     lib.ucch_op_error(transfer.op, error)
     return int(error.status)

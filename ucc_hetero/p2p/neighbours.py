@@ -78,11 +78,9 @@ class Neighbourhood:
         self._broken = ""
 
     def run(self, name: str, send: Any, recv: Any) -> None:
-        """A call, to its end."""
         self.start(name, send, recv).Wait()
 
     def start(self, name: str, send: Any, recv: Any) -> Request:
-        """A call that goes on in the background."""
         incoming, outgoing = self._understood(name, send, recv)
         watch = Watch(self._messages.state, name)
 
@@ -111,7 +109,6 @@ class Neighbourhood:
             return self._transfers(name, send, recv)
 
     def _transfers(self, name: str, send: Any, recv: Any) -> tuple[list[AnyTransfer], list[AnyTransfer]]:
-        """The messages of a call: those that come, and those that go."""
         if self._broken:
             raise CollectiveError(
                 f"rank {self._messages.rank}: the neighbours of this communicator can no longer be reached, because "

@@ -41,8 +41,6 @@ class _Header(NamedTuple):
 
 
 class Partitions:
-    """The partitioned messages of one communicator."""
-
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         #: The next free tag of partitions, for each receiver.
@@ -53,7 +51,6 @@ class Partitions:
         self._asked: Counter[tuple[int, int]] = Counter()
 
     def send(self, buf: Any, partitions: Any, dest: Any, tag: Any) -> PartitionedRequest:
-        """``Psend_init``."""
         messages = self._messages
         dest, tag = messages.check("dest", dest, tag)
         parts = self._divided(buf, partitions, dest, writable=False)
@@ -66,7 +63,6 @@ class Partitions:
         return _Send(messages, parts, dest, tag, first)
 
     def receive(self, buf: Any, partitions: Any, source: Any, tag: Any) -> PartitionedRequest:
-        """``Precv_init``."""
         messages = self._messages
         source, tag = messages.check("source", source, tag)
         if source == messages.any_source or tag == messages.any_tag:
@@ -304,7 +300,6 @@ class _Receive(PartitionedRequest):
             fill_empty(status)
 
     def Parrived(self, partition: int) -> bool:
-        """True if all of a partition has arrived."""
         (i,) = self._numbers([partition])
         if self._done or self._to_null:
             return True
@@ -332,7 +327,6 @@ class _Receive(PartitionedRequest):
         return True
 
     def _divided(self, header: _Header) -> list[Buffer]:
-        """The receiver's memory in the sender's partitions."""
         whole, total = self._parts[0], len(self._parts) * self._parts[0].nbytes
         size = whole.dtype.itemsize
         if header.partitions * header.nbytes != total or header.nbytes % size:

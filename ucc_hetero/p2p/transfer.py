@@ -21,7 +21,6 @@ SOURCE_MASK = OWN - 1 - TAG_MASK
 
 
 def source_and_tag(code: int) -> tuple[int, int]:
-    """The source rank and the MPI tag in a UCX tag."""
     return (code & SOURCE_MASK) >> SOURCE_SHIFT, code & TAG_MASK
 
 
@@ -85,7 +84,6 @@ class Transfer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caller's memory."""
         return self.buffer.nbytes
 
     @property
@@ -98,7 +96,6 @@ class Transfer:
         return bool(lib.ucch_message_held(self.handle))
 
     def cancel(self) -> None:
-        """Take back a receive that nothing has matched."""
         lib.ucch_message_cancel(self.handle)
 
     def refill(self) -> None:
@@ -107,7 +104,6 @@ class Transfer:
             self.buffer = self._staged()
 
     def spread(self) -> None:
-        """Copy what was received to the caller's memory."""
         if self.bounce is None:
             if self.buffer is not self.original:
                 copy(self.buffer, self.original)
@@ -115,7 +111,6 @@ class Transfer:
             self.bounce.up(self.buffer, self.original, self.envelope()[2])
 
     def envelope(self) -> tuple[int, int, int]:
-        """(source, tag, bytes) of what was received."""
         code, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
         lib.ucch_message_info(self.handle, code, nbytes)
         return (*source_and_tag(int(code[0])), int(nbytes[0]))
@@ -140,13 +135,11 @@ class LaneMessage:
 
     @property
     def what(self) -> str:
-        """As that of a :class:`Transfer`."""
         if self.how & lib.UCCH_LANE_MESSAGE_COMES:
             return "receive"
         return "synchronous send" if self.how & lib.UCCH_LANE_MESSAGE_SYNC else "send"
 
     def held(self) -> bool:
-        """As :meth:`Transfer.held`."""
         return bool(lib.ucch_lane_message_held(self.handle))
 
     def cancel(self) -> None:
@@ -156,7 +149,6 @@ class LaneMessage:
         """Do nothing: the data is in the caller's memory."""
 
     def envelope(self) -> tuple[int, int, int]:
-        """As :meth:`Transfer.envelope`."""
         tag, nbytes = ffi.new("uint64_t *"), ffi.new("size_t *")
         lib.ucch_lane_message_info(self.handle, tag, nbytes)
         return self.peer, int(tag[0]), int(nbytes[0])

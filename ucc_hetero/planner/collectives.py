@@ -114,11 +114,9 @@ class Shape:
         return max(max(self.sent(rank), self.received(rank)) for rank in range(call.ranks))
 
     def sent(self, rank: int) -> int:
-        """Elements in ``rank``'s row of the matrix."""
         return self._row(rank)[-1]
 
     def received(self, rank: int) -> int:
-        """Elements in ``rank``'s column of the matrix."""
         return self._column(rank)[-1]
 
     def _row(self, rank: int) -> tuple[int, ...]:
@@ -204,24 +202,9 @@ def _never(s: Shape, rank: int) -> Alias | None:
 # --- postconditions ---------------------------------------------------------------------------------------------------
 
 
-def _post_nothing(s: Shape, rank: int) -> list[Expect]:
-    return []
-
-
-def _post_bcast(s: Shape, rank: int) -> list[Expect]:
-    return [] if rank == s.call.root else [Expect(0, s.call.counts[0], 0, range(s.call.root, s.call.root + 1))]
-
-
-def _post_allreduce(s: Shape, rank: int) -> list[Expect]:
-    return [Expect(0, s.call.counts[0], 0, range(s.call.ranks))]
-
-
-def _post_scan(s: Shape, rank: int) -> list[Expect]:
-    return [Expect(0, s.call.counts[0], 0, range(rank + 1))]
-
-
-def _post_exscan(s: Shape, rank: int) -> list[Expect]:
-    return [Expect(0, s.call.counts[0], 0, range(rank))] if rank else []
+def _post_vector(among: Callable[[Call, int], range]) -> Callable[[Shape, int], list[Expect]]:
+    """A rank gets the vectors of these ranks, reduced; nothing where there are none."""
+    return lambda s, rank: [Expect(0, s.call.counts[0], 0, ranks)] if (ranks := among(s.call, rank)) else []
 
 
 def _post_share(s: Shape, rank: int) -> list[Expect]:
@@ -287,13 +270,19 @@ def _rows() -> tuple[Row, ...]:
     no, yes, share, exchange = False, True, _post_share, _post_alltoall
     own_root, all_root, send_root = _at_root(_own_in_recv, None), _at_root(_all, 0), _at_root(_own_in_send, None)
     root, nothing = _at_root(_vector, 0), list[Expect]()
-    gathered, reduced = _at_root(_post_allgather, nothing), _at_root(_post_allreduce, nothing)
+
+    def up_to(more: int) -> Callable[[Shape, int], list[Expect]]:
+        return _post_vector(lambda call, rank: range(rank + more))
+
+    all_ranks = _post_vector(lambda call, rank: range(call.ranks))
+    from_root = _post_vector(lambda call, rank: range(call.root, call.root + (rank != call.root)))
+    gathered, reduced = _at_root(_post_allgather, nothing), _at_root(all_ranks, nothing)
     return (
         # name, rooted, reduces, layout, step, send, recv, in place, post, staged
-        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, _post_nothing),
-        Row("bcast", yes, no, "vector", "bcast", root, _vector_elsewhere, _never, _post_bcast),
+        Row("barrier", no, no, "none", "barrier", _nothing, _nothing, _never, lambda s, rank: []),
+        Row("bcast", yes, no, "vector", "bcast", root, _vector_elsewhere, _never, from_root),
         Row("reduce", yes, yes, "vector", "reduce", _vector, root, _at_root(_same, None), reduced),
-        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, _post_allreduce),
+        Row("allreduce", no, yes, "vector", "allreduce", _vector, _vector, _same, all_ranks),
         Row("reduce_scatter_block", no, yes, "equal", "reduce_scatter", _all, _own, _own_in_send, share),
         Row("reduce_scatter", no, yes, "ranks", "reduce_scatter", _all, _own, _own_in_send, share),
         Row("gather", yes, no, "equal", "gather", _own, all_root, own_root, gathered),
@@ -304,8 +293,8 @@ def _rows() -> tuple[Row, ...]:
         Row("allgatherv", no, no, "ranks", "allgather", _own, _all, _own_in_recv, _post_allgather),
         Row("alltoall", no, no, "equal", "alltoall", _all, _all, _never, exchange, yes),
         Row("alltoallv", no, no, "matrix", "alltoall", Shape.sent, Shape.received, _never, exchange, yes),
-        Row("scan", no, yes, "vector", "", _vector, _vector, _same, _post_scan, prefix=yes),
-        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, _post_exscan, prefix=yes),
+        Row("scan", no, yes, "vector", "", _vector, _vector, _same, up_to(1), prefix=yes),
+        Row("exscan", no, yes, "vector", "", _vector, _vector, _same, up_to(0), prefix=yes),
     )
 
 

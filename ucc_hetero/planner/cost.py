@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step
-from ucc_hetero.planner.topology import Topology
+from .plan import KINDS, Operand, Plan, Region, Step
+from .topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

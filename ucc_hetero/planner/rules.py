@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ucc_hetero.env import parse_size
-from ucc_hetero.machine.vendors import VENDORS
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.collectives import ROWS
-from ucc_hetero.planner.topology import Topology
+from ..env import parse_size
+from ..machine.vendors import VENDORS
+from . import algorithms
+from .collectives import ROWS
+from .topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,6 @@ class Rule:
         return f"{self.collective}:{self.low:.0f}-{high}:@{self.algorithm}{cut}"
 
     def fits(self, topology: Topology, collective: str, nbytes: int) -> bool:
-        """True if the rule is for this call."""
         return (
             self.collective == collective
             and (self.low <= nbytes < self.high)
@@ -52,7 +51,6 @@ class Rule:
 
 
 def match(rules: tuple[Rule, ...], topology: Topology, collective: str, nbytes: int) -> Rule | None:
-    """The rule that holds for a call, or None."""
     best: Rule | None = None
     for rule in rules:
         if rule.score > 0 and rule.fits(topology, collective, nbytes) and (best is None or rule.score >= best.score):
@@ -191,11 +189,7 @@ NO_TABLE = Table()
 
 
 def read_table(path: str) -> Table:
-    """Read the file of measured choices that ``UCCH_TUNE_FILE`` names; nothing if that is empty.
-
-    Raises:
-        ValueError: it cannot be read, or is no such table.
-    """
+    """Read the file that ``UCCH_TUNE_FILE`` names, if any; ``ValueError`` if that cannot be, or it is no such table."""
     if not path:
         return NO_TABLE
     try:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ucc_hetero.planner import algorithms
-from ucc_hetero.planner.algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
-from ucc_hetero.planner.collectives import ROWS, Call, check, lengths
-from ucc_hetero.planner.plan import Fragment, Plan, Step, no_collector
-from ucc_hetero.planner.rules import Measured, Rule, load_table, match, parse_tune
-from ucc_hetero.planner.topology import Topology
+from . import algorithms
+from .algorithms.ranking import ALONE, LEAST_FRAGMENT, most_fragments
+from .collectives import ROWS, Call, check, lengths
+from .plan import Fragment, Plan, Step, no_collector
+from .rules import Measured, Rule, load_table, match, parse_tune
+from .topology import Topology
 
 #: Bytes in one call of libucc at most: longer ones never end in 1.4.
 LONGEST = 1 << 30
@@ -146,8 +146,9 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
         ).plan
     scratch = algorithms.Scratch(call.ranks)
     pieces = (algorithms.Piece(k, choice.fragments, scratch, rank) for k in range(choice.fragments))
+    vector = ROWS[call.collective].layout == "vector"
     with no_collector(call.ranks):
-        made = (function(topology, call, piece) for piece in pieces)
+        made = (function(topology, call, piece) for piece in pieces if not vector or piece.vector(call).count)
         links: dict[tuple[int, ...], str] = {}
         fragments = tuple(_fragment(topology, stages, links) for stages in made if stages)
     sizes = tuple((send, recv, tmp) for (send, recv), tmp in zip(lengths(call), scratch.sizes, strict=True))
@@ -156,19 +157,21 @@ def make_plan(topology: Topology, call: Call, choice: Choice, rank: int | None =
 
 
 def _fragment(topology: Topology, stages: algorithms.Stages, links: dict[tuple[int, ...], str]) -> Fragment:
-    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter."""
+    """Without the stages that turned out empty, which count none the less: the rank of a plan must not matter.
+
+    Steps get the links that their ranks need; ``links`` has those of ranks that came before.
+    """
     depth, kept = -1, []
     for stage in stages:
         depth += not stage.local
-        if stage.steps:
-            kept.append((tuple([_linked(topology, step, links) for step in stage.steps]), depth))
+        steps = []
+        for step in stage.steps:
+            link = links.get(step.ranks)
+            if link is None:
+                islands = {topology.island_of[rank] for rank in step.ranks}
+                link = "local" if len(step.ranks) == 1 else "native" if len(islands) == 1 else "bridge"
+                links[step.ranks] = link
+            steps.append(Step(step.kind, step.ranks, step.src, step.dst, step.root, link))
+        if steps:
+            kept.append((tuple(steps), depth))
     return Fragment(tuple([steps for steps, _ in kept]), tuple([depth for _, depth in kept]))
-
-
-def _linked(topology: Topology, step: Step, links: dict[tuple[int, ...], str]) -> Step:
-    """A step with the link that its ranks need; ``links`` has those of ranks that came before."""
-    link = links.get(step.ranks)
-    if link is None:
-        islands = {topology.island_of[rank] for rank in step.ranks}
-        link = links[step.ranks] = "local" if len(step.ranks) == 1 else "native" if len(islands) == 1 else "bridge"
-    return Step(step.kind, step.ranks, step.src, step.dst, step.root, link)

@@ -24,7 +24,6 @@ class Cell(NamedTuple):
 
 
 def mask_of(ranks: Iterable[int]) -> int:
-    """One contribution of each of ``ranks``."""
     return sum(1 << BITS * rank for rank in ranks)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ucc_hetero.machine.vendors import VENDORS
+from ..machine.vendors import VENDORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +280,8 @@ def _grown(ranks: Sequence[int], levels: Sequence[Sequence[int]], above: int) ->
 
 
 def levels_of(groups: Sequence[str]) -> list[tuple[int, ...]]:
-    """Make levels of places, as ``UCCH_GROUP`` has them.
-
-    Args:
-        groups: Place of each rank's host: names joined by ``/``, such as ``site1/rack3``.
-
-    Returns:
-        The levels of :class:`Topology`: for each depth a number per rank.
-    """
+    """Make the levels of :class:`Topology`, for each depth a number per rank, of the places of the ranks' hosts, as
+    ``UCCH_GROUP`` has them: names joined by ``/``, such as ``site1/rack3``."""
     paths = [tuple(filter(None, group.split("/"))) for group in groups]
     depths = range(1, max(map(len, paths), default=0) + 1)
     return [numbered(path[:depth] for path in paths) for depth in depths]
@@ -297,25 +291,17 @@ def share_hosts(islands: Sequence[int], hosts: Sequence[int]) -> bool:
     """True if islands are parts of several hosts, one of which has more than one: hosts are a level then.
 
     What islands of one host have to tell other hosts crosses the links once then.
-
-    Args:
-        islands: Island of each rank.
-        hosts: Host of each rank.
     """
     places = len(set(zip(islands, hosts, strict=True)))
     return places == len(set(islands)) and places > len(set(hosts)) > 1
 
 
 def link_weights(hosts: Sequence[int], speeds: Sequence[int]) -> tuple[int, ...]:
-    """Work out the weights of :class:`Topology`. The ranks of a host share its links.
+    """Work out the weights of :class:`Topology`, in sixteenths of the least; empty where all are the same or one is
+    unknown.
 
-    Args:
-        hosts: Host of each rank.
-        speeds: For each rank what its host's links carry together, in any unit; 0 if unknown.
-
-    Returns:
-        Relative bandwidth of each rank's way to other hosts, in sixteenths of the least; empty where all have the same
-        or one is unknown.
+    ``speeds`` has for each rank what its host's links carry together, in any unit; 0 if unknown. The ranks of a host
+    share its links.
     """
     of_host: dict[int, int] = {}
     for host, speed in zip(hosts, speeds, strict=True):
@@ -343,17 +329,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def emulated_vendors(spec: str, size: int) -> list[str]:
-    """Read ``UCCH_EMULATE``: vendors and numbers of ranks, in the order of the ranks.
+    """Read ``UCCH_EMULATE``: the vendor of each of ``size`` ranks.
 
-    Args:
-        spec: Such as ``nvidia:2,amd:2``. A vendor may come again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves.
-        size: Number of ranks.
-
-    Returns:
-        The vendor of each rank.
-
-    Raises:
-        ValueError: Names the part that is wrong.
+    Such as ``nvidia:2,amd:2``. A vendor may come again: ``nvidia:1,amd:1,nvidia:1,amd:1`` interleaves. ``ValueError``
+    names the part that is wrong.
     """
     parts: list[tuple[str, int]] = []
     for part in spec.split(","):

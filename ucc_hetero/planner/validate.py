@@ -13,10 +13,10 @@ from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
-from ucc_hetero.planner.collectives import ROWS, Call, Shape, lengths
-from ucc_hetero.planner.plan import KINDS, Operand, Plan, Region, Step, regions
-from ucc_hetero.planner.symbolic import BITS, Cell, Memory, add, mask_of, members, overlap
-from ucc_hetero.planner.topology import Topology
+from .collectives import ROWS, Call, Shape, lengths
+from .plan import KINDS, Operand, Plan, Region, Step, regions
+from .symbolic import BITS, Cell, Memory, add, mask_of, members, overlap
+from .topology import Topology
 
 
 class InvalidPlan(ValueError):
@@ -124,8 +124,6 @@ def _check_counts(step: Step) -> None:
 
 
 class _Member(NamedTuple):
-    """One member's operands in its memory."""
-
     src: list[_Place]
     dst: list[_Place]
     in_place: bool

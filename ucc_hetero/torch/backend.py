@@ -25,7 +25,7 @@ from ..native.libraries import load
 from . import creation, devices, futures, rendezvous
 from .creation import NAME
 from .fabric_messages import fabric_messages_of
-from .group import ProcessGroupUCCH
+from .group import ProcessGroupUCCH, end_all
 from .work import limit_of, seconds_of, torch_error
 
 _groups: list[ProcessGroupUCCH] = []
@@ -118,14 +118,12 @@ def _warn_of_binding(ranks_here: int) -> None:
 
 
 def _agreed(opts: Any) -> Communicator:
-    """A communicator of a group's ranks, once all of them have come to this backend."""
     ranks = _global_ranks(opts)
     rendezvous.await_all(opts.store, opts.group_rank, ranks, limit_of(opts.timeout))
     return _over_mpi(opts) if rendezvous.launched_by_mpi() else _over_store(opts)
 
 
 def _register(group: ProcessGroupUCCH) -> ProcessGroupUCCH:
-    """A group that is to end with the process."""
     if not _groups:
         # After Communicator has imported MPI and registered its own end: exit functions run in reverse order.
         atexit.unregister(_at_exit)
@@ -187,7 +185,6 @@ def _over_store(opts: Any) -> Communicator:
 
 
 def _meet(store: Any, rank: int, ranks: list[int], size: int, deaths: Deaths, seconds: float) -> Communicator:
-    """A communicator of those of the job's ``size`` ranks that are named, which meet in a store."""
     begin_without_mpi()
     return adopted(StoreComm.first(store, rank, ranks, size, seconds, deaths))
 
@@ -223,10 +220,8 @@ def _over_mpi(opts: Any) -> Communicator:
 
 def _at_exit() -> None:
     """Before the communicators' own end: no thread may be inside torch, and peers may wait for us to leave a group."""
-    failed = exit.failed()
-    for group in reversed(_groups):
-        if not failed:
-            group.shutdown()
+    if not exit.failed():
+        end_all(_groups)
     futures.stop()
     _groups.clear()
 

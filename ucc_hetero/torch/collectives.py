@@ -87,10 +87,6 @@ def _refusing(method: _M) -> _M:
     return cast(_M, made)
 
 
-def _counts(tensors: Sequence[Any]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
-
-
 @not_compiled
 class Collectives(Dispatch):
     """The collective methods. Tensors of the host are reduced and moved by the engine; ``opts`` are torch's."""
@@ -136,13 +132,11 @@ class Collectives(Dispatch):
         return self._done([tensor])
 
     def _gathered_rows(self, rows: Any, counts: list[int]) -> Any:
-        """The rows of every rank, one rank after the other."""
         parts = [rows.new_empty((n, *rows.shape[1:])) for n in counts]
         self.allgather([parts], [rows.contiguous()]).wait()
         return torch.cat(parts)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
-        """Reduce several tensors over all ranks, in place."""
         calls = (self.allreduce([tensor], opts) for tensor in tensors)
         return self._combined(calls, "allreduce_coalesced_", tensors)
 
@@ -257,7 +251,6 @@ class Collectives(Dispatch):
         return self._combined(calls, "allgather_coalesced_", inputs)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several calls of :meth:`all_gather_single`."""
         calls = (self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "allgather_into_tensor_coalesced_", inputs)
 
@@ -354,7 +347,6 @@ class Collectives(Dispatch):
         return self._reduce_scatter(output, operand, how, uneven, opts, "", inputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
-        """Several calls of :meth:`reduce_scatter_single`."""
         calls = (self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True))
         return self._combined(calls, "reduce_scatter_tensor_coalesced_", inputs)
 
@@ -377,7 +369,6 @@ class Collectives(Dispatch):
         return self._exchange(given, taken, opts, [output], finish, "alltoall_base_", input)
 
     def _scaled(self, splits: list[int] | None, flat: Any) -> list[int]:
-        """Elements for each rank, from rows."""
         if splits is None:
             return [flat.numel() // self.size()] * self.size()
         rows = sum(splits)
@@ -397,7 +388,7 @@ class Collectives(Dispatch):
     def _exchange(
         self, given: _Shares, taken: _Shares, opts: Any, outputs: list[Any], finish: Finish, form: str, inputs: Any
     ) -> Work:
-        send, recv = ([flat, (counts, _starts(counts))] for flat, counts in (given, taken))
+        send, recv = ([flat, (counts, list(accumulate(counts, initial=0))[:-1])] for flat, counts in (given, taken))
         return self._post(CallSpec("alltoallv", send, recv), opts, outputs, finish, form, inputs)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -411,7 +402,7 @@ class Collectives(Dispatch):
                 f"{method} on rank {self.rank()}: {len(tensors)} {what} tensors for a group of {self.size()}; "
                 "one per rank is needed"
             )
-        return _counts(tensors)
+        return [tensor.numel() for tensor in tensors]
 
     # The names that torch 2.12 and older call.
     _allgather_base = all_gather_single
@@ -421,14 +412,8 @@ class Collectives(Dispatch):
     alltoall_base = all_to_all_single
 
 
-def _starts(counts: list[int]) -> list[int]:
-    return list(accumulate(counts, initial=0))[:-1]
-
-
 @not_compiled
 class PointToPoint(Dispatch):
-    """The point-to-point methods."""
-
     def send(self, tensors: Any, dest: int, tag: int = 0) -> Work:
         """Start to send a tensor to group rank ``dest``."""
         tensor = _one(tensors, "send")

@@ -81,7 +81,8 @@ def install() -> None:
         note = _by_device.add if asked in ("undefined", None) or ":" in asked else _by_device.discard
         note(values["group_name"])
         renamed = {device: NAME if name in replaced else str(name) for device, name in wanted.items()}
-        if NAME not in renamed.values() or not _is_member(values):
+        ranks = values["global_ranks_in_group"]
+        if NAME not in renamed.values() or (ranks and c10d._get_default_group().rank() not in ranks):
             _say_what_serves(wanted, wanted)
             log.warn_unknown()  # UCCH_TORCH_REPLACE may be among the misspelt: no communicator says so then
             _warn_of_vendors(wanted, values)
@@ -160,11 +161,6 @@ def _keep_to_devices() -> None:
         return str(stock(group))
 
     c10d._get_object_coll_device = device_of
-
-
-def _is_member(values: Mapping[str, Any]) -> bool:
-    ranks = values["global_ranks_in_group"]
-    return not ranks or c10d._get_default_group().rank() in ranks
 
 
 def _vendors_own(wanted: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, str]:
@@ -252,11 +248,7 @@ def _backend_here(row: Vendor) -> str:
 
 
 def fabrics() -> list[str]:
-    """A name per rank of the default group, equal for ranks of one vendor on one fabric.
-
-    Raises:
-        RuntimeError: there is no default group, or it was not asked of the backend ``ucch``.
-    """
+    """A name per rank of the default group, equal for ranks of one vendor on one fabric; else ``RuntimeError``."""
     size = dist.get_world_size() if dist.is_initialized() else 0
     if not size or len(_known) < size:
         raise RuntimeError('the vendors of all ranks are known once init_process_group("ucch") has made a group')
@@ -287,7 +279,6 @@ def _key(rank: int) -> str:
 
 
 def _await(keys: list[str], ranks: list[int], rank: int, store: Any, seconds: float) -> None:
-    """Wait for other ranks' facts."""
     try:
         store.wait(keys, timedelta(seconds=seconds))
     except RuntimeError as failure:

@@ -41,11 +41,7 @@ def capture_query(device: Any) -> Callable[[], bool]:
 
 
 def start_with(local_rank: int) -> None:
-    """Let torch begin with the device of this rank where several are in sight; scripts may still choose another one.
-
-    Args:
-        local_rank: this rank's number on its host.
-    """
+    """Let torch begin with the device of this rank where several are in sight; scripts may still choose another one."""
     for kind in TORCH:
         found: Any = getattr(torch, kind, None)
         if hasattr(found, "_lazy_call") and not found.is_initialized():

@@ -58,8 +58,6 @@ _MESSAGES = {(True, False): "send", (True, True): "send", (False, False): "recv_
 
 
 class _Batch(threading.local):
-    """State of the calling thread."""
-
     #: Works of the calls since coalescing began; None outside of it.
     works: list[Work] | None = None
     #: The streams of the calls that one Work is made of, each entered once; None outside of such a Work.
@@ -122,16 +120,13 @@ class Dispatch:
         self.done_work = Work(self, [])
 
     def rank(self) -> int:
-        """This process's rank in the group."""
         return self._place[0]
 
     @property
     def group_name(self) -> str:
-        """The name torch gave the group."""
         return self._name
 
     def size(self) -> int:
-        """Number of ranks of the group."""
         return self._place[1]
 
     # --- collectives --------------------------------------------------------------------------------------------------
@@ -270,7 +265,6 @@ class Dispatch:
         return joined.get(side) or joined.setdefault(side, side.enter())
 
     def _profiled(self, name: str, inputs: Any, start: Callable[[], Work]) -> Work:
-        """Start a call that the active profiler shows."""
         self._batch.profiled = True
         try:
             return profiled(self, name, inputs, start)
@@ -286,7 +280,6 @@ class Dispatch:
     def _in_stream(
         self, device: Any, start: Any, memory: Sequence[Any], outputs: Sequence[Any], finish: Finish, asynchronous: bool
     ) -> Work:
-        """Make a call a part of a stream's work."""
         side = self._side(device)
         joined = self._joined(side) if asynchronous else None
         memory = *memory, *outputs
@@ -376,7 +369,6 @@ class Dispatch:
     def _captured(
         self, tensor: Any, peer: int, tag: int, outgoing: bool, outputs: Sequence[Any], finish: Finish, stream: int
     ) -> Work:
-        """A message of the graph for which the current stream is captured."""
         self.streams_wait = self._in_graphs = True
         messages = self._comms[0].messages
         messages.timeout = self.seconds
@@ -422,7 +414,6 @@ class Dispatch:
         return work if self._batch.works is None else self._register(work)
 
     def failure_of(self, message: LaneMessage) -> UCCHError:
-        """Why a message by a lane has failed."""
         return self._comms[0].messages.failure(message)
 
     # --- others -------------------------------------------------------------------------------------------------------
@@ -474,15 +465,7 @@ class Dispatch:
                 f"and what was computed from it is wrong; make a new group: {self._unfit}"
             ) from self._unfit
 
-    def _check_captured(self) -> None:
-        """Raise where captured messages were not waited for."""
-        try:
-            self._comms[0].messages.captured.check()
-        except UCCHError as failure:
-            raise torch_error(failure) from failure
-
     def check_aborted(self) -> None:
-        """Raise when the group has been aborted."""
         if self._aborted:
             raise dist.DistBackendError(f"process group {self._name!r} was aborted: {self._aborted}")
 
@@ -494,7 +477,10 @@ class Dispatch:
         if self.streams_wait and (lib.ucch_failures() != self._failures or self._unfit is not None):
             self.check_data()
         if self._in_graphs:
-            self._check_captured()
+            try:
+                self._comms[0].messages.captured.check()  # raises where captured messages were not waited for
+            except UCCHError as failure:
+                raise torch_error(failure) from failure
         # Calls that are not waited for hold memory until they are polled: the oldest each time, all of them now and
         # then. What is left to do after them must not become part of a graph that is being captured.
         for oldest in _oldest(self.in_flight):

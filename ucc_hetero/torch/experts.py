@@ -540,7 +540,6 @@ def _visible(tensor: Any) -> bool:
 
 
 def _tensors(several: Iterable[Any]) -> Iterable[Any]:
-    """The tensors among arguments or results, those of handles included."""
     for each in several:
         if isinstance(each, torch.Tensor):
             yield each

@@ -107,7 +107,6 @@ class FabricMessages:
         return self._make(store, int(not outgoing), places, self._seconds)
 
     def abort(self) -> None:
-        """End what is under way."""
         for direction in self._all():
             direction.end()
 
@@ -244,7 +243,6 @@ class FabricWork(Work):
         return self._told()
 
     def is_completed(self) -> bool:
-        """True if the message is there, or has failed."""
         if not self._done and self._begun.is_set():
             self._done = self._error is not None or self._is_there()
         return self._done
@@ -260,14 +258,12 @@ class FabricWork(Work):
     is_over = is_completed
 
     def exception(self) -> Exception | None:
-        """The error of a message that failed."""
         if self._error is None and self._work is not None:
             found: Exception | None = self._work.exception()
             return found
         return self._error
 
     def get_future(self) -> Future:
-        """As :meth:`Work.get_future`."""
         with in_idle_stream([self._tensor.device]):
             self.wait()
             with self._lock:

@@ -141,7 +141,6 @@ class Future(torch.futures.Future):  # type: ignore[type-arg,unused-ignore]
         self._work = work
 
     def wait(self) -> Any:
-        """Wait for the result and return it; raises what the call raised."""
         if this_thread.ordinary:
             self.waited = True
         work = self._work
@@ -272,9 +271,9 @@ def complete_later(work: Completable) -> None:
         _completer.add(work)
 
 
-def stop_all(threads: Sequence[CallbackThread], seconds: float = 5.0) -> bool:
+def stop_all(threads: Sequence[CallbackThread]) -> bool:
     """End threads; what they were given is done before. True if all have ended."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 5.0
     ended = [each.stop(max(0.0, end - time.monotonic())) for each in threads]
     return all(ended)
 

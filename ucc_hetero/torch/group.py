@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,29 +93,31 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         quarantine.keep(self)
 
     def shutdown(self) -> None:
-        """Finish what was posted, then release the communicators together with the other ranks."""
-        if not self.usable or self._inherited:
-            return
-        self._closed = True
-        poll_hooks.append(self._discard)
-        try:
-            self._end()
-        finally:
-            poll_hooks.remove(self._discard)
+        """Finish what was posted, then release the communicators together with the other ranks.
 
-    def _end(self) -> None:
+        Torch destroys all groups one after the other: the first of them ends all. A rank that waits for a call of ours
+        in one group does not come to leave another.
+        """
+        end_all([*c10d._world.pg_names] if _all_are_destroyed() else [self])
+
+    def _finish(self) -> None:
+        """Finish what was posted, and tell the other ranks that no more will come."""
+        self._closed = True
         self._settle()
         with self._lock:
             threads = list(self._callbacks.values())
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        if self._fabric is not None:
-            self._fabric.close(self.seconds)
         for comm in self._comms.values():
             if not ended and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come
+
+    def _release(self) -> None:
+        """Release the communicators of a group that is finished, together with the other ranks."""
+        if self._fabric is not None:
+            self._fabric.close(self.seconds)
         for at in sorted(self._comms, reverse=True):
             _leave(self._comms[at].communicator, self.seconds, self._name)
 
@@ -136,7 +139,6 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
     rank, size = getRank, getSize = Dispatch.rank, Dispatch.size
 
     def name(self) -> str:
-        """``ucch``."""
         return "ucch"
 
     _get_backend_name = name
@@ -151,19 +153,15 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
 
     # The base class keeps the name and description in its C++ backends, and there is none here.
     def getGroupName(self) -> str:
-        """The name torch gave the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name torch gives the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """The group's description."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take the group's description."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -209,6 +207,31 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         return self._comms[0].communicator
 
 
+def _all_are_destroyed() -> bool:
+    """True if this is called in torch's ``destroy_process_group`` of the default group, which destroys all others."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename != c10d.__file__:
+        frame = frame.f_back
+    asked = frame.f_locals.get("group") if frame.f_code.co_name == "destroy_process_group" else frame
+    return asked is None or asked == dist.GroupMember.WORLD
+
+
+def end_all(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Finish what was posted in all groups that are in use, then release them together with the other ranks."""
+    ours = [group for group in groups if isinstance(group, ProcessGroupUCCH) and group.usable and not group._inherited]
+    ours.sort(key=ProcessGroupUCCH.getGroupName, reverse=True)  # one order on all ranks
+    hooks = [group._discard for group in ours]
+    poll_hooks.extend(hooks)
+    try:
+        for group in ours:
+            group._finish()
+        for group in ours:
+            group._release()
+    finally:
+        for hook in hooks:
+            poll_hooks.remove(hook)
+
+
 class _Vote(NamedTuple):
     """An exchange by which ranks say that they leave: 1 if all is well, 0 if not, and the least of all ranks."""
 
@@ -225,19 +248,18 @@ def _vote(comm: Communicator, *, well: bool) -> _Vote:
     return _Vote(comm.mpi.Iallreduce(mine, least, op=MPI.MIN), mine, least)
 
 
-def _rank_has_died(runner: Any) -> bool:
-    """True if a rank has died; runs the poll hooks."""
-    run_poll_hooks()
-    return bool(runner.board.dead() >= 0)
-
-
 def _leave(comm: Communicator, seconds: float, name: str) -> None:
     """Release a communicator once all its ranks are about to; leave it to the end of the process otherwise."""
     runner = runner_of(comm)
+
+    def died() -> bool:
+        run_poll_hooks()
+        return bool(runner.board.dead() >= 0)
+
     try:
         vote = _vote(comm, well=not (runner.broken or runner.busy))
         with quarantine.unless_over(vote):
-            together = progress_until(vote.request.Test, seconds, partial(_rank_has_died, runner))
+            together = progress_until(vote.request.Test, seconds, died)
     except EXCHANGE_ERRORS:  # MPI's, or the store's
         runner.abandon("a rank of it died")
         return

@@ -58,7 +58,6 @@ class GroupComm:
     def repeat(
         self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int | None, keep: Any
     ) -> bool:
-        """As :meth:`.Runner.repeat`."""
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
@@ -67,14 +66,12 @@ class GroupComm:
     def repeat_in_stream(
         self, repeatable: RepeatableCall, both: tuple[int, int], seconds: float, stream: int
     ) -> Request | None:
-        """As :meth:`.Runner.repeat_in_stream`."""
         with self._lock:
             if seconds != self._seconds:
                 self._limited(seconds)
             return self.runner.repeat_in_stream(repeatable, *both, stream)
 
     def refuse(self, mistake: Exception) -> None:
-        """As :meth:`.Runner.refuse`."""
         with self._lock:
             self.runner.refuse(mistake)
 

@@ -101,7 +101,6 @@ def to_receive_all(tensors: Sequence[Any]) -> tuple[Any, Finish]:
 
 
 def overlap(one: Any, other: Any) -> bool:
-    """True if two contiguous tensors share memory."""
     a, b = one.data_ptr(), other.data_ptr()
     its, others = one.numel() * one.element_size(), other.numel() * other.element_size()
     return bool(its and others and a < b + others and b < a + its)

@@ -27,14 +27,9 @@ def hybrid_mesh(device_type: str = "") -> DeviceMesh:
     Raises:
         RuntimeError: the default group was not asked of the backend ``ucch``.
     """
-    return DeviceMesh(
-        device_type or _device_type(), torch.tensor(shards(fabrics())), mesh_dim_names=("replicate", "shard")
-    )
-
-
-def _device_type() -> str:
     found: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if found is None else str(found.type)
+    kind = device_type or ("cpu" if found is None else str(found.type))
+    return DeviceMesh(kind, torch.tensor(shards(fabrics())), mesh_dim_names=("replicate", "shard"))
 
 
 def shards(names: list[str]) -> list[list[int]]:

@@ -70,15 +70,12 @@ def install() -> None:
 def await_all(store: Any, rank: int, ranks: Sequence[int], seconds: float) -> None:
     """Wait until all ranks of a group have chosen this backend: those with another backend would wait there.
 
-    Args:
-        store: the group's own part of torch's store.
-        rank: this process's rank in the group.
-        ranks: torch's ranks of the group's members.
-        seconds: how long to wait; 0: for ever.
-
-    Raises:
-        CollectiveTimeout: names the ranks that did not come, and the variable that may differ there.
+    A rank that the group does not have is a ``ValueError``; ``CollectiveTimeout`` names those that did not come, and
+    the variable that may differ there. ``store`` is the group's own part of torch's, ``ranks`` are torch's of its
+    members; 0 ``seconds`` are for ever.
     """
+    if not 0 <= rank < len(ranks):
+        raise ValueError(f"rank {rank} of {len(ranks)} rank(s): RANK has to be from 0 to WORLD_SIZE - 1")
     keys = [f"ucch/chosen/{r}" for r in range(len(ranks))]
     store.set(keys[rank], "y")
     if store.add("ucch/chosen", 1) == len(ranks):

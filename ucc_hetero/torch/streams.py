@@ -52,7 +52,6 @@ def current(device: Any) -> Any:
 
 
 def current_handle(device: Any) -> int:
-    """The handle of :func:`current`."""
     handle = raw_stream(device)
     return stream_handle(module(device).current_stream(device)) if handle is None else handle
 
@@ -64,11 +63,8 @@ def stream_query(device: Any) -> Callable[[], int]:
 
 
 def used_in_current(memory: Sequence[Any]) -> Ready | None:
-    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over.
-
-    Returns:
-        When it is over; None for memory of the host.
-    """
+    """Tell torch that the current stream uses a call's memory, so that it is not given out before that is over; when
+    that is. None for memory of the host."""
     stream = None
     for tensor in tensors_in(memory):
         if not tensor.is_cpu:
@@ -120,7 +116,6 @@ class Ready:
             self.mark()
 
     def mark(self) -> None:
-        """Record the event."""
         try:
             event = self._events.pop() if self._events else None
         except IndexError:  # another thread has taken the last one
@@ -141,7 +136,6 @@ class Ready:
         return self._behind is not None and (caller is self._behind or caller == self._behind)
 
     def query(self) -> bool:
-        """True if the results are there."""
         return self._over or bool((self._event or self._stream).query())
 
     def over(self) -> None:
@@ -210,11 +204,8 @@ class SideStream:
     ) -> tuple[Request, Ready | None]:
         """Make a call in a stream, and ``finish`` after it; ``joined`` is a stream that was entered before.
 
-        ``memory`` is what both read and write. It stays allocated until the call has ended.
-
-        Returns:
-            The request, and when the results are there; None for the latter if the stream does not wait for the call.
-            The host then has to, and finishes it.
+        ``memory`` is what both read and write. It stays allocated until the call has ended. None for when the results
+        are there if the stream does not wait for the call: the host then has to, and finishes it.
         """
         if asynchronous:
             stream, handle, behind = joined or self.enter()

@@ -222,7 +222,6 @@ class Work(dist.Work):
         return self._done
 
     def unfinished(self) -> list[Request]:
-        """The requests that this call waits for."""
         return [request for request in self._requests if not request.finished]
 
     def pending(self) -> list[PendingOperation]:
@@ -318,11 +317,9 @@ class Work(dist.Work):
         return bool(self._ready.query())  # the stream knows first; the host may not have looked yet
 
     def is_success(self) -> bool:
-        """True if the call has finished well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """The error of a call that failed."""
         return self._error
 
     def settle(self) -> None:
@@ -334,11 +331,9 @@ class Work(dist.Work):
         self.wait()
 
     def synchronize(self) -> None:
-        """As :meth:`wait`."""
         self.wait()
 
     def result(self) -> list[Any]:
-        """The tensors that hold the result."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
@@ -352,7 +347,6 @@ class Work(dist.Work):
 
     @property
     def devices(self) -> list[Any] | None:
-        """The devices of the results, as torch's futures want them."""
         found = {t.device for t in self._outputs if t.device.type != "cpu"}
         return list(found) or None
 
@@ -396,7 +390,6 @@ class WaitedWork:
         self._group, self._requests, self._ready, self._work = work._group, work._requests, work._ready, ref(work)
 
     def is_over(self) -> bool:
-        """As :meth:`PendingWork.is_over`."""
         if not all(_peek(native_of(each)) for each in self._requests):
             return False
         work = self._work()
@@ -414,7 +407,6 @@ class WaitedWork:
         """Nothing to do: no stream waits for a word of the host's."""
 
     def settle(self) -> None:
-        """As :meth:`PendingWork.settle`."""
         self.is_over()
 
 
@@ -448,16 +440,13 @@ class LaneWork(Work):
 
     @property
     def finished(self) -> bool:
-        """As that of a request."""
         return self._done
 
     def pending(self) -> list[PendingOperation]:
-        """As :meth:`Work.pending`."""
         message = self._lane_message
         return [] if message is None else [PendingOperation(self, message.op, message)]
 
     def is_over(self) -> bool:
-        """As :meth:`Work.is_over`."""
         message = self._lane_message
         if message is not None and (state := _peek(message.op)):
             self._end(message, state)
@@ -510,7 +499,6 @@ class LaneWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """As :meth:`Work.is_completed`."""
         message = self._lane_message
         if message is not None and (state := lib.ucch_test(message.op)):
             self._end(message, state)
@@ -519,7 +507,6 @@ class LaneWork(Work):
         return bool(self._ready.query())
 
     def listen(self) -> None:
-        """As :meth:`Work.listen`."""
         for each in self.pending():
             lib.ucch_listen(each.op)
 
@@ -565,7 +552,6 @@ class GraphWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """True once it has been waited for."""
         return self._message.given is not None
 
     def get_future(self) -> Future:
@@ -576,8 +562,6 @@ class GraphWork(Work):
 
 @not_compiled
 class CombinedWork(Work):
-    """Several calls that are waited for together."""
-
     def __init__(self, group: OwningGroup, parts: Sequence[Work], entered: Sequence[Ready] = ()) -> None:
         """``entered``: of the streams that the parts share, when the parts have passed them."""
         super().__init__(group, [tensor for part in parts for tensor in part._outputs])
@@ -602,18 +586,15 @@ class CombinedWork(Work):
             part.listen()
 
     def pending(self) -> list[PendingOperation]:
-        """As :meth:`Work.pending`, of all calls."""
         return [each for part in self._parts for each in part.pending()]
 
     def is_completed(self) -> bool:
-        """True if all have finished, well or not."""
         if all(part.is_completed() for part in self._parts):
             self._collect()
             return True
         return False
 
     def exception(self) -> Exception | None:
-        """The error of the first call that failed."""
         return next((part._error for part in self._parts if part._error is not None), None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -215,7 +215,6 @@ def _late(events: Sequence[_Event]) -> Iterator[_Event]:
 
 
 def events_of(parts: Sequence[Recording]) -> list[_Event]:
-    """All events of all ranks with the waiting between them, in order of time."""
     last = 0.0
     for part in parts:
         for column in ("begin", "end"):
@@ -278,7 +277,6 @@ def document(parts: Sequence[Recording]) -> dict[str, Any]:
 
 
 def _facts(parts: Sequence[Recording]) -> dict[str, Any]:
-    """Notes on the recording itself."""
     return {
         "format": "ucc_hetero.trace/1",
         "ranks": [part.about | {"events": int(part.events.size)} for part in parts],

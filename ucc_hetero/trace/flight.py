@@ -64,7 +64,6 @@ class _Recorder:
                 atexit.register(lib.ucch_flight_without_python)
 
     def comm(self, data: dict[str, Any]) -> int:
-        """Record a communicator."""
         self._made += 1
         line = self.comms[self._made] = {"comm": self._made, **data}
         # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
@@ -143,7 +142,6 @@ def _tidy(folder: Path) -> None:
 
 
 def comms() -> list[dict[str, Any]]:
-    """The communicators so far."""
     return list(_recorder.comms.values()) if _recorder else []
 
 
@@ -158,7 +156,6 @@ def comm(board: Any, number: int, time: int, ranks: Sequence[int], mine: int) ->
 
 
 def forget(number: int) -> None:
-    """A communicator is freed."""
     if _recorder is not None and number:
         _recorder.forget(number)
 

@@ -97,7 +97,6 @@ class TimelineRecorder:
         return self._number(data)
 
     def part(self) -> tuple[list[str], bytes]:
-        """Everything so far."""
         size = ffi.new("uint64_t *")
         lib.ucch_lock()
         try:

@@ -66,7 +66,6 @@ class Bounce:
         return event
 
     def wait(self, event: Event) -> None:
-        """Wait until a stream has passed a point."""
         with own_device():
             self._runtime.wait_event(self._stream.handle, event)
             self._stream.synchronize()

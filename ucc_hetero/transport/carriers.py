@@ -24,11 +24,8 @@ def _text(found: Mapping[str, list[str]]) -> str:
 
 
 def idle_ports(found: Mapping[str, list[str]]) -> tuple[RdmaPort, ...]:
-    """Active RDMA ports that UCX does not reach, though ``UCX_TLS`` and ``UCX_NET_DEVICES`` let it.
-
-    Args:
-        found: UCX's transports on this host, each with its devices.
-    """
+    """Active RDMA ports that UCX, which has ``found`` transports and devices, does not reach although its settings let
+    it."""
     reached = {name for devices in found.values() for name in devices}
     return tuple(port for port in meant(active(), os.environ) if port.name not in reached)
 

@@ -186,7 +186,7 @@ def _unable(runtime: DeviceRuntime | None, *, lazy: bool) -> str:
         return "no GPU runtime"
     if not (runtime.eager or lazy):
         return "load kernels at their first launch, docs/launch.md has the setting"
-    waits = runtime.waits_anywhere or kernels.all_ready([(lib.UCCH_AWAIT, 0, 0, 0), (lib.UCCH_POST, 0, 0, 0)])
+    waits = runtime.waits_anywhere or kernels.ready(lib.UCCH_AWAIT, 0, 0, 0, insist=True)
     return "" if waits else "streams cannot wait for memory, nor is there a compiler of kernels that do"
 
 

@@ -69,56 +69,27 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # --- the scheduler ----------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Count the tokens of a request that another engine has computed.
-
-        Args:
-            request: vLLM's request.
-            num_computed_tokens: Tokens that this engine has.
-
-        Returns:
-            tuple[int, bool]: Tokens beyond those that another engine has, and True if they come between steps.
-        """
+        """Count the tokens of a request that another engine has computed beyond those here; True if they come between
+        steps."""
         return self._scheduler.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Load tokens of another engine into blocks.
-
-        Args:
-            request: vLLM's request.
-            blocks: Its blocks here.
-            num_external_tokens: Tokens to load.
-        """
+        """Load as many tokens of another engine into a request's blocks."""
         self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
-        """Collect what the workers are to do in this step.
-
-        Args:
-            scheduler_output: Not used.
-
-        Returns:
-            Step: Loads and offers.
-        """
+        """Collect what the workers are to do in this step: loads and offers."""
         return self._scheduler.step()
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Note which transfers the workers have ended.
-
-        Args:
-            connector_output: vLLM's, with ``finished_sending``.
-        """
+        """Note which transfers the workers have ended."""
         self._scheduler.ended(connector_output.finished_sending)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Offer the blocks of a finished request to the engine that decodes.
 
-        Args:
-            request: vLLM's request.
-            block_ids: Its blocks here.
-
-        Returns:
-            tuple[bool, dict | None]: True if the blocks are kept until ``get_finished`` names the request, and the
-            ``kv_transfer_params`` for the engine that decodes.
+        True if the blocks are kept until ``get_finished`` names the request, and the ``kv_transfer_params`` for that
+        engine.
         """
         return self._scheduler.finished(request, block_ids)
 
@@ -134,14 +105,7 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # --- a worker ---------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Listen, and let other engines reach the cache.
-
-        Args:
-            kv_caches: A tensor for each layer.
-
-        Raises:
-            ContractError: If the caches cannot be exchanged with another engine.
-        """
+        """Listen, and let other engines reach the cache; ``ContractError`` if it cannot be exchanged with one."""
         self.unregister_kv_caches()
         self.worker = WorkerSide(self.settings, kv_caches)
         self._caches = kv_caches
@@ -158,12 +122,7 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self.worker = WorkerSide(self.settings, self._caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin the loads and offers that the scheduler has bound to this step.
-
-        Args:
-            forward_context: Not used.
-            kwargs: Not used.
-        """
+        """Begin the loads and offers that the scheduler has bound to this step."""
         if self.worker is not None:
             self.worker.begin(self._connector_metadata)
 
@@ -177,24 +136,14 @@ class UccHeteroConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """Do nothing."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Name the requests that have ended since the last call.
-
-        Args:
-            finished_req_ids: Not used.
-
-        Returns:
-            tuple: Requests whose blocks have been sent, and requests whose blocks are there or failed; None for none.
-        """
+        """Name the requests whose blocks have been sent since the last call, and those whose blocks are there or
+        failed; None for none."""
         if self.worker is None:
             return None, None
         return self.worker.sender.ended() or None, self.worker.receiver.ended() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Name the blocks whose loads have failed: vLLM computes them, or ends the request, by its own policy.
-
-        Returns:
-            set[int]: Numbers of blocks.
-        """
+        """Name the blocks whose loads have failed: vLLM computes them, or ends the request, by its own policy."""
         return self.worker.receiver.failed() if self.worker is not None else set()
 
     def shutdown(self) -> None:

@@ -24,8 +24,6 @@ _CALLERS = 64
 
 
 class Link(NamedTuple):
-    """A worker of another engine, and its cache."""
-
     peer: AgentPeer
     target: PageTarget
 
@@ -180,7 +178,6 @@ class Links:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Leave all peers, and give the cache back."""
         self._callers.shutdown(wait=False, cancel_futures=True)
         self._closed = True
         self._thread.join()

@@ -28,8 +28,6 @@ class _Loading:
 
 
 class Receiver:
-    """That of one worker."""
-
     def __init__(self, links: Links) -> None:
         self._links, self._settings = links, links.settings
         self._lock = threading.RLock()

@@ -13,8 +13,6 @@ _COMPLETE = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 
 
 class SchedulerSide:
-    """That of one engine."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._step = Step()

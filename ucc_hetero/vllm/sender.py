@@ -58,8 +58,6 @@ class _Offer:
 
 
 class Sender:
-    """That of one worker."""
-
     def __init__(self, links: Links) -> None:
         self._links, self._settings = links, links.settings
         self._lock = threading.RLock()
@@ -72,7 +70,6 @@ class Sender:
         links.each_moment(self._expire)
 
     def offer(self, request: str, blocks: list[int]) -> None:
-        """Keep blocks for the workers that will ask for them."""
         with self._lock:
             offer = self._offers[request] = _Offer(blocks, time.monotonic() + self._settings.lease)
             for want in self._early.pop(request, []):

@@ -107,5 +107,4 @@ class Settings:
 
 
 def address(host: str, port: int) -> str:
-    """An agent's address."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

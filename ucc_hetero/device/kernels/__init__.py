@@ -14,15 +14,15 @@ from typing import Any
 
 from cffi import FFI
 
-from ucc_hetero import env, log
-from ucc_hetero.device.kernels.sources import source
-from ucc_hetero.device.rank import bound
-from ucc_hetero.device.registry import runtime_of
-from ucc_hetero.errors import NotSupported
-from ucc_hetero.machine.vendors import VENDORS, Compiler
-from ucc_hetero.native import libraries
-from ucc_hetero.native.libraries import ffi, lib, mapped
-from ucc_hetero.native.waiting import progress_until
+from ... import env, log
+from ...errors import NotSupported
+from ...machine.vendors import VENDORS, Compiler
+from ...native import libraries
+from ...native.libraries import ffi, lib, mapped
+from ...native.waiting import progress_until
+from ..rank import bound
+from ..registry import runtime_of
+from .sources import source
 
 __all__ = ["all_ready", "beside_a_capture", "candidates", "image", "ready"]
 
@@ -45,8 +45,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
     """True if the device of this process does such steps itself; compiles and loads the kernels at first use.
 
     Numbers as the native engine's: ``UCCH_COMBINE`` with UCC's operation, ``UCCH_CAST``, ``UCCH_SCALE``; UCC's
-    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_POST``, ``UCCH_LANE_COPY`` and
-    ``UCCH_RING_COPY`` have neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the
+    datatypes, ``UCCH_E4M3FN`` and ``UCCH_E4M3FNUZ``. ``UCCH_AWAIT``, ``UCCH_LANE_COPY`` and ``UCCH_RING_COPY`` have
+    neither, ``UCCH_FUSED`` those of its arithmetic, ``UCCH_PIECES`` both types. ``insist``: the
     answer must be that of the other ranks, however long streams are held.
     """
     key = kind, op if kind in (lib.UCCH_COMBINE, lib.UCCH_FUSED) else 0, dtype, to if kind in _TWO_TYPES else 0
@@ -56,7 +56,8 @@ def ready(kind: int, op: int, dtype: int, to: int, *, insist: bool = False) -> b
                 "a call that is captured in a graph needs a kernel that is not loaded yet: make such a call once "
                 "before capturing"
             )
-        if not _nothing_held() and not insist:
+        # Once no stream waits for a call: loading a kernel may wait for the device, and so for that stream.
+        if not progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0) and not insist:
             return False  # for this time
         _known[key] = _make(*key)
     return _known[key]
@@ -95,11 +96,6 @@ _known: dict[tuple[int, int, int, int], bool] = {}
 _images: list[bytes] = []
 
 
-def _nothing_held() -> bool:
-    """Wait until no stream waits for a call: loading a kernel may wait for the device, and so for that stream."""
-    return progress_until(lambda: not lib.ucch_gates_held(), _PATIENCE, step=0.0)
-
-
 def _make(kind: int, op: int, dtype: int, to: int) -> bool:
     place = bound()
     text = source(kind, op, dtype, to)
@@ -120,8 +116,6 @@ def _make(kind: int, op: int, dtype: int, to: int) -> bool:
 
 
 class _Compiler:
-    """A loaded run-time compiler of one vendor."""
-
     def __init__(self, vendor: str, row: Compiler, path: str) -> None:
         self._vendor, self._row, self._prefix = vendor, row, row.prefix
         self._ffi = FFI()

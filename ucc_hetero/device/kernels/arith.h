@@ -34,25 +34,21 @@ UCCH_ARITH unsigned bits_of(float f) {
 #endif
 
 UCCH_ARITH float from_half(unsigned short half) {
-    unsigned sign = (unsigned)(half & 0x8000) << 16, mantissa = half & 0x3ff;
-    int exponent = half >> 10 & 31;
-    if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13);
-    if (exponent) return float_of(sign | (unsigned)(exponent + 112) << 23 | mantissa << 13);
-    float tiny = (float)mantissa * 5.9604644775390625e-8f;
-    return sign ? -tiny : tiny;
+    unsigned magnitude = half & 0x7fff, sign = (unsigned)(half & 0x8000) << 16, rebias = 112u << 23;
+    unsigned normal = (magnitude << 13) + rebias + (magnitude < 0x7c00 ? 0 : rebias); /* or infinity, or NaN */
+    unsigned tiny = bits_of((float)(int)magnitude * 5.9604644775390625e-8f);
+    return float_of(sign | (magnitude < 0x400 ? tiny : normal));
 }
 
 /* IEEE 754 binary32 to binary16, round to nearest, ties to even. */
 UCCH_ARITH unsigned short to_half(float f) {
     unsigned bits = bits_of(f), magnitude = bits & 0x7fffffff;
-    unsigned short sign = (unsigned short)(bits >> 16 & 0x8000);
-    if (magnitude > 0x7f800000) return (unsigned short)(sign | 0x7e00);
-    if (magnitude >= 0x477ff000) /* 65520 and above round to infinity */
-        return (unsigned short)(sign | 0x7c00);
-    if (magnitude < 0x38800000) /* below 2^-14: subnormal, in units of 2^-24; rintf rounds to even */
-        return (unsigned short)(sign | (unsigned short)rintf(float_of(magnitude) * 16777216.0f));
-    magnitude += 0xfff + (magnitude >> 13 & 1) - (112u << 23);
-    return (unsigned short)(sign | magnitude >> 13);
+    unsigned normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+    unsigned tiny = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000; /* below 2^-14: in units of 2^-24, those of 0.5 */
+    unsigned half = magnitude < 0x38800000 ? tiny : normal;
+    half = magnitude < 0x477ff000 ? half : 0x7c00; /* 65520 and above round to infinity */
+    half = magnitude > 0x7f800000 ? 0x7e00 : half;
+    return (unsigned short)((bits >> 16 & 0x8000) | half);
 }
 
 UCCH_ARITH float from_bhalf(unsigned short half) { return float_of((unsigned)half << 16); }

@@ -51,9 +51,10 @@ typedef struct ucch_lane_copy {
     unsigned number, base, limit, slot, stride, from, to, status, flags, more;
 } ucch_lane_copy;
 
-/* Message that a kernel moves through a ring whose words the host counts (cffi_build/coll/copies.c): this rank's data;
- * the first slot; the word that is waited for, which has to be within `room` of the piece's number, and the one that is
- * written. `before`: pieces that went by the ring so far; from round `begins` up to `ends` there is one of these. */
+/* Message that a kernel moves through a ring whose words the host counts (cffi_build/coll/schedule.c): this rank's
+ * data; the first slot; the word that is waited for, which has to be within `room` of the piece's number, and the one
+ * that is written. `before`: pieces that went by the ring so far; from round `begins` up to `ends` there is one of
+ * these. */
 typedef struct ucch_ring_copy {
     char *data, *ring;
     unsigned *wait, *tell;

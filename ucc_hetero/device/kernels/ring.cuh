@@ -1,6 +1,6 @@
-/* Short messages of a stage of a call that wires carry (cffi_build/coll/copies.c). Half of the blocks do what goes out,
- * the others what comes in: round by round a piece of each message, of which every block does a slice, and the last to
- * have done so tells the other end. */
+/* Short messages of a stage of a call that wires carry (cffi_build/coll/schedule.c). Half of the blocks do what goes
+ * out, the others what comes in: round by round a piece of each message, of which every block does a slice, and the
+ * last to have done so tells the other end. */
 #include "blocks.cuh"
 #include "copies.cuh"
 #include "layout.h"

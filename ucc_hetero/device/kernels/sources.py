@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ucc_hetero.native.libraries import lib
-from ucc_hetero.types import DTYPES, OPS
+from ...native.libraries import lib
+from ...types import DTYPES, OPS
 
 #: Our types in the language of the kernels.
 _TYPES = {
@@ -26,7 +26,7 @@ _ARITHMETIC = ("SUM", "PROD", "MAX", "MIN")
 _BITWISE = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
 
 #: Kernels of one text; the others are written for an operation and its types.
-_ALONE = {lib.UCCH_AWAIT: "await", lib.UCCH_POST: "post", lib.UCCH_LANE_COPY: "lane", lib.UCCH_RING_COPY: "ring"}
+_ALONE = {lib.UCCH_AWAIT: "await", lib.UCCH_LANE_COPY: "lane", lib.UCCH_RING_COPY: "ring"}
 #: Files around the statements for an element.
 _AROUND = {lib.UCCH_FUSED: "fused", lib.UCCH_PIECES: "pieces"}
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.M)

@@ -3,21 +3,8 @@
 import importlib
 import pkgutil
 
-from ucc_hetero.planner.algorithms.expand import expand_plan
-from ucc_hetero.planner.algorithms.registry import (
-    Algorithm,
-    Case,
-    Piece,
-    Role,
-    Scratch,
-    Stages,
-    added,
-    algorithm,
-    find,
-    names,
-    once,
-    with_role,
-)
+from .expand import expand_plan
+from .registry import Algorithm, Case, Piece, Role, Scratch, Stages, added, algorithm, find, names, once, with_role
 
 __all__ = [
     "Algorithm", "Case", "Piece", "Role", "Scratch", "Stages", "added", "algorithm", "expand_plan", "find", "names",

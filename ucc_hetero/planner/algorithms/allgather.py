@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    Dense,
-    allgather_steps,
-    copy,
-    each,
-    only,
-    region,
-    shifted,
-    stages,
-    without,
-)
-from ucc_hetero.planner.algorithms.partition import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
-from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import allgather_steps, copy, dense, each, only, region, shifted, stages, without
+from .partition import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
+from .registry import Piece, Stages, algorithm
+from .tree import Team, levels, up_and_down
+from .tree_blocks import Item, crossings, everything
 
 _BOTH = ("allgather", "allgatherv")
 
@@ -50,7 +32,7 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
         last = group is topology.tree and group.children
         brought = member_blocks(group, shape, piece)
         for mine in rounds(brought) if any(b.count for of in brought for b in of) else ():
-            src = tuple((own if team.sole(k) else Dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
+            src = tuple((own if team.sole(k) else dense("recv"))(team.ranks[k], b) for k, b in enumerate(mine))
             dst = each("recv", mine)
             if last:
                 up.append(Step("allgather", team.ranks, src, (dst,) * n))
@@ -85,7 +67,6 @@ class Down:
         self.own = shifted("send", lambda rank: shape.own(rank).offset)
 
     def run(self) -> Stages:
-        """Everything, stage by stage."""
         self.walk(self.topology.tree, [everything(self.topology, self.shape, self.piece)])
         return stages(*[stage for of in reversed(self.stages) for stage in of])
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, Team, levels, up_and_down
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call
+from ..plan import Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import dense, only, region, stages, without
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, Team, levels, up_and_down
 
 
 @algorithm("allreduce", "tree", suits=ranking.tree)
@@ -26,8 +26,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     broadcast's tree makes it), every other rank sends it once inside its island.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     send, recv = region("send", at), region("recv", at)
 
     def steps(team: Team) -> tuple[list[Step], list[Step]]:
@@ -49,9 +47,7 @@ Across = Callable[[Hierarchy, Group], list[list[Step]]]
 def over_rails(topology: Topology, call: Call, piece: Piece, across: Across) -> Stages:
     """Reduce-scatter inward through the levels, ``across`` between the last groups, allgather back outward."""
     at = piece.vector(call)
-    if not at.count:
-        return ()
-    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     *below, (root,) = levels(topology.tree)
     up = [[step for group in groups for step in hierarchy.scatter(group)] for groups in below]
     down = [[step for group in groups for step in hierarchy.gather(group)] for groups in below]

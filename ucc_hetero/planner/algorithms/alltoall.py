@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, each, message, region, stages
-from ucc_hetero.planner.algorithms.partition import merge
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step, regions
-from ucc_hetero.planner.topology import Island, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import EqualRegions, Operand, Region, Step, regions
+from ..topology import Island, Topology
+from . import ranking
+from .builders import LocalSteps, adjacent, copies, copy, each, message, region, stages
+from .partition import merge
+from .registry import Case, Piece, Stages, algorithm
 
 #: Messages that leave an island from which on short ones are bundled.
 MANY_MESSAGES = 64
@@ -117,7 +117,6 @@ def _by_rails(topology: Topology, blocks: list[list[Block]], piece: Piece) -> St
 
 
 def _inside(island: Island, shape: Shape, piece: Piece) -> list[Step]:
-    """The exchange among an island's own ranks."""
     ranks = island.ranks
     src = [[piece.cut(shape.send(rank, peer)) for peer in ranks] for rank in ranks]
     dst = [[piece.cut(shape.recv(rank, peer)) for peer in ranks] for rank in ranks]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.alltoall import suits
-from ucc_hetero.planner.algorithms.builders import LocalSteps, adjacent, copies, copy, only, region, stages
-from ucc_hetero.planner.algorithms.partition import merge
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Island, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Island, Topology
+from . import ranking
+from .alltoall import suits
+from .builders import LocalSteps, adjacent, copies, copy, only, region, stages
+from .partition import merge
+from .registry import Piece, Stages, algorithm
 
 
 class _Leader:
@@ -39,7 +39,6 @@ class _Leader:
         return [region("tmp", block) for block in adjacent(at, counts)]
 
     def gather(self) -> list[Step]:
-        """The leader receives the ``send`` of all ranks of the island."""
         ranks, n = self.island.ranks, self.island.size
         src = tuple([region("send", Block(0, count)) for count in self.sent])
         if n == 1:
@@ -49,7 +48,6 @@ class _Leader:
         return [Step("gather", ranks, src, only(0, n, tuple(self.gathered)), 0)]
 
     def scatter(self) -> list[Step]:
-        """The leader sends every rank of the island its ``recv``."""
         ranks, n = self.island.ranks, self.island.size
         dst = tuple([region("recv", Block(0, count)) for count in self.wanted])
         if n == 1:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import stages
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import teams
-from ucc_hetero.planner.collectives import Call
-from ucc_hetero.planner.plan import Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Call
+from ..plan import Step
+from ..topology import Topology
+from . import ranking
+from .builders import stages
+from .registry import Piece, Stages, algorithm
+from .tree import teams
 
 
 @algorithm("barrier", "tree", suits=ranking.tree)

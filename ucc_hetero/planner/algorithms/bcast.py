@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Dense, only, region, stages, without
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Block, Call
+from ..plan import Region, Step
+from ..topology import Topology
+from . import ranking
+from .builders import dense, only, region, stages, without
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, chain, levels, teams
 
 
 @algorithm("bcast", "tree", suits=ranking.tree)
@@ -20,8 +20,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's receives the data over the bridge once.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     first: list[Step] = []
     later: list[list[Step]] = []
     for of in reversed(teams(topology, piece, call.root)):
@@ -60,9 +58,7 @@ def along_rails(topology: Topology, call: Call, piece: Piece, cross: Cross, hops
     ``hops``: how many stages that takes between so many groups.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
-    hierarchy = Hierarchy(topology, at, piece, Dense("recv"))
+    hierarchy = Hierarchy(topology, at, piece, dense("recv"))
     home, *above = chain(topology.tree, call.root)
     first: list[Step] = []
     if home.size > 1 and piece.wants(home.ranks):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ucc_hetero.planner.algorithms.partition import rounds
-from ucc_hetero.planner.algorithms.registry import Piece, Stage, Stages
-from ucc_hetero.planner.collectives import Block
-from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
+from ..collectives import Block
+from ..plan import EqualRegions, Operand, Region, Step
+from .partition import rounds
+from .registry import Piece, Stage, Stages
 
 # --- building steps ---------------------------------------------------------------------------------------------------
 
@@ -61,7 +60,6 @@ def copy(rank: int, src: Region, dst: Region) -> list[Step]:
 
 
 def copies(rank: int, src: str, runs: Sequence[Block], dst: str, places: Sequence[Block]) -> Iterator[Step]:
-    """Copies of runs of one buffer of a rank to places in another."""
     for run, place in zip(runs, places, strict=True):
         yield from copy(rank, region(src, run), region(dst, place))
 
@@ -73,7 +71,6 @@ def adjacent(at: int, counts: Iterable[int]) -> list[Block]:
 
 
 def region(buffer: str, block: Block) -> Region:
-    """A block of ``send``, ``recv`` or ``tmp``."""
     return Region(buffer, block.offset, block.count)
 
 
@@ -94,12 +91,10 @@ def uniform(buffer: str, blocks: Sequence[Block | Region]) -> EqualRegions | Non
 
 
 def only(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that only the root has."""
     return (None,) * root + (operand,) + (None,) * (n - root - 1)
 
 
 def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
-    """An operand that all ranks but the root have."""
     return (operand,) * root + (None,) + (operand,) * (n - root - 1)
 
 
@@ -109,14 +104,9 @@ def without(root: int, n: int, operand: Operand) -> tuple[Operand, ...]:
 Place = Callable[[int, Block], Region]
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
+def dense(buffer: str) -> Place:
     """At its own place in ``send`` or ``recv``."""
-
-    buffer: str
-
-    def __call__(self, rank: int, block: Block) -> Region:
-        return Region(self.buffer, block.offset, block.count)
+    return lambda _, block: Region(buffer, block.offset, block.count)
 
 
 def shifted(buffer: str, start: Callable[[int], int]) -> Place:

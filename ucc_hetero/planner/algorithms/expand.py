@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ucc_hetero.planner.algorithms.registry import cut_at
-from ucc_hetero.planner.plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
+from ..plan import KINDS, EqualRegions, Fragment, Plan, Region, Step, regions
+from .registry import cut_at
 
 #: Elements up to which two ranks exchange their operands whole, and which each of more ranks sends at most if they do:
 #: one crossing in place of two. Two send no more bytes for it, but take scratch for all of an operand, not for half.
@@ -39,11 +39,9 @@ class _PlanWriter:
         return regions(self.step.src[i])[k]
 
     def dst(self, i: int, k: int = 0) -> Region:
-        """Region ``k`` of what member ``i`` gets."""
         return regions(self.step.dst[i])[k]
 
     def wants(self, i: int) -> bool:
-        """True if the steps of member ``i`` are wanted."""
         return self._only in (None, self.step.ranks[i])
 
     def move(self, stage: int, i: int, j: int, src: Callable[[], Region], dst: Callable[[], Region]) -> None:
@@ -85,7 +83,6 @@ class _PlanWriter:
         return self.stages[number]
 
     def spare(self, i: int, count: int) -> Region:
-        """Scratch of member ``i``."""
         return self._take(self.step.ranks[i], count)
 
     def combine(self, stage: int, i: int, src: Region, into: Region) -> None:
@@ -177,12 +174,6 @@ def _reductions(step: Step) -> list[Step]:
     return out
 
 
-def _unequal(step: Step) -> bool:
-    """True if a step is a reduce_scatter among several ranks, of shares that differ in length or do not touch."""
-    equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
-    return step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
-
-
 def expand_plan(plan: Plan, only: int | None = None) -> Plan:
     """``plan`` with messages in the place of collectives over bridges. ``only``: the rank that it is a plan of.
 
@@ -212,7 +203,10 @@ def _spelled(stage: tuple[Step, ...], take: _Take, only: int | None) -> list[lis
     for step in stage:
         write = _KINDS.get(step.kind) if step.link == "bridge" and len(step.ranks) > 1 else None
         if write is None:
-            out[0] += _reductions(step) if _unequal(step) else [step]
+            # Of shares that differ in length or do not touch.
+            equal = all(isinstance(side, EqualRegions) and side.stride == side.count for side in step.src)
+            uneven = step.kind == "reduce_scatter" and len(step.ranks) > 1 and not equal
+            out[0] += _reductions(step) if uneven else [step]
             continue
         if only is not None and only not in step.ranks:
             continue

@@ -6,40 +6,26 @@ which knows nothing of islands: with several, much of the data crosses the bridg
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import copy, each, region, stages
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Role, Stages, algorithm
-from ucc_hetero.planner.collectives import ROWS, Block, Call, Shape
-from ucc_hetero.planner.plan import KINDS, EqualRegions, Operand, Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import ROWS, Block, Call, Shape
+from ..plan import KINDS, EqualRegions, Operand, Region, Step
+from ..topology import Topology
+from . import ranking
+from .builders import copy, each, region, stages
+from .registry import Case, Piece, Role, Stages, algorithm
 
 
 def _in_one_step(case: Case) -> int:
     """Calls that gain nothing from islands, and what nothing else is fit for."""
-    topology = case.topology
-    one_island = topology.size == 1 or (topology.flat and not topology.deep)
-    best = one_island or _shared(case) or _one_kernel(case) or _long_blocks(case)
-    return ranking.ALONE if best else ranking.LAST
-
-
-def _shared(case: Case) -> bool:
-    """True if all ranks share one memory: every additional copy costs the same."""
-    if not (case.plain and case.topology.one_host):
-        return False
-    short = case.nbytes <= ranking.PARCEL_LIMIT and case.topology.size <= ranking.MOST_WITH_PARCELS
-    return short or not ROWS[case.collective].reduces or case.nbytes >= ranking.SHARED_LIMIT
-
-
-def _long_blocks(case: Case) -> bool:
-    """True for an alltoall of long blocks in plain memory: every byte crosses once in any case, and bundles of blocks
-    are copied once more on either side."""
-    long = case.nbytes >= ranking.BUNDLED_LIMIT * case.topology.size
-    return case.plain and long and ROWS[case.collective].step == "alltoall"
-
-
-def _one_kernel(case: Case) -> bool:
-    """True if a call is queued, and so short that one kernel does it best, from every rank straight to every other."""
-    return case.queued and case.topology.size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT
+    topology, row, size = case.topology, ROWS[case.collective], case.topology.size
+    best = size == 1 or (topology.flat and not topology.deep)
+    if case.plain and topology.one_host:  # all ranks share one memory: every additional copy costs the same
+        short = case.nbytes <= ranking.PARCEL_LIMIT and size <= ranking.MOST_WITH_PARCELS
+        best = best or short or not row.reduces or case.nbytes >= ranking.SHARED_LIMIT
+    # One kernel does a short queued call best, from every rank straight to every other.
+    best = best or (case.queued and size <= ranking.MOST_IN_KERNEL and case.nbytes <= ranking.KERNEL_LIMIT)
+    # Long blocks of an alltoall cross once in any case, and bundles of them are copied once more on either side.
+    long = case.plain and row.step == "alltoall" and case.nbytes >= ranking.BUNDLED_LIMIT * size
+    return ranking.ALONE if best or long else ranking.LAST
 
 
 def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tuple[Operand, ...]:
@@ -56,7 +42,6 @@ def _alike(call: Call, buffer: str, part: Block, forms: tuple[str, str]) -> tupl
 
 
 def _unlike(shape: Shape, piece: Piece, buffer: str, forms: tuple[str, str]) -> tuple[Operand, ...]:
-    """The same where ranks have blocks of their own."""
     ranks, at = range(shape.call.ranks), shape.send if buffer == "send" else shape.recv
     whole: list[Operand] = []
 

@@ -9,24 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    LocalSteps,
-    adjacent,
-    copies,
-    copy,
-    each,
-    message,
-    only,
-    region,
-    shifted,
-    stages,
-)
-from ucc_hetero.planner.algorithms.partition import group_blocks, merge
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Operand, Region, Step
-from ucc_hetero.planner.topology import Island, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Operand, Region, Step
+from ..topology import Island, Topology
+from . import ranking
+from .builders import LocalSteps, adjacent, copies, copy, each, message, only, region, shifted, stages
+from .partition import group_blocks, merge
+from .registry import Piece, Stages, algorithm
 
 _GATHERS, _SCATTERS = ("gather", "gatherv"), ("scatter", "scatterv")
 
@@ -44,7 +33,6 @@ def _mirrored(steps: Iterable[Step]) -> list[Step]:
 
 
 def _seen(operand: Operand) -> Operand:
-    """An operand in the other buffer."""
     if operand is None:
         return None
     if isinstance(operand, tuple):
@@ -63,7 +51,6 @@ class _Gathered(NamedTuple):
 
 
 def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[Step]:
-    """Gather the blocks of the root's island to it."""
     island = topology.islands[topology.island_of[call.root]]
     if not piece.wants(island.ranks):
         return []
@@ -78,7 +65,6 @@ def _home(topology: Topology, call: Call, shape: Shape, piece: Piece) -> list[St
 
 
 def _own(island: Island, blocks: list[Block], shape: Shape) -> tuple[Region, ...]:
-    """An island's blocks at their ranks."""
     own = shifted("send", lambda rank: shape.own(rank).offset)
     return tuple([own(rank, block) for rank, block in zip(island.ranks, blocks, strict=True)])
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms.builders import copy, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Topology
+from .builders import copy, message, region, stages
+from .registry import Piece, Role, Stages, algorithm
 
 
 def _pairs(call: Call) -> list[tuple[int, int]]:
@@ -39,7 +39,6 @@ def pairwise(topology: Topology, call: Call, piece: Piece) -> Stages:
 
 
 def _ends(shape: Shape, piece: Piece, sender: int, receiver: int) -> tuple[Region, Region]:
-    """Where a block lies before and after."""
     if shape.layout == "matrix":
         src, dst = piece.cut(shape.send(sender, receiver)), piece.cut(shape.recv(receiver, sender))
         return region("send", src), region("recv", dst)

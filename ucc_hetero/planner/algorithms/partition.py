@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ucc_hetero.planner.algorithms.registry import Piece, cut_at
-from ucc_hetero.planner.collectives import Block, Shape
-from ucc_hetero.planner.topology import Group, Island, Topology
+from ..collectives import Block, Shape
+from ..topology import Group, Island, Topology
+from .registry import Piece, cut_at
 
 #: How a group divides a piece: (virtual end, owner), ascending; virtual = counted along the runs from 0.
 Division = list[tuple[int, int]]
@@ -44,7 +44,6 @@ def merge(runs: Iterable[Block]) -> list[Block]:
 
 
 def cuts(at: Block | Segment, parts: int) -> list[Block]:
-    """A block in so many parts of about one length."""
     ends = [at.offset + cut_at(at.count, i, parts) for i in range(parts + 1)]
     return [Block(a, b - a) for a, b in pairwise(ends)]
 

@@ -12,23 +12,15 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.allreduce import over_rails
-from ucc_hetero.planner.algorithms.builders import (
-    LocalSteps,
-    copy,
-    message,
-    only,
-    region,
-    stages,
-    without,
-)
-from ucc_hetero.planner.algorithms.partition import Segment, cuts
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm, cut_at
-from ucc_hetero.planner.algorithms.tree import Hierarchy
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .allreduce import over_rails
+from .builders import LocalSteps, copy, message, only, region, stages, without
+from .partition import Segment, cuts
+from .registry import Case, Piece, Stages, algorithm, cut_at
+from .tree import Hierarchy
 
 #: Islands up to which ``direct`` exchanges straight between all of them.
 MOST_DIRECT = 16
@@ -56,7 +48,6 @@ def owner_shares(weights: Sequence[int | Fraction]) -> list[Fraction]:
 
 
 def _cut(part: Segment, weights: Sequence[Fraction]) -> list[Block]:
-    """A segment divided among its owners."""
     if len(set(weights)) == 1:
         return cuts(part, len(weights))
     ends, total = [0], Fraction(0)
@@ -154,8 +145,6 @@ def doubling(topology: Topology, call: Call, piece: Piece) -> Stages:
     round: for short vectors and many islands.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     recv = region("recv", at)
     up: list[Step] = []
     down: list[Step] = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ucc_hetero.planner.algorithms.registry import Case
-from ucc_hetero.planner.topology import Topology
+from ..topology import Topology
+from .registry import Case
 
 #: Levels of ranking. LAST does for everything; of the two that always fit one is FIRST by length; ALONE beats all.
 LAST, SECOND, FIRST, BETTER, BEST, ALONE = range(1, 7)
@@ -60,7 +60,6 @@ def rails(case: Case) -> int:
 
 
 def is_long(case: Case) -> bool:
-    """True if bandwidth decides how long a call takes."""
     islands = len(case.topology.islands)
     many = between_hosts(case) and islands > 2
     return case.nbytes >= (RAILS_LIMIT if many else LATENCY_LIMIT * max(islands - 1, 1))
@@ -78,15 +77,12 @@ def unequal_links(topology: Topology) -> bool:
     return bool(weights) and len({sum(weights[rank] for rank in i.ranks) for i in topology.islands}) > 1
 
 
-def unlike_islands(topology: Topology) -> bool:
-    """True if there are many islands that differ in size or links: rails between all of them would be thousands."""
-    islands = topology.islands
-    return len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(topology.weights)) > 1)
-
-
 def tree_of_blocks(case: Case) -> int:
     """The rank of trees that carry a block of each rank."""
-    return BEST if unlike_islands(case.topology) else tree(case)
+    # Between many islands that differ in size or links rails would be thousands.
+    islands, weights = case.topology.islands, case.topology.weights
+    unlike = len(islands) > MOST_UNLIKE and (len({i.size for i in islands}) > 1 or len(set(weights)) > 1)
+    return BEST if unlike else tree(case)
 
 
 def passed_along(case: Case, best: bool) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import Place, Windows, each, only, region, stages
-from ucc_hetero.planner.algorithms.partition import Segment
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Hierarchy, chain, levels, teams
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import Place, Windows, each, only, region, stages
+from .partition import Segment
+from .registry import Piece, Stages, algorithm
+from .tree import Hierarchy, chain, levels, teams
 
 
 @algorithm("reduce", "tree", suits=ranking.tree)
@@ -21,8 +21,6 @@ def tree(topology: Topology, call: Call, piece: Piece) -> Stages:
     Stages: 2, and 1 for each further level. Every island but the root's sends the vector over the bridge once.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     held: dict[int, Region] = {}
 
     def place(rank: int) -> Region:
@@ -49,8 +47,6 @@ def split_rail(topology: Topology, call: Call, piece: Piece) -> Stages:
     its ranks' links.
     """
     at = piece.vector(call)
-    if not at.count:
-        return ()
     leaves = {rank: group for group in topology.tree.walk() if not group.children for rank in group.ranks}
     held = Windows(piece, lambda rank: hierarchy.blocks(leaves[rank])[leaves[rank].ranks.index(rank)])
 

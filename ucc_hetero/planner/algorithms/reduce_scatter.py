@@ -6,32 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.builders import (
-    Place,
-    Windows,
-    each,
-    only,
-    reduce_scatter_steps,
-    region,
-    shifted,
-    stages,
-)
-from ucc_hetero.planner.algorithms.partition import (
-    alike,
-    group_blocks,
-    member_blocks,
-    merge,
-    one_each,
-    owned_blocks,
-    rounds,
-)
-from ucc_hetero.planner.algorithms.registry import Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import Team, levels, up_and_down
-from ucc_hetero.planner.algorithms.tree_blocks import Item, crossings, everything
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import EqualRegions, Operand, Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import EqualRegions, Operand, Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .builders import Place, Windows, each, only, reduce_scatter_steps, region, shifted, stages
+from .partition import alike, group_blocks, member_blocks, merge, one_each, owned_blocks, rounds
+from .registry import Piece, Stages, algorithm
+from .tree import Team, levels, up_and_down
+from .tree_blocks import Item, crossings, everything
 
 _BOTH = ("reduce_scatter_block", "reduce_scatter")
 
@@ -90,7 +73,6 @@ def _between(team: Team, runs: list[list[Block]], held: _Leaders, own: Place) ->
 
 
 def _own(shape: Shape) -> Place:
-    """Where each rank wants its own block."""
     return shifted("recv", lambda rank: shape.own(rank).offset)
 
 
@@ -123,7 +105,6 @@ class Up:
         self.stages: list[list[list[Step]]] = [[[]] for _ in levels(topology.tree)]
 
     def run(self) -> Stages:
-        """Everything, stage by stage."""
         self.walk(self.topology.tree, [_Wanted(everything(self.topology, self.shape, self.piece), _own(self.shape))])
         return stages(*[stage for of in self.stages for stage in of])
 
@@ -165,7 +146,6 @@ class Up:
         return Windows(self.piece, blocks)
 
     def cross(self, group: Group, owners: tuple[int, ...], blocks: Sequence[tuple[int, Block, list[Place]]]) -> None:
-        """A rail's steps."""
         out = self.stages[group.height][0]
         src = []
         for _, block, places in blocks:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
-from ucc_hetero.planner.collectives import Block, Call
-from ucc_hetero.planner.plan import Operand, Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Block, Call
+from ..plan import Operand, Region, Step
+from ..topology import Topology
 
 
 class Stage(NamedTuple):

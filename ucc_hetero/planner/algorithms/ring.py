@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ucc_hetero.planner.algorithms import ranking
-from ucc_hetero.planner.algorithms.allgather import Down
-from ucc_hetero.planner.algorithms.bcast import along_rails
-from ucc_hetero.planner.algorithms.builders import LocalSteps, Place, copy, message, region
-from ucc_hetero.planner.algorithms.reduce_scatter import Up
-from ucc_hetero.planner.algorithms.registry import Case, Piece, Stages, algorithm
-from ucc_hetero.planner.algorithms.tree import levels
-from ucc_hetero.planner.collectives import Block, Call, Shape
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Call, Shape
+from ..plan import Region, Step
+from ..topology import Group, Topology
+from . import ranking
+from .allgather import Down
+from .bcast import along_rails
+from .builders import LocalSteps, Place, copy, message, region
+from .reduce_scatter import Up
+from .registry import Case, Piece, Stages, algorithm
+from .tree import levels
 
 
 def _bcast_is_best(case: Case) -> int:

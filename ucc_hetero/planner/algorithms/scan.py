@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ucc_hetero.planner.algorithms.builders import LocalSteps, copy, message, region, stages
-from ucc_hetero.planner.algorithms.registry import Piece, Role, Stages, algorithm
-from ucc_hetero.planner.collectives import Call
-from ucc_hetero.planner.plan import Region, Step
-from ucc_hetero.planner.topology import Topology
+from ..collectives import Call
+from ..plan import Region, Step
+from ..topology import Topology
+from .builders import LocalSteps, copy, message, region, stages
+from .registry import Piece, Role, Stages, algorithm
 
 
 class _Doubling:
@@ -75,8 +75,6 @@ class _Doubling:
 def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Recursive doubling over all ranks: 2 log2(P) + 1 stages, at most log2(P) vectors sent by each rank."""
     at = piece.vector(call)
-    if not at.count:
-        return ()
     send = region("send", at)
     return _Doubling(range(call.ranks), lambda i: send, region("recv", at), piece).stages()
 
@@ -85,7 +83,7 @@ def scan(topology: Topology, call: Call, piece: Piece) -> Stages:
 def exscan(topology: Topology, call: Call, piece: Piece) -> Stages:
     """Every rank's vector moves to the next rank, then a scan without rank 0: one message more than scan."""
     at = piece.vector(call)
-    if not at.count or call.ranks == 1:
+    if call.ranks == 1:
         return ()
     ranks = range(1, call.ranks)
     # Not into recv: in place that is still to be sent.

@@ -10,18 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ucc_hetero.planner.algorithms.builders import (
-    Place,
-    allgather_steps,
-    each,
-    reduce_scatter_steps,
-    stages,
-)
-from ucc_hetero.planner.algorithms.partition import Division, Segment, cuts, divisions, owned_blocks, refine
-from ucc_hetero.planner.algorithms.registry import Piece, Stages
-from ucc_hetero.planner.collectives import Block
-from ucc_hetero.planner.plan import Operand, Step
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block
+from ..plan import Operand, Step
+from ..topology import Group, Topology
+from .builders import Place, allgather_steps, each, reduce_scatter_steps, stages
+from .partition import Division, Segment, cuts, divisions, owned_blocks, refine
+from .registry import Piece, Stages
 
 
 class Hierarchy:
@@ -45,7 +39,6 @@ class Hierarchy:
         return self._divisions[id(group)]
 
     def blocks(self, leaf: Group) -> list[list[Block]]:
-        """Share of each rank of a group of ranks."""
         return owned_blocks([self.block], self.division(leaf), leaf.ranks)
 
     def segments(self, group: Group) -> Iterator[Segment]:

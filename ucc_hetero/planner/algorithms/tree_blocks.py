@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ucc_hetero.planner.algorithms.partition import Division, Segment, divisions, group_blocks, merge, refine
-from ucc_hetero.planner.algorithms.registry import Piece
-from ucc_hetero.planner.collectives import Block, Shape
-from ucc_hetero.planner.topology import Group, Topology
+from ..collectives import Block, Shape
+from ..topology import Group, Topology
+from .partition import Division, Segment, divisions, group_blocks, merge, refine
+from .registry import Piece
 
 
 class Item(NamedTuple):

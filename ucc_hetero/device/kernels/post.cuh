@@ -1,4 +1,0 @@
-/* Write a word. */
-#include "words.cuh"
-
-extern "C" __global__ void ucch(const void *, unsigned *dst, unsigned long long n, double) { POST(dst, n); }
