@@ -23,6 +23,7 @@ def left() -> SimpleNamespace:
     """The board of rank 2 on the second of two hosts, as rank 3 has left it after a call of its own had failed."""
     looks = iter([(0, -1, ""), (0, -1, "")])
     return SimpleNamespace(
+        processes=(),
         native=None,
         hosts=[0, 0, 1, 1],
         ranks=[2, 3],
