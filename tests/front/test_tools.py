@@ -1,4 +1,4 @@
-"""Programs for developers run to their ends: measurements of torch jobs."""
+"""Programs for developers run to their ends: measurements of torch jobs, and churn."""
 
 import json
 import os
@@ -42,3 +42,10 @@ def test_costs_of_calls(tmp_path: Path) -> None:
     _, found = run(tmp_path, program, *"--sizes 8 --calls 5 --rounds 1 --limit 250".split())
     assert all({"mpi4py", "gloo"} & row.keys() and row["ours"]["time"] > 0 for row in found["rows"])
     assert {row["through"] for row in found["rows"]} == {"torch", ""}
+
+
+def test_churn() -> None:
+    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
+    words = [sys.executable, "-m", "tests.churn", "--faults", "1", "--ranks", "3"]
+    done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0 and "right: " in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Programs that judge torch's jobs: trainings against a single process, and replicas that come and go."""
+"""Trainings of two vendors against a single process."""
 
 import json
 import os
@@ -32,8 +32,3 @@ def test_parity(tmp_path: Path) -> None:
     said = run(ROOT / "tools" / "torch_parity.py", *PARITY.split(), "--ways", ",".join(ways), "--json", out)
     found = {name: [*each["losses"]] for name, each in json.loads(out.read_text())["runs"].items()}
     assert "parity holds" in said and found == {"single": ways, "mixed": ways, "control": ways[:1]}
-
-
-def test_churn() -> None:
-    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
-    assert "right: " in run("-m", "tests.churn", "--faults", "2", "--ranks", "3")
