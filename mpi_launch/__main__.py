@@ -120,6 +120,15 @@ def _free_port(here: bool) -> int:
         return int(probe.getsockname()[1])
 
 
+def _runs_itself(script: Path) -> bool:
+    """True if the system can run a script: it may, and the script says by which program."""
+    try:
+        with script.open("rb") as file:
+            return os.access(script, os.X_OK) and file.read(2) == b"#!"
+    except OSError:
+        return True
+
+
 def _as_root(kind: str, given: str) -> list[str]:
     """Words without which Open MPI starts nothing as root, unless the user has given them; says so."""
     told = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"} <= set(os.environ)
@@ -130,8 +139,8 @@ def _as_root(kind: str, given: str) -> list[str]:
 
 
 def _program(words: tuple[str, ...], python: str) -> tuple[str, ...]:
-    """The program, by ``python`` if it is a script of Python's that cannot be executed by itself."""
-    if words and words[0].endswith(".py") and os.path.isfile(words[0]) and not os.access(words[0], os.X_OK):
+    """The program, by ``python`` if it is a script of Python's that the system cannot run."""
+    if words and words[0].endswith(".py") and os.path.isfile(words[0]) and not _runs_itself(Path(words[0])):
         return (python, *words)
     return words
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,9 @@ def _tell_failure(failure: Mapping[str, Any]) -> int:
     lines = str(failure.get("lines", "")).splitlines()
     if lines:
         _say("its last lines were:\n" + "\n".join(f"    {line}" for line in lines))
+        missing = re.search(r"No module named '(\w+)", lines[-1])
+        if missing and find_spec(missing[1]) is not None:
+            _say(f"another Python has run it than ucch-run's: activate that environment, or name {sys.executable}")
     return status
 
 

@@ -58,8 +58,15 @@ enum { SUM, PROD, MAX, MIN, LAND, LOR, LXOR, BAND, BOR, BXOR };
 #define COMBINE_REAL(id, ...) COMBINE(id, SUM_OPS(__VA_ARGS__) ORDER_OPS(__VA_ARGS__))
 #define COMBINE_COMPLEX(id, type) COMBINE(id, SUM_OPS(PLAIN(type)))
 
+/* For processors of both kinds: the loader chooses, which sanitizers are not ready for. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
 /* dst = dst op src, element by element. dtype: UCC datatype (id << 3). */
-int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
+WIDE int ucch_combine(int op, int dtype, const void *src, void *dst, uint64_t n) {
     switch (dtype >> 3) {
         COMBINE_INT(I8, int8_t)
         COMBINE_INT(I16, int16_t)

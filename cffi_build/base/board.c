@@ -24,7 +24,6 @@ struct ucch_board {
     int n, mine;
     uint64_t use; /* which one of the page this communicator is, from 1 on; they grow */
     uint64_t seq; /* the last call */
-    int *ranks;
     ucch_parcel_table post;
     ucch_far *far;         /* of a communicator that is on several hosts */
     uint32_t comm;         /* in the flight recorder */
@@ -35,6 +34,7 @@ struct ucch_board {
     _Atomic int broken;               /* a call failed: the communicator starts no more */
     _Atomic int revoked;              /* as this rank has heard: all that is under way ends, on all ranks */
     _Atomic(ucch_op *) first_failure; /* that call, where no thread waits for it */
+    int ranks[];                      /* by slot */
 };
 
 static int has_parcels(int nslots) { return nslots > 1 && nslots <= UCCH_PARCEL_RANKS; }
@@ -70,18 +70,13 @@ int ucch_board_doubtful(const ucch_board *b, uint64_t seq) {
 
 /* memory == NULL: a board of this rank alone (no peer shares the host's memory); it still counts calls. */
 ucch_board *ucch_board_new(void *memory, int nslots, int mine, const int *ranks, uint64_t use) {
-    ucch_board *b = calloc(1, sizeof(*b));
+    ucch_board *b = calloc(1, sizeof(*b) + (size_t)nslots * sizeof(int));
     if (!b) return NULL;
     b->slots = memory;
     b->n = memory ? nslots : 0;
     b->mine = mine;
     b->use = use;
     b->losses = ucch_losses();
-    b->ranks = calloc((size_t)nslots + 1, sizeof(int));
-    if (!b->ranks) {
-        free(b);
-        return NULL;
-    }
     if (has_parcels(b->n))
         b->post = (ucch_parcel_table){.each = (ucch_parcels *)(b->slots + b->n), .n = b->n, .mine = mine};
     memcpy(b->ranks, ranks, (size_t)nslots * sizeof(int));
@@ -102,7 +97,6 @@ void ucch_board_free(ucch_board *b) {
     UCCH_LOCKED;
     UCCH_UNLINK(boards, b, next);
     free(b->far);
-    free(b->ranks);
     free(b);
 }
 

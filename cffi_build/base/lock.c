@@ -79,7 +79,7 @@ int ucch_cond_wait(pthread_cond_t *wake, pthread_mutex_t *with, double seconds) 
 #ifdef UCCH_CHECK_LOCKS
 static _Thread_local int held[UCCH_LOCK_ORDER];
 
-void ucch_order_take(int at) {
+static void note_taken(int at) {
     for (int later = at + 1; later < UCCH_LOCK_ORDER; later++) {
         if (!held[later]) continue;
         fprintf(stderr, "ucc_hetero: a thread that has lock %d takes lock %d (base/lock.h)\n", later, at);
@@ -88,18 +88,21 @@ void ucch_order_take(int at) {
     held[at]++;
 }
 
-void ucch_order_give(int at) { held[at]--; }
+static void note_given(int at) { held[at]--; }
+#else
+static void note_taken(int at) {}
+static void note_given(int at) {}
 #endif
 
 /* Take a lock that stands in the order at a place. */
 void ucch_take(pthread_mutex_t *lock, int at) {
-    ucch_order_take(at);
+    note_taken(at);
     pthread_mutex_lock(lock);
 }
 
 void ucch_give(pthread_mutex_t *lock, int at) {
     pthread_mutex_unlock(lock);
-    ucch_order_give(at);
+    note_given(at);
 }
 
 /* ---- the lock ---- */
@@ -119,7 +122,7 @@ static void relax(void) {
  * only to find it taken, for milliseconds. So threads count themselves while they wait, and progress lets them have the
  * lock. */
 void ucch_lock(void) {
-    ucch_order_take(UCCH_AT_ENGINE);
+    note_taken(UCCH_AT_ENGINE);
     if (pthread_mutex_trylock(&lock) == 0) return;
     wanted++;
     int had = 0, keeps_core = ucch_spin_rounds == 0 || ucch_crowded; /* from the thread that it waits for */
@@ -134,7 +137,7 @@ void ucch_lock(void) {
 /* True if the lock was free and is now taken. */
 int ucch_trylock(void) {
     int had = pthread_mutex_trylock(&lock) == 0;
-    if (had) ucch_order_take(UCCH_AT_ENGINE);
+    if (had) note_taken(UCCH_AT_ENGINE);
     return had;
 }
 

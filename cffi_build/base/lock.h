@@ -14,13 +14,6 @@ extern _Atomic int ucch_crowded;
 /* Locks in the order in which one thread may take several (docs/native.md); others are taken last and for a moment.
  * Builds with sanitizers end a process that takes one while it has a later one. */
 enum { UCCH_AT_OPENED, UCCH_AT_QUEUE, UCCH_AT_ENGINE, UCCH_AT_LINKS, UCCH_AT_WIRE, UCCH_AT_FLOW, UCCH_LOCK_ORDER };
-#ifdef UCCH_CHECK_LOCKS
-void ucch_order_take(int at);
-void ucch_order_give(int at);
-#else
-#define ucch_order_take(at) ((void)0)
-#define ucch_order_give(at) ((void)0)
-#endif
 void ucch_take(pthread_mutex_t *lock, int at);
 void ucch_give(pthread_mutex_t *lock, int at);
 

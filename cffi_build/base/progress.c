@@ -274,18 +274,15 @@ int ucch_progress_thread(int on) {
     if (thread_on) {
         called = 1;
         if (thread_asleep) {
-            ucch_lock();
+            UCCH_LOCKED;
             ucch_wake_locked();
-            ucch_unlock();
         }
         return 0;
     }
-    ucch_lock(); /* another thread may start it, too */
+    UCCH_LOCKED; /* another thread may start it, too */
     if (!registered && pthread_atfork(NULL, NULL, after_fork) == 0) registered = 1;
     if (!thread_on && !thread_over) thread_on = pthread_create(&thread, NULL, thread_main, NULL) == 0;
-    int started = thread_on || thread_over;
-    ucch_unlock();
-    return started ? 0 : -1;
+    return thread_on || thread_over ? 0 : -1;
 }
 
 /* ---- the end ---- */

@@ -88,9 +88,8 @@ void ucch_wait_briefly_locked(ucch_op *op) {
 /* 1: finished well, 2: failed, 0: still going after `slice` seconds (Python then looks for signals). */
 int ucch_wait(ucch_op *op, double slice) {
     if (!finished(op)) {
-        ucch_lock();
+        UCCH_LOCKED;
         ucch_wait_briefly_locked(op);
-        ucch_unlock();
     }
     if (!finished(op) && !wait_many(&op, 1, ALL, slice)) return 0;
     return outcome(op);
@@ -107,10 +106,9 @@ int ucch_wait_any(ucch_op **ops, int n, int all, double slice) { return wait_man
 /* As ucch_wait, after one round of progress. */
 int ucch_test(ucch_op *op) {
     if (!finished(op)) {
-        ucch_lock();
+        UCCH_LOCKED;
         ucch_progress_locked();
         if (!finished(op)) ucch_ops_check_deadlines_locked(ucch_now());
-        ucch_unlock();
     }
     return outcome(op);
 }

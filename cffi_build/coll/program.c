@@ -44,7 +44,6 @@ void ucch_program_free(ucch_program *p) {
     }
     ucch_gate_free(&p->gate);
     ucch_program_give_scratch(p);
-    free(p->steps);
     free(p);
 }
 
@@ -96,7 +95,7 @@ static int set_queued(ucch_program *p, const ucch_spec *spec) {
 /* A program of these steps; what they point to stays the caller's. NULL with a failure in `status`. */
 ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nsteps, const ucch_part *steps,
                                int *status) {
-    ucch_program *p = calloc(1, sizeof(*p));
+    ucch_program *p = calloc(1, sizeof(*p) + (size_t)nsteps * sizeof(ucch_step));
     *status = UCCH_FAIL_MEMORY;
     if (!p) return NULL;
     *p = (ucch_program){.board = board,
@@ -105,11 +104,10 @@ ucch_program *ucch_program_new(ucch_board *board, const ucch_spec *spec, int nst
                                   .signature = spec->signature,
                                   .bytes = spec->bytes},
                         .is = *spec,
-                        .channels = spec->channels,
-                        .steps = calloc((size_t)nsteps + 1, sizeof(ucch_step))};
+                        .channels = spec->channels};
     strncpy(p->about.label, spec->label, UCCH_LABEL_BYTES - 1);
     p->is.salt %= 1 << SALT_BITS;
-    if (p->steps) *status = p->is.on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
+    *status = p->is.on_device && ucch_bound() < 0 ? UCCH_FAIL_ARGUMENT : 0;
     for (; p->nsteps < nsteps && !*status; p->nsteps++)
         *status = set_step(p, &p->steps[p->nsteps], &steps[p->nsteps]);
     if (!*status && p->channels) *status = set_queued(p, spec);

@@ -69,7 +69,6 @@ struct ucch_program {
     ucch_op op;   /* first: a program is an op */
     ucch_spec is; /* but for its label, which is in `about` */
     int nsteps, first;
-    ucch_step *steps;
     char *base[3];
     int persistent;
     ucch_channels *channels; /* the whole program is queued in streams (schedule.c) */
@@ -84,6 +83,7 @@ struct ucch_program {
     ucch_record about;           /* the call's label, signature and bytes */
     int deferred, deferred_step; /* between hosts: how a step failed, while it is not known why */
     double deferred_since;
+    ucch_step steps[];
 };
 
 /* Where steps go that are queued in streams. */

@@ -201,9 +201,8 @@ static int step(queue *q, ucch_step *s) {
     if (status) return status;
     if (s->is.kind == UCCH_STEP_COLL && q->p->is.in_graph) return UCCH_FAIL_ARGUMENT;
     if (s->is.kind == UCCH_STEP_COLL) {
-        ucch_lock();
+        UCCH_LOCKED;
         status = launch_locked(q->p, s, q->l, stream);
-        ucch_unlock();
     } else
         status = local(q, s, stream);
     return status < 0 ? status : mark(q, s, stream);

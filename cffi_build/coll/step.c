@@ -96,8 +96,7 @@ static int local_locked(ucch_program *p, ucch_step *s) {
 static int post_message(ucch_program *p, ucch_step *s) {
     const ucch_span *span = ucch_step_span(s);
     /* Successive calls of a program must not take each other's messages, nor unlike calls of two hosts. */
-    uint64_t salt = (uint64_t)(p->is.salt >> SALT_BITS / 2) << SALT_BIT | (uint64_t)(p->is.salt % (1 << SALT_BITS / 2))
-                                                                              << 11;
+    uint64_t half = 1 << SALT_BITS / 2, salt = p->is.salt / half << SALT_BIT | p->is.salt % half << 11;
     uint64_t tag = (s->is.tag | (p->op.error.seq & 0x7fff) << 16) ^ salt;
     ucch_start start = {.what = s->is.kind == UCCH_STEP_SEND ? START_SEND : START_RECV,
                         .ep = s->is.ep,

@@ -76,10 +76,10 @@ struct ucch_circle {
     int ended;          /* whether that was said of this rank */
     uint64_t under_way; /* the last call, where it has not ended, or 0 */
     double since;       /* when it was seen first */
-    int *hosts;
     news *news;
-    contact *contacts;
     ucch_circle *next;
+    int *hosts; /* by rank, behind the contacts */
+    contact contacts[];
 };
 
 static ucch_circle *circles;
@@ -343,30 +343,17 @@ static void on_lost(int link, int how) {
 
 /* ---- from outside ---- */
 
-static void release(ucch_circle *c) {
-    free(c->hosts);
-    free(c->news);
-    free(c->contacts);
-    free(c);
-}
-
 /* Have the ranks of a communicator on several hosts tell each other what they call and which ranks are gone; `key` is
  * the same on all of them, `hosts` says where each rank is, and there is a link with each of the `n` ranks. NULL: no
  * memory. */
 ucch_circle *ucch_circle_new(ucch_board *board, uint64_t key, int rank, int size, const int *hosts, int n,
                              const int *links, const int *ranks) {
     static const ucch_listener listener = {on_message, on_turn, on_lost};
-    ucch_circle *c = calloc(1, sizeof(*c));
-    if (c) {
-        *c = (ucch_circle){.key = key, .board = board, .far = ucch_board_far(board), .rank = rank, .size = size};
-        c->hosts = calloc((size_t)size, sizeof(int));
-        c->contacts = calloc((size_t)n + 1, sizeof(contact));
-        c->ncontacts = n;
-    }
-    if (!c || !c->hosts || !c->contacts || !c->far) {
-        if (c) release(c);
-        return NULL;
-    }
+    ucch_far *far = ucch_board_far(board);
+    ucch_circle *c = far ? calloc(1, sizeof(*c) + (size_t)n * sizeof(contact) + (size_t)size * sizeof(int)) : NULL;
+    if (!c) return NULL;
+    *c = (ucch_circle){.key = key, .board = board, .far = far, .rank = rank, .size = size, .ncontacts = n};
+    c->hosts = (int *)(c->contacts + n);
     memcpy(c->hosts, hosts, (size_t)size * sizeof(int));
     ucch_links_lock();
     ucch_links_listen(&listener);
@@ -398,5 +385,6 @@ void ucch_circle_free(ucch_circle *c) {
     if (has_ended(c)) turn_of(c);
     UCCH_UNLINK(circles, c, next);
     ucch_links_unlock();
-    release(c);
+    free(c->news);
+    free(c);
 }

@@ -41,7 +41,7 @@ struct ucch_lanes {
     ucch_channels *channels;
     ucch_board *board;
     int rank, size;
-    ucch_lane **each;       /* by rank, out and in, and the same of matched messages; NULL: closed */
+    ucch_lane **each;       /* behind `peers`: by rank, out and in, and the same of matched messages; NULL: closed */
     pthread_mutex_t making; /* never waited for with the engine's lock */
     int is_stopped;
     unsigned refs; /* the communicator's, and those of threads that make lanes */

@@ -13,14 +13,9 @@
 
 ucch_lanes *ucch_lanes_new(ucch_channels *channels, ucch_board *board) {
     size_t n = (size_t)channels->size;
-    ucch_lanes *all = calloc(1, sizeof(*all) + n * sizeof(all->peers[0]));
-    ucch_lane **each = calloc(UCCH_LANES * n, sizeof(ucch_lane *));
-    if (!all || !each) {
-        free(all);
-        free(each);
-        return NULL;
-    }
-    all->each = each;
+    ucch_lanes *all = calloc(1, sizeof(*all) + n * (sizeof(all->peers[0]) + UCCH_LANES * sizeof(ucch_lane *)));
+    if (!all) return NULL;
+    all->each = (ucch_lane **)(all->peers + n);
     pthread_mutex_init(&all->making, NULL);
     all->channels = channels;
     all->board = board;
@@ -220,7 +215,6 @@ void ucch_lanes_close(ucch_lanes *all) {
     UCCH_ON_DEVICE;
     for (int i = 0; i < UCCH_LANES * all->size; i++)
         if (all->each[i]) drop(all->each[i]);
-    free(all->each);
     all->each = NULL;
 }
 
@@ -228,6 +222,5 @@ void ucch_lanes_close(ucch_lanes *all) {
 void ucch_lanes_free(ucch_lanes *all) {
     if (!all || __atomic_sub_fetch(&all->refs, 1, __ATOMIC_ACQ_REL)) return;
     pthread_mutex_destroy(&all->making);
-    free(all->each);
     free(all);
 }

@@ -125,11 +125,9 @@ static size_t place_of(const ucch_channels *c, int other, int wire, int comes, i
 }
 
 static void forget(ucch_channels *c) {
-    for (int i = 0; c->parts && i < c->size; i++)
-        if (c->parts[i]) ucch_mapping_give(c->parts[i]);
-    free(c->parts);
-    free(c->hosts);
-    free(c->keys);
+    for (int i = 0; c->peers && i < c->size; i++)
+        if (c->peers[i].part) ucch_mapping_give(c->peers[i].part);
+    free(c->peers);
     free(c->out);
     free(c);
 }
@@ -142,19 +140,15 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
     size_t n = (size_t)size;
     c->out = calloc(2 * n * UCCH_RINGS, sizeof(*c->out));
     c->in = c->out + n * UCCH_RINGS;
-    c->hosts = calloc(n, sizeof(int));
-    c->keys = calloc(n, sizeof(*c->keys));
-    c->parts = calloc(n, sizeof(*c->parts));
+    c->peers = calloc(n, sizeof(*c->peers));
     c->rank = rank;
     c->size = size;
     c->room = room_for(size);
     c->slot = slot;
-    int well = c->out && c->hosts && c->keys && c->parts;
-    if (well) {
-        memcpy(c->hosts, hosts, n * sizeof(int));
-        c->parts[rank] = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
-    }
-    if (!well || !c->parts[rank]) {
+    for (int i = 0; c->peers && i < size; i++)
+        c->peers[i].host = hosts[i];
+    if (c->out && c->peers) c->peers[rank].part = ucch_mapping_new(key, place_of(c, c->room, 0, 0, 0));
+    if (!c->out || !c->peers || !c->peers[rank].part) {
         forget(c);
         return NULL;
     }
@@ -162,21 +156,21 @@ ucch_channels *ucch_channels_new(uint64_t key, int rank, int size, const int *ho
 }
 
 /* The file with a rank's part; its peers have to know. */
-int ucch_channels_file(const ucch_channels *c) { return c->parts[c->rank]->file; }
+int ucch_channels_file(const ucch_channels *c) { return c->peers[c->rank].part->file; }
 
 static ucch_counter counter_at(const ucch_mapping *part, size_t line) {
     return (ucch_counter){(uint32_t *)(part->memory + line * LINE), part->seen + line * LINE};
 }
 
 /* True if wires carry data to and from a rank. */
-int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->hosts[peer] != c->hosts[c->rank]; }
+int ucch_channels_by_wire(const ucch_channels *c, int peer) { return c->peers[peer].host != c->peers[c->rank].host; }
 
 /* Channel between this rank and `peer`, whose ring has not been pinned yet: in the sender's part, or between hosts in
  * our own. */
 static ucch_channel channel(const ucch_channels *c, int peer, int comes, int ring) {
     int wire = ucch_channels_by_wire(c, peer), owner = comes && !wire ? peer : c->rank,
         other = owner == peer ? c->rank : peer;
-    const ucch_mapping *part = c->parts[owner];
+    const ucch_mapping *part = c->peers[owner].part;
     size_t line =
         line_of(wire && comes ? IN_WORDS : OUT_WORDS, c->room) + 2 * ((size_t)other * UCCH_RINGS + (size_t)ring);
     size_t from = line_of(TAINTED, c->room) + (wire ? 1 + (size_t)peer : 0);
@@ -198,15 +192,15 @@ static void channels_with(ucch_channels *c, int peer, int comes) {
 int ucch_channels_meet(ucch_channels *c, int peer, uint64_t key, int pid, int file) {
     if (ucch_bound() < 0) return UCCH_FAIL_DEVICE;
     size_t bytes = place_of(c, c->room, 0, 0, 0), header = header_of(c->room);
-    if (peer != c->rank) c->parts[peer] = ucch_mapping_open(key, pid, file, bytes);
+    if (peer != c->rank) c->peers[peer].part = ucch_mapping_open(key, pid, file, bytes);
     char *seen;
-    int status = c->parts[peer] ? ucch_mapping_pin(c->parts[peer], 0, header, &seen) : UCCH_FAIL_PEER;
+    int status = c->peers[peer].part ? ucch_mapping_pin(c->peers[peer].part, 0, header, &seen) : UCCH_FAIL_PEER;
     if (status) return status;
     if (peer != c->rank) {
         channels_with(c, peer, 1);
         return 0;
     }
-    const ucch_mapping *own = c->parts[peer];
+    const ucch_mapping *own = c->peers[peer].part;
     memset(own->memory, 0, header); /* before the peers are told that they may have it */
     c->tainted = (uint64_t *)counter_at(own, line_of(TAINTED, c->room)).at;
     for (int other = 0; other < c->size; other++)
@@ -239,10 +233,9 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
                         .by_device = UCCH_BY_DEVICE(ring)};
     uint64_t from = (uint64_t)(comes ? peer : c->rank), to = (uint64_t)(comes ? c->rank : peer);
     uint64_t tag = c->serial << SERIAL_BIT | from << FROM_BIT | to << TO_BIT | (uint64_t)ring << RING_BIT;
-    ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->keys[peer], tag);
-    ucch_lock(); /* other threads look whether it has failed */
+    ucch_flow *flow = ucch_flow_new(&slots, !comes, wires_of(c, ring), c->peers[peer].key, tag);
+    UCCH_LOCKED; /* other threads look whether it has failed */
     way->flow = flow;
-    ucch_unlock();
     return flow ? 0 : UCCH_FAIL_PEER;
 }
 
@@ -251,7 +244,7 @@ static int carry(ucch_channels *c, int peer, int comes, int ring) {
 int ucch_channels_carry(ucch_channels *c, int peer, uint64_t key, int nwires, uint64_t serial) {
     c->nwires = nwires;
     c->serial = serial;
-    c->keys[peer] = key;
+    c->peers[peer].key = key;
     channels_with(c, peer, 0);
     channels_with(c, peer, 1);
     int status = carry(c, peer, 0, SHORT_RING);
@@ -306,7 +299,7 @@ static int reserve(ucch_channels *c, int peer, int comes, int ring) {
     int wire = ucch_channels_by_wire(c, peer);
     ucch_channel *way = ucch_channels_at(c, peer, comes, ring);
     if (way->seen) return 0;
-    ucch_mapping *part = c->parts[comes && !wire ? peer : c->rank];
+    ucch_mapping *part = c->peers[comes && !wire ? peer : c->rank].part;
     size_t header = before(ring, wire), at = (size_t)(way->ring - header - part->memory);
     char *seen;
     int status = ucch_mapping_pin(part, at, pages_of(UCCH_RING_SLOTS * way->stride), &seen) ? UCCH_FAIL_PINNED : 0;
@@ -319,7 +312,7 @@ static int reserve(ucch_channels *c, int peer, int comes, int ring) {
 ucch_counter ucch_channels_lines(const ucch_channels *c, int peer, int which, unsigned **arrived) {
     size_t nth = UCCH_LANES * (size_t)peer + (size_t)which;
     *arrived = c->meetings + nth * MEETINGS;
-    return counter_at(c->parts[c->rank], line_of(LANES, c->room) + nth * (1 + UCCH_LANE_DEPTH));
+    return counter_at(c->peers[c->rank].part, line_of(LANES, c->room) + nth * (1 + UCCH_LANE_DEPTH));
 }
 
 /* Taken before the engine's lock. */
@@ -340,12 +333,12 @@ size_t ucch_channels_slot(const ucch_channels *c, int peer, int ring) {
 }
 
 /* Bytes of our own that are pinned for this communicator. */
-size_t ucch_channels_held(const ucch_channels *c) { return c->parts[c->rank]->pinned; }
+size_t ucch_channels_held(const ucch_channels *c) { return c->peers[c->rank].part->pinned; }
 
 static int count_from_zero(ucch_channels *c) {
     const device_ops *ops = ucch_bound_ops();
-    const char *zeros = (const char *)counter_at(c->parts[c->rank], line_of(ZEROS, c->room)).at;
-    ucch_counter replays = counter_at(c->parts[c->rank], line_of(REPLAYS, c->room));
+    const char *zeros = (const char *)counter_at(c->peers[c->rank].part, line_of(ZEROS, c->room)).at;
+    ucch_counter replays = counter_at(c->peers[c->rank].part, line_of(REPLAYS, c->room));
     counts *all = ucch_pool_take(0, counts_of(c->size), NULL, 1);
     if (!all) return UCCH_FAIL_MEMORY;
     c->arrived = all->arrived;
@@ -389,9 +382,8 @@ void ucch_channels_free(ucch_channels *c) {
     int captured = c->graphs.watch.kind != NULL;
     if (captured) {
         __atomic_store_n(&c->graphs.words->stop.word, 1, __ATOMIC_SEQ_CST);
-        ucch_lock();
+        UCCH_LOCKED;
         if (c->graphs.watch.state == UCCH_ACTIVE) ucch_op_end_locked(&c->graphs.watch, 0, -1, -1);
-        ucch_unlock();
     }
     int before = ucch_device_enter();
     for (int i = 0; i < STREAMS; i++) {

@@ -72,11 +72,14 @@ struct ucch_channels {
     int rank, size, room; /* room: ranks that a part has places for */
     size_t slot;          /* bytes of the longest between hosts */
     int nwires;
-    uint64_t serial;               /* alike on all ranks */
-    uint32_t *arrived;             /* counters on the device, of one kernel at a time (fused.h) */
-    int *hosts;                    /* by rank */
-    uint64_t *keys;                /* by rank: processes of other hosts */
-    ucch_mapping **parts;          /* by rank: what it has for its counters and rings */
+    uint64_t serial;   /* alike on all ranks */
+    uint32_t *arrived; /* counters on the device, of one kernel at a time (fused.h) */
+    /* By rank: its host; if that is another one, its process; else what it has for its counters and rings. */
+    struct {
+        int host;
+        uint64_t key;
+        ucch_mapping *part;
+    } *peers;
     ucch_channel *out, *in;        /* by rank and ring; `in` lies behind `out` */
     ucch_counter done[MOST_CALLS]; /* of calls, each of which has one in its turn (ucch_generation) */
     unsigned *meetings;            /* of lanes' blocks, on the device */

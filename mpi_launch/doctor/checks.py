@@ -207,7 +207,7 @@ def _gpudirect(facts: Facts) -> bool:
 def host(facts: Facts) -> Iterator[Finding]:
     """Limits and settings of the system that do not slow a job down."""
     if facts.shm >= MIN_SHM:
-        yield ok("shm", f"/dev/shm has {_gib(facts.shm)}")
+        yield ok("shm", f"/dev/shm has {_gib(facts.shm)} free")
     if facts.ranks_here <= facts.cores:
         yield ok("cores", f"{counted(facts.cores, 'core')} for {counted(facts.ranks_here, 'rank')}")
 
@@ -229,7 +229,8 @@ _PLAIN: tuple[tuple[str, Callable[[Facts], object]], ...] = (
          + (f"; {f.libraries.site_ucx} has a UCX with RDMA" if f.libraries.site_ucx else "")),
     ("memlock", lambda f: f.ports and f.memlock >= 0
      and f"only {f.memlock >> 10} KiB of memory may be pinned, and RDMA pins all that it sends from"),
-    ("shm-small", lambda f: f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB"),
+    ("shm-denied", lambda f: f.shm < 0 and "/dev/shm is not there, or cannot be written"),
+    ("shm-small", lambda f: 0 <= f.shm < MIN_SHM and f"/dev/shm has {f.shm >> 20} MiB free"),
     ("nofile", lambda f: 0 <= f.nofile < MIN_NOFILE and f"only {f.nofile} files and sockets may be open"),
     ("ptrace", lambda f: (scope := f.kernel_number("kernel.yama.ptrace_scope"))
      and f"kernel.yama.ptrace_scope is {scope}: ranks cannot copy from each other's memory (cma)"),

@@ -179,11 +179,11 @@ def _limit(kind: int) -> int:
 
 
 def _shm() -> int:
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return found.f_frsize * found.f_blocks
+    """Bytes that are free there; -1 where nothing can be written."""
+    if not os.access("/dev/shm", os.W_OK):
+        return -1
+    found = os.statvfs("/dev/shm")
+    return found.f_frsize * found.f_bavail
 
 
 def _fabrics(here: _Here) -> tuple[tuple[str, Fabric], ...]:

@@ -63,7 +63,9 @@ CODES = {
                 "container: docker run --ulimit memlock=-1"),
     # The host
     "nofile": ("warning", "ulimit -n 65536"),
-    "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g"),
+    "shm-denied": ("error", "mount -o remount,rw,mode=1777 /dev/shm"),
+    "shm-small": ("warning", "mount -o remount,size=8G /dev/shm; docker run --ipc=host or --shm-size=8g; or delete "
+                  "what dead jobs have left there"),
     "ptrace": ("warning", "sysctl kernel.yama.ptrace_scope=0; docker run --cap-add=SYS_PTRACE"),
     "cores-few": ("warning", "start no more ranks than cores; otherwise ranks wait for each other's turn on a core"),
     "sched-groups": ("warning", "sysctl kernel.sched_autogroup_enabled=0"),

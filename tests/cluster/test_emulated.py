@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -159,14 +158,6 @@ def test_timeout_ends_the_job(cluster: Cluster) -> None:
     for host in (0, 1):
         until(lambda host=host: running(cluster, host) == 0, "the ranks have ended")
     assert cluster.mpirun([sys.executable, "-c", ALLREDUCE]).returncode == 0
-
-
-def test_two_clusters_at_once(emulate: Callable[..., Cluster]) -> None:
-    pair = [emulate(hosts=2), emulate(hosts=2)]
-    assert not set(namespaces(pair[0], 0)) & set(namespaces(pair[1], 0))
-    with ThreadPoolExecutor() as pool:
-        results = list(pool.map(lambda one: one.mpirun([sys.executable, "-c", ALLREDUCE]), pair))
-    assert [(result.returncode, len(result.stdout.split())) for result in results] == [(0, 4), (0, 4)]
 
 
 def links_of_this_machine() -> list[str]:

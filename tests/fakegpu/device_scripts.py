@@ -68,20 +68,7 @@ with Communicator() as comm:
         sleep_with_gil(50000)
     assert done.done() and (y.peek == comm.size).all()
     del requests  # nobody waits for them
-    # Blocking, and a barrier as part of a stream.
-    x.fill(stream, 2.0)
-    comm.Allreduce(x, y, stream=stream)
-    assert (y.peek == 2 * comm.size).all()
     comm.Ibarrier(stream=stream)
-    # A persistent call.
-    repeated = comm.Allreduce_init(x, y)
-    for k in range(3):
-        x.fill(stream, float(k))
-        x.copied(stream)
-        repeated.Start()
-        repeated.Wait()
-        assert (y.peek == k * comm.size).all()
-    repeated.Free()
     # Several communicators, streams and threads.
     with Communicator(comm) as second:
         failures = []

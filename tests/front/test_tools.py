@@ -1,4 +1,4 @@
-"""Programs for developers run to their ends: measurements of torch jobs, the comparison of trainings, and churn."""
+"""Programs for developers run to their ends: measurements of torch jobs."""
 
 import json
 import os
@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 pytest.importorskip("torch", reason="needs torch: pip install '.[torch]'")
 
 TRAIN = "--ranks 2 --backends mixed --size 100k --length 16 --batch 4 --steps 1 --rounds 1 --seconds 0.1 --ways"
-PARITY = "--ranks 2 --ways ddp --steps 3 --batch 8 --length 32 --jobs single,mixed,control --limit 300"
 
 
 def run(folder: Path, *words: str) -> tuple[str, Any]:
@@ -43,21 +42,3 @@ def test_costs_of_calls(tmp_path: Path) -> None:
     _, found = run(tmp_path, program, *"--sizes 8 --calls 5 --rounds 1 --limit 250".split())
     assert all({"mpi4py", "gloo"} & row.keys() and row["ours"]["time"] > 0 for row in found["rows"])
     assert {row["through"] for row in found["rows"]} == {"torch", ""}
-
-
-def test_parity(tmp_path: Path) -> None:
-    """Two vendors and a single process come to the same losses; another seed does not."""
-    said, found = run(tmp_path, str(ROOT / "tools" / "torch_parity.py"), *PARITY.split())
-    assert "parity holds" in said
-    assert {name: len(each["losses"]) for name, each in found["runs"].items()} == {
-        "single": 1,
-        "mixed": 1,
-        "control": 1,
-    }
-
-
-def test_churn() -> None:
-    """Replicas that are killed and started again stay alike; `make churn` goes on for longer."""
-    words = [sys.executable, "-m", "tests.churn", "--faults", "1", "--ranks", "3"]
-    done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
-    assert done.returncode == 0 and "right: " in done.stdout, done.stdout + done.stderr

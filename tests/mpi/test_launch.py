@@ -87,6 +87,8 @@ def test_statuses(ucch_run: Run) -> None:
     for number, said in ((11, "killed by SIGSEGV, the first to fail\n"), (9, "the first to fail: dmesg says if")):
         done = ucch_run("-np", "2", *python(f"import os; os.kill(os.getpid(), {number})"))
         assert done.returncode == 128 + number and said in done.stderr, done.stderr
+    done = ucch_run("-np", "2", *python("import ucc_hetero"))
+    assert f"activate that environment, or name {sys.executable}" in done.stderr.splitlines()[-1], done.stderr
     done = ucch_run("-np", "2", "/no/such/program")
     assert done.returncode == 127
     assert "/no/such/program: No such file or directory" in done.stderr.splitlines()[-1]
@@ -109,10 +111,12 @@ def test_mistakes_are_told_before_anything_starts(
     assert (status, told.out) == (2, "") and "ucch-run: " in told.err and said in told.err, told.err
 
 
-def test_a_script_is_run_by_python(environment: dict[str, str], tmp_path: Path) -> None:
-    """Root, as which containers run, needs to say nothing."""
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_script_is_run_by_python(environment: dict[str, str], tmp_path: Path, mode: int) -> None:
+    """Also one that may be executed and does not say how. Root, as which containers run, needs to say nothing."""
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")
+    script.chmod(mode)
     env = {name: value for name, value in environment.items() if not name.startswith("OMPI_ALLOW_RUN_AS_ROOT")}
     command = words("--np", "2", str(script), "--lr", "0.1")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)

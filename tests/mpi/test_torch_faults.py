@@ -184,43 +184,6 @@ class Group(torchft.process_group.ProcessGroupWrapper):
         return "torchft-ucch"
 """
 
-COMING = """
-import os, signal, sys
-from datetime import timedelta
-import torch, torch.distributed as dist
-import ucc_hetero.torch
-
-rank, first, port = map(int, sys.argv[1:])
-store = dist.TCPStore("127.0.0.1", port, is_master=False)
-limit = timedelta(seconds=200)
-
-def together(generation):
-    if "Group" in globals():
-        made = globals().setdefault("made", Group(limit))
-        address = f"127.0.0.1:{port}/{generation}"
-        if hasattr(made, "configure"):
-            made.configure(address, f"replica {rank}", rank, 3, generation)
-        else:  # after 0.2.0
-            torchft.process_group.reconfigure_with_store(made, address, rank, 3, limit)
-        return made
-    prefix = dist.PrefixStore(f"generation {generation}", store)
-    return ucc_hetero.torch.process_group(prefix, rank, 3, limit)
-
-for generation in range(first, 3):
-    group = together(generation)
-    try:
-        for step in range(1000):
-            x = torch.full((1000,), float(rank + step))
-            if rank == generation and step == 20 and generation < 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            group.allreduce([x], dist.AllreduceOptions()).wait()
-            assert x[0] == 3 + 3 * step, (x[0], step)
-    except RuntimeError as error:
-        print(f"rank {rank}: {error}", flush=True)
-        group.abort()
-print(f"right: {rank}", flush=True)
-"""
-
 #: A script of torchft's: a replica dies in a step and comes back; the others go on without it, and it gets their state.
 MANAGED = """
 import os, signal, sys
@@ -255,34 +218,15 @@ os._exit(0)
 """
 
 
-@pytest.fixture
-def come_back(launch: Launch, tmp_path: Path, room: int) -> Callable[[str, str, dict[int, int]], None]:
-    """Call as ``come_back(script, word, killed)``: three ranks, each started with its number, 0, and the word. Those
-    that are killed, in this order, are started again with another number in the place of 0, and then all end well."""
-
-    def run(script: str, word: str, killed: dict[int, int]) -> None:
-        start = functools.partial(launch, script, "nvidia:1,amd:2")
-        ranks, said = [start(rank, 0, word) for rank in range(3)], tmp_path / "said"
-        for rank, again in killed.items():
-            assert ranks[rank].wait(60 * room) == -signal.SIGKILL, said.read_text()
-            ranks[rank] = start(rank, again, word)
-        assert ends(ranks, room) == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
-
-    return run
-
-
-@pytest.mark.parametrize("how", ["process_group", "torchft"])
-def test_ranks_that_are_started_again_join(port: int, come_back: Any, how: str) -> None:
-    """Rank 0 dies, comes back, and then rank 1 does; groups are made anew of those that are there, without MPI."""
-    if how == "torchft":
-        pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
-    come_back(TORCHFT * (how == "torchft") + COMING, str(port), {0: 1, 1: 2})
-
-
-def test_torchfts_manager(come_back: Any) -> None:
+def test_torchfts_manager(launch: Launch, tmp_path: Path, room: int) -> None:
+    """Of three ranks one is killed, and started again. (Without torchft: tests/churn.)"""
     pytest.importorskip("torchft", reason="needs torchft: pip install torchft")
     from torchft.coordination import LighthouseServer
 
     light = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=2000)
-    come_back(TORCHFT + MANAGED, light.address(), {1: 1})
+    start = functools.partial(launch, TORCHFT + MANAGED, "nvidia:1,amd:2")
+    ranks, said = [start(rank, 0, light.address()) for rank in range(3)], tmp_path / "said"
+    assert ranks[1].wait(60 * room) == -signal.SIGKILL, said.read_text()
+    ranks[1] = start(1, 1, light.address())
+    assert ends(ranks, room) == [0, 0, 0] and said.read_text().count("right: ") == 3, said.read_text()
     light.shutdown()

@@ -1,4 +1,5 @@
-"""A job for test_torch_strategies.py: every way to train in parallel, against one process that sees all the data."""
+"""A job for test_torch_strategies.py: ways to train in parallel, against one process that sees all the data; of more
+ways tools/torch_parity.py, which test_torch_tools.py runs."""
 
 import tempfile
 from typing import Any
@@ -189,32 +190,6 @@ def dtensor() -> None:
 
 
 @case
-def tensor_parallel() -> None:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = dist.init_device_mesh(DEVICE, (N,))
-    model = fresh()
-    for block in model.blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    train(model, sgd(model.parameters()), index=0, parts=1)
-
-
-@case
-def two_dimensions() -> None:
-    """Tensor parallel inside pairs, FSDP2 between them."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh = dist.init_device_mesh(DEVICE, (N // 2, 2), mesh_dim_names=("dp", "tp"))
-    model = fresh()
-    for block in model.blocks:
-        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model.head, mesh=mesh["dp"])
-    train(model, sgd(model.parameters()), index=mesh["dp"].get_local_rank(), parts=N // 2)
-
-
-@case
 def groups_choose_for_themselves() -> None:
     """A group of one vendor's ranks runs on that vendor's library alone, a mixed one through islands and bridge."""
     mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("across", "inside"))
@@ -228,91 +203,6 @@ def groups_choose_for_themselves() -> None:
         assert len(group.communicator.topology.islands) == want and tensor.max() == 2
     assert "allreduce" in mesh["inside"].get_group().communicator.plan_summary()
     assert mesh["inside"].get_group().communicator.plan_summary().count("flat") == 1
-
-
-@case
-def sequence_parallel_all_to_all() -> None:
-    """Attention heads against sequence parts, as Ulysses exchanges them; the gradient goes the same way back."""
-    import torch.distributed._functional_collectives as fc
-
-    torch.manual_seed(1)
-    whole = torch.randn(4 * N, N, 8)
-    mine = whole.chunk(N)[R].clone().requires_grad_()
-    heads = fc.all_to_all_single_autograd(mine.transpose(0, 1).contiguous().view(-1), None, None, dist.group.WORLD)
-    heads = heads.view(N, 4, 8).reshape(4 * N, 8)
-    assert torch.equal(heads.detach(), whole[:, R])
-    (heads * (R + 1)).sum().backward()
-    want = torch.arange(1.0, N + 1).view(1, N, 1).expand_as(mine)
-    assert torch.equal(mine.grad, want)
-
-
-class Part(nn.Module):
-    """Some of the model's blocks, with the head where it is due."""
-
-    def __init__(self, index: int, parts: int) -> None:
-        super().__init__()
-        model = fresh()
-        each = len(model.blocks) // parts
-        self.blocks = nn.ModuleList(model.blocks[index * each : (index + 1) * each])
-        self.head = model.head if index == parts - 1 else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def pipeline(kind: Any, group: Any, per_rank: int = 1, data_parallel: tuple[int, int] = (0, 1)) -> None:
-    from torch.distributed.pipelining import PipelineStage
-
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    parts = size * per_rank
-    indices = [rank + k * size for k in range(per_rank)]
-    stages = [PipelineStage(Part(i, parts), i, parts, next(fresh().parameters()).device, group=group) for i in indices]
-    schedule = kind(stages if per_rank > 1 else stages[0], n_microbatches=size, loss_fn=loss_of)
-    optimizer = sgd([p for stage in stages for p in stage.submod.parameters()])
-    for step, want in enumerate(reference()):
-        x, y = share(step, *data_parallel)
-        optimizer.zero_grad()
-        losses: list[torch.Tensor] = []
-        if 0 in indices and parts - 1 in indices:
-            schedule.step(x, target=y, losses=losses)
-        elif 0 in indices:
-            schedule.step(x)
-        else:
-            schedule.step(target=y, losses=losses) if parts - 1 in indices else schedule.step()
-        for stage in stages if data_parallel[1] > 1 else ():
-            for parameter in stage.submod.parameters():
-                dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=ACROSS[rank])
-        optimizer.step()
-        if losses:
-            mean = torch.stack(losses).mean().detach()
-            if data_parallel[1] > 1:
-                dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=ACROSS[rank])
-            close(mean.item(), want, 1e-5, f"{kind.__name__} step {step}")
-
-
-#: Set by the last case: stage -> the ranks that hold it.
-ACROSS: dict[int, Any] = {}
-
-
-@case
-def pipelines() -> None:
-    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-
-    pipeline(ScheduleGPipe, dist.group.WORLD)
-    pipeline(Schedule1F1B, dist.group.WORLD)
-    pair = dist.new_subgroups(2)[0]
-    pipeline(ScheduleInterleaved1F1B, pair, per_rank=2)
-
-
-@case
-def pipeline_with_data_parallel() -> None:
-    from torch.distributed.pipelining import Schedule1F1B
-
-    mesh = dist.init_device_mesh(DEVICE, (2, N // 2), mesh_dim_names=("pp", "dp"))
-    ACROSS[mesh["pp"].get_local_rank()] = mesh["dp"].get_group()
-    pipeline(Schedule1F1B, mesh["pp"].get_group(), data_parallel=(mesh["dp"].get_local_rank(), N // 2))
 
 
 if __name__ == "__main__":

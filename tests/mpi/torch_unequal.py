@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch_cases import case, close, main
-from torch_model import SHARE, batch, fresh, loss_of, reference, sgd
+from torch_cases import case, main
+from torch_model import SHARE, batch, fresh, loss_of
 from torch_world import N, R
 
 from ucc_hetero.torch.balance import BalancedSampler, Share, profile, profile_layers, split_layers
@@ -61,9 +61,7 @@ def balanced_sampler() -> None:
 
 @case
 def balanced_pipeline() -> None:
-    """Layers cut by what they take; the losses stay those of one process."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
+    """Layers cut by what they take."""
     model, clock = fresh(), Clock()
 
     def timed(block: nn.Module, rank: int = R) -> Any:
@@ -77,24 +75,6 @@ def balanced_pipeline() -> None:
     assert [row[0] for row in seconds] == [1.0] * (N - 1) + [3.0]
     cuts = split_layers(seconds)
     assert cuts[-1][1] - cuts[-1][0] == 1 and cuts[-1][1] == 4 and (N > 2 or cuts == [(0, 3), (3, 4)])
-    first, last = cuts[R]
-    part = nn.Sequential(*model.blocks[first:last], *([model.head] if R == N - 1 else []))
-    stage = PipelineStage(part, R, N, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)
-    optimizer = sgd(part.parameters())
-    for step, want in enumerate(reference()):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        losses: list[torch.Tensor] = []
-        if R == 0:
-            schedule.step(x)
-        elif R == N - 1:
-            schedule.step(target=y, losses=losses)
-        else:
-            schedule.step()
-        optimizer.step()
-        if losses:
-            close(torch.stack(losses).mean().item(), want, 1e-5, f"step {step}")
 
 
 def nudged(model: nn.Module) -> None:

@@ -1,6 +1,10 @@
 """Result files: reading ours, OSU's and nccl-tests'; their tables, their curves, and one page with all of it."""
 
+import io
 import json
+import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,109 +101,80 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["r.json"]
 
 
-#: One small result file of each kind, as the programs write them.
-_HEAD = {
-    "format": FORMAT, "command": ["python", "-m", "ucc_hetero.bench", "x", "--json", "a b.json"],
-    "date": "2026-01-02T03:04:05+00:00", "machine": {"cpu": "A CPU", "cores": 4, "load": 0.5},
-    "versions": {"python": "3.12.1", "libucx-cu12": "1.22.0", "mpi": "Open MPI v5.0.11, package: someone's"},
-    "source": {"commit": "0123456789abcdef", "changed": True}, "settings": {"UCCH_EMULATE": "nvidia:2,amd:2"},
-    "job": {"ranks": 4, "nodes": 1, "memory": ["host"] * 4}, "unit": "us",
-}  # fmt: skip
-_RATIO = {"value": 1.5, "low": 1.4, "high": 1.6}
-_OSU = [
-    {
-        "dtype": "int8", "size": 8 << (5 * k), "value": 10.0 * 4**k, "percentiles": [], "limit": 2.0 * 4**k,
-        "of_limit": 0.2, "plan": "tree (default)",
-        "peers": {"mpi4py": {"value": 15.0 * 4**k, "ratio": _RATIO, "verdict": "faster"}},
-    }
-    for k in range(2)
-]  # fmt: skip
-_OVERLAP = {"dtype": "int8", "size": 8, "value": 30.0, "overlap": {"pure": 12.0, "percent": 75.0}}
-_SERIES = [
-    {"peer": name, "form": form, "us": us, "spread": 0.1, "rounds": [us, us]}
-    for name, form, us in (("ours", "blocking", 2.0), ("ours", "persistent", 1.0), ("mpi4py", "blocking", 3.0))
-]
-_RATIOS = [{"of": "mpi4py", "to": "ours", **_RATIO, "verdict": "too noisy"}]
-_CLUSTER = [
-    {
-        "collective": "allreduce", "nbytes": 64 << 20, "limit": 0.134, "target": target,
-        "median": {"ours": 0.14, "mpi4py": 0.3}, "least": {"ours": 0.137, "mpi4py": 0.29},
-    }
-    for target in (1.05, 0.0)
-]  # fmt: skip
-_GPU = {"bytes": 65536, "blocking": 120.0, "stream": 100.0, "issue": 90.0, "nccl": 50.0, "busbw GB/s": 0.8}
-_COSTS = {"ours": {"issue": 1.5, "time": 2.0}, "mpi4py": {"issue": 3.0, "time": 4.0}}
+def leaves(value: Any, *names: str) -> Iterator[tuple[str, str]]:
+    """What a table has of a row but for lists: names of columns, and numbers with four digits."""
+    for name, each in value.items():
+        if isinstance(each, dict):
+            yield from leaves(each, *names, name)
+        elif not isinstance(each, list):
+            digits = ".0f" if isinstance(each, float) and abs(each) >= 1e4 else ".4g"
+            yield " ".join((*names, name)), format(each, digits) if isinstance(each, float) else str(each)
 
-SAMPLES: dict[str, dict[str, Any]] = {
-    "osu": {
-        **_HEAD, "benchmark": "osu_allreduce", "family": "blocking", "backend": "ours", "percentiles": [],
-        "plans": "nvidia[0-1]@0\nx: tree", "rows": _OSU,
-    },
-    "overlap": {
-        **_HEAD, "benchmark": "osu_iallreduce", "family": "nonblocking", "backend": "ours", "rows": [_OVERLAP],
-    },
-    "compare": {
-        **_HEAD, "benchmark": "compare", "collective": "allreduce", "dtype": "float32", "rounds": 2,
-        "rows": [{"size": size, "series": _SERIES, "ratios": _RATIOS} for size in (8, 4096)],
-        "figures": {"import_ms": [130.0], "creation_ms": {"ours": [50.0, 2.0], "mpi4py": [0.1]}},
-    },
-    "kv_transfer": {
-        **_HEAD, "benchmark": "kv_transfer", "unit": "GB/s", "layers": 4, "heads": 8, "dim": 128,
-        "rows": [{"way": "layout", "block_size": 16, "pages": 64, "concurrency": 4, "bytes": 1 << 26, "gbs": 2.5,
-                  "best": 3.125, "ms": 1.75}],
-    },
-    "cluster": {
-        **_HEAD, "benchmark": "cluster", "job": {}, "unit": "s",
-        "cases": [{"case": "2x2", "rows": _CLUSTER, "goodput": [5e8, 5e8]}],
-    },
-    "gpu": {
-        "date": "2026-01-02", "gpu": "GPU 1", "ranks": 4, "ucc": "1.4.0", "ucx": "1.22.0", "torch": "2.11.0",
-        "command": ["./gpu_allreduce.py", "--amd", "2,3"], "environment": {"UCCH_STAGING": "staged"}, "wrong": [],
-        "topology": "nvidia[0-1]@0 amd[2,5-6]@0",
-        "rows": [_GPU, {"collective": "bcast", **_GPU, "gloo": 400.0, "of nccl": 0.5, "of gloo": 4.0}],
-    },
-    "call_cost": {"about": {"ranks": 2}, "rows": [{"call": "Bcast", "bytes": 8, "through": "", **_COSTS}]},
-    "unknown": {"command": ["x.py"], "rows": [{"a": 1, "b": {"c": 2}}], "total": 3},
+
+def kept(archive: str, name: str) -> dict[str, Any]:
+    """One of the result files that are kept."""
+    with tarfile.open(Path(__file__).parents[2] / "benchmarks" / "results" / f"{archive}.tar.xz") as tar:
+        found = tar.extractfile(f"{name}.json")
+        assert found is not None
+        return json.load(found)
+
+
+#: A result file of each kind, but for its heading.
+BENCH = {"format": FORMAT, "unit": "us", "backend": "ours"}
+FILES: dict[str, dict[str, Any]] = {
+    "osu": kept("host", "allreduce-2-ranks"), "compare": kept("host", "compare-2-ranks"),
+    "cluster": kept("cluster", "2x2"), "gpu": kept("h200", "h200x4_homogeneous"),
+    "calls": kept("h200-two-hosts", "messages_one_host"), "costs": kept("host", "host-cost"),
+    "unknown": {"rows": [{"a": 12345.6, "b": {"c": None}}], "total": 3},
+    "overlap": BENCH | {"benchmark": "osu_iallreduce", "rows": [
+        {"dtype": "int8", "size": 8, "value": 30.0, "overlap": {"pure": 12.0, "percent": 75.0}},
+    ]},
+    "kv_transfer": BENCH | {"benchmark": "kv_transfer", "layers": 4, "rows": [{"way": "layout", "gbs": 2.5}]},
 }  # fmt: skip
 
 
-#: Some cells of the last row of a file's first table.
-CELLS: dict[str, dict[str, str]] = {
-    "osu": {"size": "256", "value": "40", "peers mpi4py ratio low": "1.4", "peers mpi4py verdict": "faster"},
-    "overlap": {"value": "30", "overlap pure": "12", "overlap percent": "75"},
-    "compare": {"series ours persistent us": "1", "ratios mpi4py ours verdict": "too noisy"},
-    "cluster": {"collective": "allreduce", "nbytes": "67108864", "limit": "0.134", "median mpi4py": "0.3"},
-    "gpu": {"collective": "bcast", "bytes": "65536", "gloo": "400", "of nccl": "0.5"},
-    "call_cost": {"call": "Bcast", "ours issue": "1.5", "mpi4py issue": "3"},
-    "unknown": {"a": "1", "b c": "2"},
-}
-
-
-@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("kind", FILES)
 def test_tables(kind: str) -> None:
-    found = list(tables(SAMPLES[kind]))
+    data, found = FILES[kind], list(tables(FILES[kind]))
     for table in found:
         assert table.rows and {len(row) for row in table.rows} == {len(table.header)}
-        assert all(isinstance(cell, str) for row in table.rows for cell in row)
-    last = dict(zip(found[0].header, found[0].rows[-1], strict=True))
-    assert CELLS.get(kind, {}).items() <= last.items()
+    rows = data.get("rows") or data["cases"][0]["rows"]
+    for row, shown in zip(rows, found[0].rows, strict=True):
+        cells = {name: text if text != "None" else "" for name, text in leaves(row)}
+        assert cells.items() <= dict(zip(found[0].header, shown, strict=True)).items()
+    if kind == "compare":  # entries of a list go by their words
+        last = dict(zip(found[0].header, found[0].rows[-1], strict=True))
+        assert last["series ours persistent us"] == f"{rows[-1]['series'][1]['us']:.4g}"
+        assert last["ratios mpi4py ours verdict"] == rows[-1]["ratios"][0]["verdict"]
+    others = {"unknown": ("total", "3"), "kv_transfer": ("layers", "4")}
+    assert kind not in others or others[kind] in found[-1].rows
 
 
 def test_curves_of_every_file(tmp_path: Path) -> None:
-    for kind, data in SAMPLES.items():
+    for kind, data in FILES.items():
         write_json(str(tmp_path / f"{kind}.json"), data)
-    curves = {(c.source, c.label): c for c in read_all(sorted(tmp_path.iterdir()))[0]}
-    kinds = ("osu", "overlap", "compare", "gpu", "cluster", "call_cost")
-    assert {source for source, _ in curves} == {f"{kind}.json" for kind in kinds}
-    assert [p.value for p in curves["osu.json", "limit"].points] == [2.0, 8.0]
-    assert curves["overlap.json", "ours overlap"].unit == "%"
-    assert [p.value for p in curves["cluster.json", "mpi4py"].points] == [3e5, 3e5]
-    islands = SAMPLES["gpu"]["topology"]
-    assert {label for source, label in curves if source == "gpu.json"} == {
-        f"{islands} blocking", f"{islands} stream", "nccl", "gloo"
-    }  # fmt: skip
-    with pytest.raises(UnknownFile, match="no measurements over message sizes"):
-        read(tmp_path / "kv_transfer.json")
+    every = read_all(sorted(tmp_path.iterdir()))[0]
+    curves = {(c.source.removesuffix(".json"), c.benchmark.split()[0], c.label): c for c in every}
+    assert {source for source, *_ in curves} == FILES.keys() - {"unknown", "kv_transfer", "costs"}
+
+    def values(*key: str) -> list[float]:
+        return [point.value for point in curves[key].points]
+
+    rows = {kind: data.get("rows", []) for kind, data in FILES.items()}
+    assert values("osu", "allreduce", "limit") == [row["limit"] for row in rows["osu"]]
+    assert values("osu", "allreduce", "gloo") == [row["peers"]["gloo"]["value"] for row in rows["osu"]]
+    assert values("compare", "allreduce", "ours*") == [row["series"][1]["us"] for row in rows["compare"]]
+    (overlap,) = curves["overlap", "iallreduce", "ours overlap"].points
+    assert (overlap, curves["overlap", "iallreduce", "ours overlap"].unit) == (Point(8, 75.0), "%")
+    seconds = [row["median"]["mpi4py"] for row in FILES["cluster"]["cases"][0]["rows"]]
+    assert values("cluster", "allreduce", "mpi4py") == [each * 1e6 for each in seconds]
+    by_calls = [row["nccl"]["time"] for row in rows["calls"] if row["call"] == "Sendrecv" and "time" in row["nccl"]]
+    assert values("calls", "Sendrecv", "nccl") == by_calls
+    for label, name in ((f"{FILES['gpu']['topology']} blocking", "blocking"), ("nccl", "nccl")):
+        assert values("gpu", "bcast", label) == [row[name] for row in rows["gpu"] if row["collective"] == "bcast"]
+    for kind in ("kv_transfer", "costs"):
+        with pytest.raises(UnknownFile, match="no measurements over message sizes"):
+            read(tmp_path / f"{kind}.json")
 
 
 def curve(label: str, value: float) -> Curve:
@@ -221,11 +196,34 @@ def test_report_program(tmp_path: Path) -> None:
     paths = []
     for kind in ("osu", "overlap", "unknown"):
         paths.append(str(tmp_path / f"{kind}.json"))
-        write_json(paths[-1], SAMPLES[kind])
+        write_json(paths[-1], FILES[kind])
     assert main(["report", *paths, "-o", str(tmp_path / "out")]) == 0
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == [
-        "allreduce-int8-latency.png", "iallreduce-int8-latency.png", "iallreduce-int8-overlap.png", "index.html",
+        "allreduce-float32-latency.png", "iallreduce-int8-latency.png", "iallreduce-int8-overlap.png", "index.html",
     ]  # fmt: skip
     assert (tmp_path / "out" / names[0]).read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(tmp_path / "absent.json")]) == 1
+
+
+def test_an_archive_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own files and no others, below what its README says."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[plot]'")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    data = FILES["overlap"] | {"command": ["x", "a b"], "job": {"ranks": 3}, "settings": {"A": "b c", "UCCHB_D": "1"}}
+    files = {"README.md": "# Title\n\nAll <of> it.\n", "a.json": json.dumps(data), "../b.json": "{", "c/d.json": "{"}
+    with tarfile.open(archive := tmp_path / "some.tar.xz", "w:xz") as tar:
+        for name, text in files.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(text)
+            tar.addfile(about, io.BytesIO(text.encode()))
+    assert main(["report", str(archive), "-o", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "some.html").read_text()
+    for words in (
+        *("<h1>Title</h1><p>2 figures, 1 result file</p>", "<pre>All &lt;of&gt; it.</pre>"),
+        "<pre>A=&#x27;b c&#x27; mpirun -np 3 x &#x27;a b&#x27;</pre>",
+    ):
+        assert words in text, words
+    assert not (tmp_path / "b.json").exists()
+    archive.write_text("no archive")
+    assert main(["report", str(archive)]) == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 from processes import python
 
-from ucc_hetero.buffers import Buffer, Layout, copy, dtype_of, pack
+from ucc_hetero.buffers import Buffer, Layout, as_blocks, copy, dtype_of, pack
 from ucc_hetero.buffers.buffer import bounds, merge, scattered
 from ucc_hetero.types import DTYPES
 
@@ -309,7 +309,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda x: recv([x, -1]), ValueError, "count -1 is negative"),
     (lambda x: recv([x, (1, -1)]), ValueError, "displacement -1 is negative"),
     (lambda x: recv([x, 2.0]), TypeError, "count 2.0 is not an integer"),
-    (lambda x: recv([x, (1, 2, 3)]), ValueError, r"neither a number nor \(count, displ\)"),
+    *((lambda x, rest=rest: recv([x, *rest]), ValueError, r"neither a number nor \(count, displ\)")
+      for rest in (((1, 2, 3),), ((4, 2), 0, "f"))),
+    (lambda x: as_blocks([x, 3, ["f"]], 1, writable=True, argument="recvbuf", rank=2), ValueError, "3 is not .counts"),
     (lambda x: recv([x]), ValueError, "a list of 1 items is not a message"),
     (lambda x: recv(()), ValueError, "a tuple of 0 items"),
     (lambda x: recv([x, 1, 0, "f", 5]), ValueError, "5 items"),

@@ -117,6 +117,7 @@ NVIDIA: list[tuple[Any, ...]] = [
     ("tcp-window", TCP | windows("4096 131072 212992")),
     ("nofile", {"nofile": 1024}),
     ("shm-small", {"shm": 64 << 20}),
+    ("shm-denied", {"shm": -1}),
     ("cores-few", {"ranks_here": 17}),
     (
         "sched-groups",

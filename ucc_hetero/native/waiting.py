@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from . import aside
 from .libraries import lib
 
 #: Seconds that a wait stays in C before Python looks for signals (Ctrl-C); and before MPI makes progress, where there
@@ -25,9 +26,9 @@ _State = TypeVar("_State")
 
 
 def progress_mpi() -> None:
-    """Let MPI make progress, if this thread may call it."""
+    """Let MPI make progress, if this thread may call it, and no other one is in a call of MPI's that does."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    if mpi is None or aside.under_way() or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if mpi.Query_thread() == mpi.THREAD_MULTIPLE or mpi.Is_thread_main():
         # Its errors are of ranks that have died, of which our call's own says more. Not what handlers of signals raise.

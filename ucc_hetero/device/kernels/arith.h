@@ -48,7 +48,7 @@ UCCH_ARITH unsigned short to_half(float f) {
     unsigned half = magnitude < 0x38800000 ? tiny : normal;
     half = magnitude < 0x477ff000 ? half : 0x7c00; /* 65520 and above round to infinity */
     half = magnitude > 0x7f800000 ? 0x7e00 : half;
-    return (unsigned short)(bits >> 16 & 0x8000 | half);
+    return (unsigned short)((bits >> 16 & 0x8000) | half);
 }
 
 UCCH_ARITH float from_bhalf(unsigned short half) { return float_of((unsigned)half << 16); }
