@@ -198,7 +198,7 @@ struct ucch_rma {
     ucch_region *regions;
     ucch_peer *peers;
     ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
-    ucch_opened *leaving; /* what the thread is to give back */
+    ucch_opened *leaving;                      /* what the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */

@@ -218,8 +218,8 @@ int ucch_rma_stop(ucch_rma *at) {
     close(at->calls[0]);
     close(at->calls[1]);
     listen(at, pass_over);
-    /* What libucp still has to send to a process that has died fails at once when it is tried. Nothing must be left when
-     * the worker is destroyed: UCX 1.22 ends the process ("ucs_arbiter_group_is_empty"). */
+    /* What libucp still has to send to a process that has died fails at once when it is tried. Nothing must be left
+     * when the worker is destroyed: UCX 1.22 ends the process ("ucs_arbiter_group_is_empty"). */
     UCCH_LOCKED;
     for (int i = 0; i < DYING && ucp_worker_progress(at->worker); i++)
         ;

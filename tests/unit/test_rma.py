@@ -250,7 +250,7 @@ def test_peers_that_do_not_answer_are_waited_for_once(monkeypatch: pytest.Monkey
         assert waited == [[0, 0]]
 
 
-#: A process and its child, with the same memory at one place. `serve` is the child, which the parent has connected with.
+#: A process and its child, `serve`, which are connected, and have the same memory at one place.
 TWO = """
 import ctypes, mmap, os, signal, sys, time
 
