@@ -220,7 +220,7 @@ typedef struct ucch_rows ucch_rows;
 
 ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int by_kernel, int *status);
 int ucch_rma_reach(ucch_rma *at, int wires, const void *addresses, size_t bytes);
-void ucch_rma_stop(ucch_rma *at);
+int ucch_rma_stop(ucch_rma *at);
 void ucch_rma_free(ucch_rma *at);
 uint64_t ucch_rma_counter(ucch_rma *at, int counter);
 int ucch_rma_counter_next(ucch_rma *at, int counter);

@@ -38,12 +38,14 @@ uint64_t *ucch_rma_counter_of(ucch_rma *at, uint64_t number) {
 /* ---- sending ---- */
 
 typedef struct control_message {
+    ucch_rma *at;
     ucch_header header;
     char data[];
 } control_message;
 
 static void posted(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
+    ((control_message *)data)->at->requests--;
     free(data);
 }
 
@@ -53,11 +55,15 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     if (!l) return peer->ep ? UCCH_FAIL_MEMORY : UCCH_FAIL_PEER;
     header.version = UCCH_RMA_VERSION;
     header.from = peer->at->uid;
+    l->at = peer->at;
     l->header = header;
     if (bytes) memcpy(l->data, data, bytes);
     ucp_request_param_t p = ucch_ucp_params(posted, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_send_nbx(peer->ep, UCCH_AM_ID, &l->header, sizeof(l->header), l->data, bytes, &p);
-    if (!request || IS_STATUS(request)) free(l);
+    if (!request || IS_STATUS(request))
+        free(l);
+    else
+        peer->at->requests++;
     return STATUS_OF(request);
 }
 
@@ -135,7 +141,8 @@ void ucch_target_left_locked(ucch_target *t) {
 void ucch_transfer_leave_locked(ucch_transfer *t) {
     if (t->has_left) return;
     t->has_left = 1;
-    UCCH_UNLINK(t->at->transfers, t, following);
+    *t->place = t->following;
+    *(t->following ? &t->following->place : &t->at->last_transfer) = t->place;
     if (t->is.local) t->is.local->users--;
     if (t->is.target && --t->is.target->users == 0) ucch_target_left_locked(t->is.target);
 }

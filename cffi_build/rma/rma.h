@@ -110,6 +110,7 @@ struct ucch_peer {
     uint64_t uid;
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
     int process, pid;      /* a file of it, and its number, where it is on this host */
+    double looked;         /* when that was asked last, as a transfer began, whether it is there */
     int by_kernel;         /* which copies between us, as far as is known */
     /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
      * under way in that nothing but the thread looks after. */
@@ -164,7 +165,7 @@ struct ucch_transfer {
     void *lists;            /* it is ours, and is freed at its end */
     uint64_t piece[3];      /* the entries of lists of one */
     ucch_gate gate, held;
-    ucch_transfer *following;
+    ucch_transfer *following, **place; /* the next one, and what points here */
 };
 
 /* Wires that carry slots one way. The words count those handed over by the sender, and taken out by the receiver. */
@@ -188,6 +189,7 @@ typedef struct ucch_notice {
 struct ucch_rma {
     ucp_worker_h worker;
     uint64_t uid, serials;
+    int requests;    /* that libucp has */
     int by_hardware; /* between hosts, puts are not done by the receiver's libucp */
     int by_kernel;   /* on one host, the kernel copies */
     int wires;       /* that peers may reach, and their addresses */
@@ -195,8 +197,8 @@ struct ucch_rma {
     size_t reach_bytes;
     ucch_region *regions;
     ucch_peer *peers;
-    ucch_transfer *transfers;
-    ucch_opened *leaving; /* what the thread is to give back */
+    ucch_transfer *transfers, **last_transfer; /* in the order in which they began */
+    ucch_opened *leaving;                      /* what the thread is to give back */
     ucch_notice *notices, **last;
     uint64_t counters[UCCH_RMA_COUNTERS], uses[UCCH_RMA_COUNTERS];
     /* Attention: an operation that is under way while something has come lately, and its thread, which sleeps. */

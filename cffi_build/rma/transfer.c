@@ -23,6 +23,8 @@
 /* Looks at libucp that this takes at most, beside one for each piece and for so many bytes. */
 #define LOOKS 4
 #define SEGMENT ((uint64_t)256 << 10)
+/* How old may be what is known of a peer when a transfer begins. */
+#define FRESH_S 1e-3
 
 /* A transfer's way: what is in front of it, then its data, then word that it is there. */
 enum { WAITING, MOVING, FLUSHING, ASKED };
@@ -70,11 +72,14 @@ static void settled_locked(ucch_transfer *t, int status) {
 
 static void finished(void *request, ucs_status_t status, void *data) {
     ucp_request_free(request);
+    ((ucch_transfer *)data)->at->requests--;
     settled_locked(data, status);
 }
 
 static int begun(ucch_transfer *t, void *request) {
-    t->in_flight += request && !IS_STATUS(request);
+    int is_begun = request && !IS_STATUS(request);
+    t->in_flight += is_begun;
+    t->at->requests += is_begun;
     return STATUS_OF(request);
 }
 
@@ -135,11 +140,10 @@ static int open_locked(ucch_transfer *t) {
     return ucch_tell_locked(t->peer, h, NULL, 0);
 }
 
-/* True if an earlier one to the same peer is still under way. */
+/* True if an earlier one to the same peer is still under way: the first that is found is enough. */
 static int is_behind(const ucch_transfer *t) {
-    for (const ucch_transfer *o = t->at->transfers; o; o = o->following)
-        if (o->peer == t->peer && o->serial < t->serial && o->is.what != UCCH_RMA_AWAIT && o->op.state == UCCH_ACTIVE)
-            return 1;
+    for (const ucch_transfer *o = t->at->transfers; o && o != t; o = o->following)
+        if (o->peer == t->peer && o->is.what != UCCH_RMA_AWAIT && o->op.state == UCCH_ACTIVE) return 1;
     return 0;
 }
 
@@ -247,8 +251,9 @@ ucch_op *ucch_transfer_op(ucch_transfer *t) { return &t->op; }
 
 static void begin_locked(ucch_transfer *t, double timeout) {
     t->serial = ++t->at->serials;
-    t->following = t->at->transfers;
-    t->at->transfers = t;
+    t->place = t->at->last_transfer;
+    *t->place = t;
+    t->at->last_transfer = &t->following;
     if (t->is.local) t->is.local->users++;
     if (t->is.target) t->is.target->users++;
     ucch_op_begin_locked(&t->op, timeout);
@@ -277,6 +282,20 @@ static void record_locked(ucch_transfer *t) {
     t->op.record = ucch_flight_begin(&about, 0, t->op.started, !t->op.late);
 }
 
+/* True if a peer is there, and has not given us up: a process that was stopped looks at what has come meanwhile. What
+ * the kernel copies, for us or for libucp, goes by the number of a process, which another one may have some time after
+ * its end. */
+static int is_there_locked(ucch_peer *peer) {
+    double now = ucch_now();
+    if (now - peer->looked > FRESH_S) {
+        for (int i = 0; i < LOOKS && peer->ep && ucp_worker_progress(peer->at->worker); i++)
+            ;
+        ucch_peer_status(peer);
+        peer->looked = now;
+    }
+    return !peer->status && peer->ep;
+}
+
 /* Begin, when `stream` has got here if there is one: 1 when it has ended well already, 0, or a failure that has come
  * at once. */
 int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *stream) {
@@ -288,7 +307,7 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
     if (status) return status;
     UCCH_LOCKED;
     int is_wait = t->is.what == UCCH_RMA_AWAIT;
-    if (!is_wait && (t->peer->status || !t->peer->ep)) status = UCCH_FAIL_PEER;
+    if (!is_wait && !is_there_locked(t->peer)) status = UCCH_FAIL_PEER;
     if (t->is.target && t->is.target->is_stale) status = UCCH_FAIL_STALE;
     if (t->is.target && !t->is.target->peer) status = UCCH_FAIL_PEER; /* closed since, with the connection */
     if (!status) {
@@ -307,7 +326,7 @@ int ucch_transfer_begin(ucch_transfer *t, double timeout, int has_stream, void *
 static int copy_locked(ucch_peer *peer, int what, const ucch_region *local, const ucch_target *target, uint64_t mine,
                        uint64_t theirs, uint64_t bytes) {
     if (!peer->by_kernel || bytes > DIRECT_BYTES || local->on_device || target->on_device) return 0;
-    if (peer->status || !peer->ep || !target->peer || target->is_stale) return 0;
+    if (!is_there_locked(peer) || !target->peer || target->is_stale) return 0;
     struct iovec here = {local->base + mine, bytes}, there = {(void *)(uintptr_t)(target->base + theirs), bytes};
     ssize_t n = what == UCCH_RMA_PUT ? process_vm_writev(peer->pid, &here, 1, &there, 1, 0)
                                      : process_vm_readv(peer->pid, &here, 1, &there, 1, 0);

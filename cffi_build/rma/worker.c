@@ -76,6 +76,7 @@ typedef struct incoming {
 static void landed(void *request, ucs_status_t status, size_t bytes, void *data) {
     incoming *p = data;
     ucp_request_free(request);
+    p->at->requests--;
     if (!status) deliver_locked(p->at, &p->header, p->data, p->bytes);
     ucch_attend_locked(p->at);
     free(p);
@@ -89,7 +90,10 @@ static ucs_status_t receive_locked(ucch_rma *at, const ucch_header *h, void *dat
     ucp_request_param_t p = ucch_ucp_params(landed, l, UCS_MEMORY_TYPE_HOST);
     void *request = ucp_am_recv_data_nbx(at->worker, data, l->data, bytes, &p);
     if (!request) deliver_locked(at, &l->header, l->data, bytes);
-    if (!request || IS_STATUS(request)) free(l);
+    if (!request || IS_STATUS(request))
+        free(l);
+    else
+        at->requests++;
     return UCS_INPROGRESS;
 }
 
@@ -187,6 +191,7 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     at->by_hardware = by_hardware;
     at->by_kernel = by_kernel;
     at->last = &at->notices;
+    at->last_transfer = &at->transfers;
     at->attention.kind = &attention;
     ucch_cond_init(&at->calm);
     *status = listen(at, come);
@@ -201,8 +206,8 @@ ucch_rma *ucch_rma_new(ucp_worker_h worker, uint64_t uid, int by_hardware, int b
     return at;
 }
 
-/* Stop taking part; nothing may be under way that it could still finish. */
-void ucch_rma_stop(ucch_rma *at) {
+/* Stop taking part: 0, or libucp still has something under way, and nothing of it may be freed, nor libucp's worker. */
+int ucch_rma_stop(ucch_rma *at) {
     ucch_lock();
     if (at->attention.state == UCCH_ACTIVE) ucch_op_end_locked(&at->attention, 0, -1, -1);
     ucch_transfers_end_locked(at, NULL, UCCH_FAIL_CANCELLED, 0); /* waits for counters */
@@ -213,13 +218,16 @@ void ucch_rma_stop(ucch_rma *at) {
     close(at->calls[0]);
     close(at->calls[1]);
     listen(at, pass_over);
-    /* What libucp still has to send to a process that has died fails at once when it is tried, and must not be left
+    /* What libucp still has to send to a process that has died fails at once when it is tried. Nothing must be left
      * when the worker is destroyed: UCX 1.22 ends the process ("ucs_arbiter_group_is_empty"). */
     UCCH_LOCKED;
     for (int i = 0; i < DYING && ucp_worker_progress(at->worker); i++)
         ;
-    for (ucch_peer *p = at->peers; p; p = p->next)
+    for (ucch_peer *p = at->peers; p; p = p->next) {
+        at->requests += p->closing && ucp_request_check_status(p->closing) == UCS_INPROGRESS;
         ucch_peer_forget_locked(p);
+    }
+    return at->requests;
 }
 
 /* After its worker has been destroyed. */

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ..bindings import quarantine
 from ..bindings.handle import Handle
 from ..errors import CollectiveTimeout
 from ..machine import launchers, nics
@@ -275,7 +276,12 @@ class Worker(Core):
         for peer in list(self.peers.values()):
             peer.leave(until - time.monotonic())  # all before one is waited for, likewise
         progress_until(lambda: all(lib.ucch_peer_left(native) for native in self._gone), until - time.monotonic())
-        lib.ucch_rma_stop(self._native)
+        if lib.ucch_rma_stop(self._native):  # it goes on, for a peer that is stopped or slow
+            for region in self.regions:
+                region.engine = 0
+            quarantine.keep((self._worker, self.context, [*self.regions]))
+            self._native = None
+            return
         for region in list(self.regions):
             region.release()
         self._worker.close()
