@@ -67,10 +67,13 @@ int ucch_tell_locked(ucch_peer *peer, ucch_header header, const void *data, size
     return STATUS_OF(request);
 }
 
-/* 0 while it is there, or why it is not. */
+/* 0 while it is there, or why it is not: as of a millisecond ago, as each transfer that is under way asks. */
 int ucch_peer_status(ucch_peer *peer) {
     struct pollfd file = {.fd = peer->process, .events = POLLIN};
-    if (!peer->status && peer->process >= 0 && poll(&file, 1, 0) > 0) peer->status = UCCH_FAIL_PEER;
+    double now = ucch_now();
+    if (peer->status || now - peer->looked < UCCH_RMA_FRESH_S) return peer->status;
+    peer->looked = now;
+    if (peer->process >= 0 && poll(&file, 1, 0) > 0) peer->status = UCCH_FAIL_PEER;
     return peer->status;
 }
 

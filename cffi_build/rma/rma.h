@@ -15,6 +15,8 @@
 #define UCCH_RMA_SLOTS 8
 #define UCCH_RMA_SLOT ((size_t)2 << 20)
 #define UCCH_RMA_STRIDE (UCCH_RMA_SLOT + UCCH_FLOW_HEADER)
+/* How old may be what is known of a peer's process, in seconds. */
+#define UCCH_RMA_FRESH_S 1e-3
 /* Pieces in a slot at most. */
 #define UCCH_RMA_PIECES 4096
 
@@ -110,7 +112,7 @@ struct ucch_peer {
     uint64_t uid;
     int status, by_errors; /* whether libucp tells of its death; or `process` does */
     int process, pid;      /* a file of it, and its number, where it is on this host */
-    double looked;         /* when that was asked last, as a transfer began, whether it is there */
+    double looked;         /* when that was asked last whether it is there */
     int by_kernel;         /* which copies between us, as far as is known */
     /* Slots outward and inward, of this peer alone: one that is stopped holds up no other. How many of them copies are
      * under way in that nothing but the thread looks after. */

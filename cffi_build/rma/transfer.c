@@ -23,8 +23,6 @@
 /* Looks at libucp that this takes at most, beside one for each piece and for so many bytes. */
 #define LOOKS 4
 #define SEGMENT ((uint64_t)256 << 10)
-/* How old may be what is known of a peer when a transfer begins. */
-#define FRESH_S 1e-3
 
 /* A transfer's way: what is in front of it, then its data, then word that it is there. */
 enum { WAITING, MOVING, FLUSHING, ASKED };
@@ -286,14 +284,10 @@ static void record_locked(ucch_transfer *t) {
  * the kernel copies, for us or for libucp, goes by the number of a process, which another one may have some time after
  * its end. */
 static int is_there_locked(ucch_peer *peer) {
-    double now = ucch_now();
-    if (now - peer->looked > FRESH_S) {
+    if (ucch_now() - peer->looked > UCCH_RMA_FRESH_S)
         for (int i = 0; i < LOOKS && peer->ep && ucp_worker_progress(peer->at->worker); i++)
             ;
-        ucch_peer_status(peer);
-        peer->looked = now;
-    }
-    return !peer->status && peer->ep;
+    return !ucch_peer_status(peer) && peer->ep;
 }
 
 /* Begin, when `stream` has got here if there is one: 1 when it has ended well already, 0, or a failure that has come
