@@ -317,6 +317,7 @@ def test_daemons_within_calls(mpirun: Any, flavour: tuple[str, int], compiled: A
     end, ranks = random.choice([*ENDS]), random.choice([1, 2, 3])
     script = f"""
 import itertools, traceback
+sys.setswitchinterval({random.choice([5e-3, 1e-5])})
 always, long = itertools.count(), np.ones(300_000)
 first, unused = comm.Dup(), comm.Split(0, rank)
 

@@ -193,6 +193,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
     def _retire(self) -> Callable[[], None]:
         """Let no thread begin a call any more, as the process ends: each that does ends; what releases it then."""
         runner, mpi = self._runner, self._mpi
+        if isinstance(runner, process.Unusable):  # a daemon has freed it meanwhile
+            return lambda: None
         self._forget(_ended)
         return lambda: self._release(runner, mpi, runner.close())
 

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from ..native.libraries import ffi, lib
 
@@ -42,6 +43,24 @@ def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:
         return ffi.cast("void *", data[0]), data[1], None
     keep = ffi.from_buffer(data, require_writable=writable)
     return keep, len(keep), keep
+
+
+class Present(Generic[T]):
+    """Objects for as long as something else refers to them.
+
+    They can be listed while other threads add some: a walk through a ``WeakSet`` fails then.
+    """
+
+    def __init__(self) -> None:
+        self._found: WeakValueDictionary[int, T] = WeakValueDictionary()
+
+    def add(self, one: T) -> None:
+        """Have one more."""
+        self._found[id(one)] = one
+
+    def all(self) -> list[T]:
+        """Those that there are now."""
+        return [one for ref in self._found.valuerefs() if (one := ref()) is not None]
 
 
 def sweep(waiting: deque[T], busy: Callable[[T], object]) -> list[T]:

@@ -15,14 +15,13 @@ import time
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
-from weakref import WeakSet
 
 from ..errors import CollectiveTimeout, LibraryError, TruncationError
 from ..machine.vendors import memory_name
 from ..native.libraries import ffi, lib, owned, preload_ucx
 from ..native.waiting import wait_in_slices
 from . import quarantine
-from .handle import Handle, locked, memory
+from .handle import Handle, Present, locked, memory
 from .ucc_enums import MemType
 
 __all__ = ["Connection", "Context", "Message", "Status", "Worker", "check", "status_name"]
@@ -170,7 +169,7 @@ class Worker:
         locked(lib.ucp_worker_release_address, self.handle, address[0])
         self._polled = lib.ucch_context_new(ffi.NULL, self.handle)
         #: The native sides of its messages, also of dropped ones.
-        self._messages: WeakSet[Any] = WeakSet()
+        self._messages: Present[Any] = Present()
 
     def connect(self, address: bytes) -> Connection:
         """Make a connection.
@@ -272,10 +271,10 @@ class Worker:
         """Release the worker, after its connections; receives that nothing has matched are taken back."""
         if self.handle:
             handle, self.handle = self.handle, None
-            for message in list(self._messages):
+            for message in self._messages.all():
                 lib.ucch_message_cancel(message)
             for _ in range(_ROUNDS):
-                if not any(lib.ucch_message_held(message) for message in list(self._messages)):
+                if not any(lib.ucch_message_held(message) for message in self._messages.all()):
                     break
                 lib.ucch_progress_once()
             lib.ucch_context_free(self._polled)

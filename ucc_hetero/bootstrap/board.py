@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..bindings.handle import Present
 from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
 from .known import Known
@@ -24,7 +24,7 @@ _SALTS = 1021
 _ALIGNED = 4096
 
 #: The boards of all communicators of this process.
-_boards: weakref.WeakSet[Board] = weakref.WeakSet()
+_boards: Present[Board] = Present()
 
 
 #: Boards whose pages are in one file. The ranks of a host agree once that all of them have it.
@@ -165,7 +165,7 @@ class Board:
     def elsewhere(self, rank: int) -> str:
         """A call of another communicator in which a rank is known to be, and this one is not; empty for none."""
         name, found = self.processes[rank] if self.processes else "", []
-        for other in list(_boards):
+        for other in _boards.all():
             if other is self or not other.native or name not in other.processes:
                 continue
             at = other.processes.index(name)

@@ -212,7 +212,9 @@ def _end_together(runners: list[Any], survives: bool) -> None:
 
 
 def _runners() -> list[Any]:
-    return [ways.run(comm) for comm, ways in living.items()]
+    """The runners of all communicators but for those that a daemon frees meanwhile; it may make some, too."""
+    found = (ways.run(comm) for comm, ways in list(living.items()))
+    return [each for each in found if not isinstance(each, process.Unusable)]
 
 
 def _within_calls() -> list[int]:

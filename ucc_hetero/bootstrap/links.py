@@ -92,7 +92,7 @@ class Links:
         self._mpi, self._rank, self._processes = mpi, int(mpi.Get_rank()), processes
         mine = spokes(hosts, self._rank)
         door = _door()
-        alive = frozenset(name for name, link in _links.items() if lib.ucch_link_ask(link) == lib.UCCH_THERE)
+        alive = frozenset(name for name, link in list(_links.items()) if lib.ucch_link_ask(link) == lib.UCCH_THERE)
         self._offers: list[_Offer] = mpi.allgather(
             _Offer(nics.addresses(), door.port, door.secret, alive, os.urandom(_KEY))
         )

@@ -137,7 +137,7 @@ class Process:
         for _ in range(2):
             lib.ucch_progress_once()
             lib.ucch_discard_all(self.worker.handle, 0, 0)
-            for connection in self.connections.values():
+            for connection in list(self.connections.values()):
                 with suppress(UCCHError):
                     connection.flush().wait(1.0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
-from weakref import WeakSet
 
+from ..bindings.handle import Present
 from ..native.libraries import lib, owned
 from ..native.waiting import SLICE
 from .request import Request, fill_empty, under_way, wait_op
@@ -14,7 +14,7 @@ _wait = lib.ucch_wait
 _again = lib.ucch_program_again
 
 #: Persistent requests that were not freed.
-_startable: WeakSet[PersistentRequest] = WeakSet()
+_startable: Present[PersistentRequest] = Present()
 
 
 def nothing() -> None:
@@ -23,7 +23,7 @@ def nothing() -> None:
 
 def free_all(owner: object) -> None:
     """Make the persistent requests of a communicator unusable, as it is being freed."""
-    for request in list(_startable):
+    for request in _startable.all():
         request._part_from(owner)
 
 

@@ -589,7 +589,7 @@ class Runner(State):
             self._persistent = {}  # nor does a dropped call that ends now release its own
             self.members.release_id()
             return together
-        for prepared in self._persistent.values():
+        for prepared in list(self._persistent.values()):
             lib.ucch_program_drop(prepared.program.handle)
         self._persistent.clear()
         self._forget()
