@@ -129,7 +129,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
     _direction: str
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
-        super().__init__(*idle(), self._launch, owner=messages.state)
+        super().__init__(*idle(), None, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._to_null = peer == messages.null
         #: Held while messages are started.
@@ -139,7 +139,7 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
         #: When the first wait for this start began.
         self._waited_since = 0.0
 
-    def _launch(self) -> int:
+    def _begin(self) -> int:
         self._started, self._waited_since = {}, 0.0
         return 0
 
@@ -298,8 +298,8 @@ class _Receive(PartitionedRequest):
         self._header: _Header | None = None
         self._pieces: list[Buffer] = []
 
-    def _launch(self) -> int:
-        super()._launch()
+    def _begin(self) -> int:
+        super()._begin()
         self._complete_set(wait=False)
         return 0
 
