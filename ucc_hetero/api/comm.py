@@ -20,6 +20,7 @@ from ..calls.objects import Objects
 from ..calls.persistent import PersistentRequest
 from ..calls.request import Request
 from ..calls.runner import Runner
+from ..calls.state import ANEW
 from ..docstrings import described, forms
 from ..engine.lowering import Execution
 from ..errors import AgreementError, CollectiveError, LibraryNotFound, NotSupported
@@ -151,7 +152,8 @@ class Communicator(MessageMethods, NeighbourMethods, ObjectMethods, GroupMethods
             try:
                 self._begin(self._seat)
             except BaseException as error:
-                self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {error}"))
+                why = str(error) or f"{type(error).__name__} has ended its first call; {ANEW}"
+                self._runner = cast(Runner, process.Unusable(CollectiveError, f"rank {self.rank}: {why}"))
                 exit.leak(self)
                 raise
 

@@ -533,15 +533,13 @@ class Runner(State):
         """
         pool, program = held
         state = int(lib.ucch_peek(program.op))
-        if state != 1:
-            quarantine.keep((program, keep))
-        if self.broken:
-            return
-        if not state:
-            self.abandon(f"{pool.label} was interrupted")
-        else:
+        if state > 1 and not self.broken:
             with suppress(Exception):
                 self._judge(program, state, keep[0], pool.label)
+        elif state != 1:
+            quarantine.keep((program, keep))
+        if not (state or self.broken):
+            self.abandon(f"{pool.label} was interrupted")
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:
