@@ -193,7 +193,7 @@ def _end_together(runners: list[Any], survives: bool) -> None:
     found = [_together(each) for each in jobs]  # every rank takes part in each, whatever the others say
     releases = [ways.retire(comm) for comm, ways in reversed(list(living.items()))]
     # From here on no rank of a job begins a call any more: those that all ranks have come to get through.
-    found = [_together(each) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
+    found = [min(come, _together(each)) if come == _STUCK else come for each, come in zip(jobs, found, strict=True)]
     worst = min(found, default=_WHOLE)
     stays = not _leave_calls(_THROUGH) and MPI.Is_initialized()
     if stays and not survives:
