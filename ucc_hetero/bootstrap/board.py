@@ -297,7 +297,8 @@ def _mapped(pid: int, file: int, size: int) -> Any:
         return ffi.NULL
     page = lib.ucch_shared_map(opened, size)
     os.close(opened)
-    return page if page == ffi.NULL else ffi.gc(page, lambda page: lib.ucch_shared_unmap(page, size))
+    unmap = lib.ucch_shared_unmap  # at the interpreter's end a module's names may be gone before the page
+    return page if page == ffi.NULL else ffi.gc(page, lambda page: unmap(page, size))
 
 
 def _anonymous(size: int) -> int:

@@ -149,8 +149,8 @@ def _at_exit() -> None:
         _status = _status or 1
         _end()
     finally:
-        if process.mpi_runs():
-            _leave_calls()
+        # One in torch's store, which Python ends by force, would abort the process.
+        _leave_calls(seconds=_PATIENCE if process.mpi_runs() else _WORD)
         links.stop(not _status)
         wires.stop()  # however that went: libucp is about to be unloaded
         if _within_calls():
@@ -239,8 +239,8 @@ def _within_calls() -> list[int]:
     return found
 
 
-def _leave_calls(grace: float = 0.0) -> bool:
-    """Have threads leave the calls that they are in, by SystemExit: no rank will come to these any more.
+def _leave_calls(grace: float = 0.0, seconds: float = _PATIENCE) -> bool:
+    """Have threads leave the calls that they are in within ``seconds``, by SystemExit: no rank comes to these any more.
 
     Those that get through within ``grace`` seconds do not: a rank that left between the agreement to make a
     communicator and its making would leave the others in MPI. MPI takes down what a thread goes by that asks it for
@@ -254,7 +254,7 @@ def _leave_calls(grace: float = 0.0) -> bool:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
         return not (threads or aside.under_way())
 
-    return progress_until(all_have, _PATIENCE)
+    return progress_until(all_have, seconds)
 
 
 def _ends_job() -> bool:
