@@ -85,12 +85,14 @@ int ucch_far_differs(const ucch_far *far, uint64_t seq) {
 /* True if a call will not end with a rank that is gone, or has given it up so long ago that it would have ended here.
  */
 static int cannot_end(const standing *s, uint64_t seq) {
-    if (!__atomic_load_n(&s->how, __ATOMIC_ACQUIRE)) return 0;
-    if (__atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
+    int how = __atomic_load_n(&s->how, __ATOMIC_ACQUIRE);
+    if (!how) return 0;
+    if (how >= UCCH_DIED || __atomic_load_n(&s->last, __ATOMIC_ACQUIRE) < seq) return 1;
     return s->failed && s->failed <= seq && ucch_now() - s->since > UCCH_GRACE_FAR_S;
 }
 
-/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none. */
+/* -2 less a rank without which call `seq` will never end, one that has died where there is such a one; -1 for none.
+ * Call 0: one that has died. */
 int ucch_far_gone(const ucch_far *far, uint64_t seq) {
     int found = -1;
     for (int i = 0; i < far->size; i++) {

@@ -292,11 +292,11 @@ static int check_graphs_locked(ucch_op *op, double now) {
     if (!status && rank >= 0 && rank != g->channels->rank) status = UCCH_FAIL_PEER;
     if (status) op->error.peer = ucch_board_peer(g->board, rank);
     int other = ucch_board_mismatch(g->board, op->error.seq); /* when it was captured */
-    if (other >= 0) {
+    if (other != -1) {
         op->error.peer = other;
         return UCCH_FAIL_MISMATCH;
     }
-    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) >= 0) status = UCCH_FAIL_PEER;
+    if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) != -1) status = UCCH_FAIL_PEER;
     return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
 }
 

@@ -206,7 +206,7 @@ def test_a_connection_that_breaks_is_a_death_and_silence_where_that_is_wanted(ra
     broken, short, patient = rank(), rank(1.0), rank(0.0)
     broken.far.close()
     until(lambda: broken.fate() == lib.UCCH_DIED and short.fate() == lib.UCCH_SILENT)
-    assert lib.ucch_board_gone(broken.board, 1) == -3 and patient.fate() == lib.UCCH_THERE
+    assert [lib.ucch_board_gone(broken.board, call) for call in (0, 1)] == [-3, -3] and patient.fate() == lib.UCCH_THERE
     assert struct.unpack(ENDS, short.hear(GONE))[2:] == (1, lib.UCCH_SILENT)
 
 
@@ -214,7 +214,7 @@ def test_who_left_is_gone_for_later_calls(rank: Callable[..., Rank]) -> None:
     here = rank()
     here.say(GONE, struct.pack(ENDS, 5, 0, 1, lib.UCCH_LEFT))
     until(lambda: here.fate() == lib.UCCH_LEFT)
-    assert [lib.ucch_board_gone(here.board, call) for call in (5, 6)] == [-1, -3]
+    assert [lib.ucch_board_gone(here.board, call) for call in (0, 5, 6)] == [-1, -1, -3]
     lib.ucch_board_leave(here.board)
     until(lambda: struct.unpack(ENDS, here.hear(GONE))[2] == 0)
 
