@@ -112,7 +112,7 @@ static int check_locked(ucch_op *op, double now) {
     int needs_others = l->n || !l->channels || ucch_channels_waiting(l->channels);
     if (!bad && needs_others) {
         op->error.peer = ucch_board_gone(l->board, op->error.seq);
-        bad = op->error.peer == -1 ? 0 : UCCH_FAIL_PEER;
+        bad = op->error.peer == -1 ? ucch_board_cut(l->board, now - op->started, &op->error.peer) : UCCH_FAIL_PEER;
     }
     if (!bad && needs_others) bad = lost(l, &op->error.peer);
     return bad ? bad : tainted(l, &op->error.peer);
@@ -297,6 +297,7 @@ static int check_graphs_locked(ucch_op *op, double now) {
         return UCCH_FAIL_MISMATCH;
     }
     if (!status && under_way && (op->error.peer = ucch_board_gone(g->board, 0)) != -1) status = UCCH_FAIL_PEER;
+    if (!status && under_way) status = ucch_board_cut(g->board, now - g->since, &op->error.peer);
     return status ? status : late ? UCCH_FAIL_TIMEOUT : 0;
 }
 
