@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import cases
 import numpy as np
@@ -20,6 +21,7 @@ from cases import raises, seen
 from mpi4py import MPI
 
 from ucc_hetero import Communicator, Message, PersistentRequest, Request, TruncationError
+from ucc_hetero.p2p.messages import Messages
 
 if ON_DEVICES := "FAKEGPU_LAYOUT" in os.environ:
     from arrays import Array
@@ -187,6 +189,24 @@ def case_cancel(comm: Communicator) -> None:
     sent.Cancel()  # MPI lets a send go on
     comm.Recv(second, comm.rank, 6)
     sent.Wait()
+
+
+def case_interrupted_as_it_begins(comm: Communicator) -> None:
+    """Ctrl-C between the start of a message and its request: a send goes on, a receive is taken back."""
+    right, left = neighbours(comm)
+    data, first, second = vector(pattern(LONG, comm.rank)), blank(LONG), blank(LONG)
+    ctrl_c = mock.patch.object(Messages, "request", side_effect=KeyboardInterrupt)
+    with ctrl_c, raises(KeyboardInterrupt):
+        comm.Irecv(first, left, 6)
+    comm.Barrier()
+    with ctrl_c, raises(KeyboardInterrupt):
+        comm.Isend(data, right, 6)
+    del data
+    gc.collect()
+    poison = [pattern(LONG, -1, turn) for turn in range(3)]
+    comm.Recv(second, left, 6)
+    assert (seen(first) == -1).all() and (seen(second) == pattern(LONG, left)).all()
+    assert all((each == pattern(LONG, -1, turn)).all() for turn, each in enumerate(poison))
 
 
 def case_idioms_of_mpi4py(comm: Communicator) -> None:

@@ -526,8 +526,12 @@ class Messages:
             return transfer
         if isinstance(transfer, LaneMessage) and transfer.what != "receive":
             transfer.how |= lib.UCCH_LANE_MESSAGE_ORDERED  # its stream goes on, too, maybe with the same memory
-        self.begin(transfer, 0)
-        return self.request(transfer)
+        try:
+            self.begin(transfer, 0)
+            return self.request(transfer)
+        except BaseException:  # Ctrl-C may come right here, or the end of a daemon
+            self.withdraw(transfer)
+            raise
 
     def request(self, transfer: AnyTransfer) -> Request:
         """The request of a transfer that was begun without a time limit: waiting for it has one."""
