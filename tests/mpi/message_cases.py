@@ -77,6 +77,30 @@ def case_synchronous(comm: Communicator) -> None:
         comm.Barrier()
 
 
+def case_probes_of_either_kind(comm: Communicator) -> None:
+    """Each spelling sees buffers and Python objects, with source and tag, by which a pool's rank receives them."""
+    right, left = neighbours(comm)
+    sends = {1: lambda: comm.send(["x"], right, 1), 2: lambda: comm.Send(vector(np.full(3, 4.0)), right, 2)}
+    for probe, look in (comm.Probe, comm.Iprobe), (comm.probe, comm.iprobe):
+        for tag in random.sample([*sends], 2):
+            sends[tag]()
+        for tag in random.sample([*sends], 2):
+            status = MPI.Status()
+            assert probe(left, tag, status) and look(left, tag) and not look(left, 9)
+            assert (status.source, status.tag) == (left, tag) and status.count > 0
+            if tag == 1:
+                assert comm.recv(source=left, tag=tag) == ["x"]
+            else:
+                comm.Recv(into := blank(3), left, tag)
+                assert (seen(into) == 4).all()
+        comm.Barrier()
+        assert not look(left)
+        comm.Barrier()
+        comm.send("taken out", right, 5)
+        assert comm.mprobe(left, 5, status).recv() == "taken out" and (status.source, status.tag) == (left, 5)
+        comm.Barrier()
+
+
 def case_truncation(comm: Communicator) -> None:
     """The receiver is told how long the message was; sender and communicator go on."""
     for size, there in product((4, 2000, 100_000, 1 << 20), (False, True)):

@@ -97,7 +97,7 @@ class Partitions:
             found: Message | None
             if wait:
                 try:
-                    found = mprobe(messages, source, _HEADERS, None, remove=True)
+                    found = mprobe(messages, source, _HEADERS, None)
                 except CollectiveTimeout as error:
                     raise CollectiveTimeout(
                         f"rank {messages.rank}: partitioned receive from rank {source}, tag {tag}: rank {source} has "
