@@ -11,6 +11,7 @@ import math
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -365,19 +366,31 @@ def meant(name: str) -> str:
     return f"did you mean {PREFIX}{near[0]}?" if near else "python -m ucc_hetero env lists all that do"
 
 
+#: Variables that are set meanwhile: the values before, and how many have set them.
+_lent: dict[str, tuple[str | None, int]] = {}
+_setting = threading.Lock()
+
+
 @contextmanager
 def meanwhile(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables while a library that reads them is set up, and put the old values back."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    """Set variables while a library that reads them is set up; the last of several threads puts the old values back."""
+    with _setting:
+        for name in values:
+            before, users = _lent.get(name, (os.environ.get(name), 0))
+            _lent[name] = before, users + 1
+        os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        with _setting:
+            for name in values:
+                before, users = _lent.pop(name)
+                if users > 1:
+                    _lent[name] = before, users - 1
+                elif before is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = before
 
 
 def describe() -> str:

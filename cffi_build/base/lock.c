@@ -143,6 +143,18 @@ int ucch_trylock(void) {
 
 void ucch_unlock(void) { ucch_give(&lock, UCCH_AT_ENGINE); }
 
+/* For Python, where Ctrl-C may be heard of right after a call: the lock, and a note that it is had; and its end, if it
+ * is. */
+void ucch_lock_noted(int *has) {
+    ucch_lock();
+    *has = 1;
+}
+
+void ucch_unlock_noted(int *has) {
+    if (*has) ucch_unlock();
+    *has = 0;
+}
+
 /* Without the lock: let threads that wait for it have it. */
 void ucch_let_others(void) {
     for (int i = 0; i < LET_OTHERS && wanted; i++)

@@ -56,7 +56,7 @@ typedef struct entry {
 
 typedef struct repeater {
     PyObject_HEAD;
-    PyObject *general, *goes_on, *in_place;
+    PyObject *general, *goes_on, *given_up, *in_place;
     double timeout;
     entry entries[ENTRIES];
 } repeater;
@@ -139,6 +139,18 @@ static PyObject *fall_back(const repeater *r, PyObject *const *args, Py_ssize_t 
     return result;
 }
 
+/* Wait for the end of a call that goes on, or raise what has come of it. Where that ends by an exception, such as
+ * Ctrl-C's, which may be raised before the first line of Python, what the call uses is kept. */
+static PyObject *go_on(const repeater *r, PyObject *held, PyObject *send, PyObject *recv) {
+    PyObject *result = PyObject_CallFunctionObjArgs(r->goes_on, held, send, recv, NULL), *type, *value, *trace;
+    if (result) return result;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *kept = PyObject_CallFunctionObjArgs(r->given_up, held, send, recv, NULL);
+    Py_XDECREF(kept);
+    PyErr_Restore(type, value, trace);
+    return NULL;
+}
+
 /* call(name, send, recv, op=None, root=-1, counts=None, stream=None): run a blocking call; one that is not known by
  * what has to be called for these. */
 static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -159,7 +171,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     if (state < 0) /* it was not started: the general way does it, or says why not */
         result = fall_back(r, args, n);
     else if (state != DONE)
-        result = PyObject_CallFunctionObjArgs(r->goes_on, held, args[SEND], args[RECV], NULL);
+        result = go_on(r, held, args[SEND], args[RECV]);
     else
         Py_INCREF(result);
     Py_DECREF(held);
@@ -204,19 +216,21 @@ static int set_up(PyObject *self, PyObject *args, PyObject *names) {
     repeater *r = (repeater *)self;
     (void)names;
     if (r->general) return 0; /* once */
-    if (!PyArg_ParseTuple(args, "OOO", &r->general, &r->goes_on, &r->in_place)) return -1;
+    if (!PyArg_ParseTuple(args, "OOOO", &r->general, &r->goes_on, &r->given_up, &r->in_place)) return -1;
     Py_INCREF(r->general);
     Py_INCREF(r->goes_on);
+    Py_INCREF(r->given_up);
     Py_INCREF(r->in_place);
     return 0;
 }
 
-/* Objects that may be part of a circle: the two functions belong to the table's owner, as do kinds and programs. */
+/* Objects that may be part of a circle: the functions belong to the table's owner, as do kinds and programs. */
 static int traverse(PyObject *self, visitproc visit, void *arg) {
     repeater *r = (repeater *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(r->general);
     Py_VISIT(r->goes_on);
+    Py_VISIT(r->given_up);
     for (int i = 0; i < ENTRIES; i++)
         Py_VISIT(r->entries[i].held);
     return 0;
@@ -227,6 +241,7 @@ static int let_go(PyObject *self) {
     Py_XDECREF(clear(self, NULL));
     Py_CLEAR(r->general);
     Py_CLEAR(r->goes_on);
+    Py_CLEAR(r->given_up);
     Py_CLEAR(r->in_place);
     return 0;
 }

@@ -7,6 +7,7 @@ Each case is collective and leaves no message behind. The first wrong one ends t
 import gc
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -322,6 +323,53 @@ def case_partitions_in_any_order(comm: Communicator) -> None:
     assert (into == 2).all()
     first.Pready_range(0, 3)
     Request.Waitall([first, second, parts[0]])
+
+
+def case_partitions_in_threads(comm: Communicator) -> None:
+    """Threads make, start and wait for partitioned messages at the same time; what comes first may be another one's."""
+    right, left = neighbours(comm)
+    size, count, failures = 240, 5, []
+    made, usual = threading.Barrier(count), sys.getswitchinterval()
+
+    def work(tag: int) -> None:
+        data, into = pattern(size, comm.rank, tag), np.full(size, -1.0)
+        incoming = comm.Precv_init(into, 3, left, tag)
+        incoming.Start()
+        made.wait()
+        if tag % 2:
+            outgoing = comm.Psend_init(data, 4, right, tag)
+        askers = [threading.Thread(target=asks, args=(incoming,)) for _ in range(2)]
+        for asker in askers:
+            asker.start()
+        if not tag % 2:
+            outgoing = comm.Psend_init(data, 4, right, tag)
+        outgoing.Start()
+        outgoing.Pready_range(0, 3)
+        incoming.Wait()
+        for asker in askers:
+            asker.join()
+        outgoing.Wait()
+        assert (into == pattern(size, left, tag)).all()
+
+    def asks(incoming: Any) -> None:
+        while not incoming.Parrived(1):
+            time.sleep(0)
+
+    def noted(tag: int) -> None:
+        try:
+            work(tag)
+        except BaseException as failure:
+            failures.append(failure)
+
+    sys.setswitchinterval(1e-5)
+    for _ in range(6):
+        threads = [threading.Thread(target=noted, args=(tag,)) for tag in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    sys.setswitchinterval(usual)
+    assert not failures, failures
 
 
 def case_mistakes_with_partitions(comm: Communicator) -> None:

@@ -199,6 +199,22 @@ def case_free_while_a_long_message_comes(comm: Communicator) -> None:
     other.Free()
 
 
+def case_freed_with_dropped_partitions(comm: Communicator) -> None:
+    """They are given up where they are dropped, and not when Python looks for garbage."""
+    other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    gc.disable()
+    try:
+        outgoing, incoming = other.Psend_init(np.ones(8), 4, right, 1), other.Precv_init(np.empty(8), 2, left, 1)
+        PersistentRequest.Startall([outgoing, incoming])
+        outgoing.Pready_range(0, 3)
+        while not incoming.Parrived(1):
+            time.sleep(0)
+        del outgoing, incoming
+        other.Free()
+    finally:
+        gc.enable()
+
+
 def case_free_is_refused(comm: Communicator) -> None:
     """While a request is held that has not been waited for; what was dropped goes on as if nothing had happened."""
     other, right, left = comm.Dup(), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

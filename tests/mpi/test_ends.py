@@ -305,6 +305,12 @@ DAEMONS = (
     *("[comm.Dup().Free() for _ in always]", "[first.Allreduce(long, long * 0) for _ in always]"),
     *("[comm.Sendrecv(long, right, 3, long * 0, left, 3) for _ in always]",),
     "[(comm.Irecv(one), comm.Isend(one, left), time.sleep(1e-4)) for _ in always]",
+    *(
+        f"[(p.Start(), p.Wait()) for _ in always for p in [{made}]]"
+        for made in ("comm.Allreduce_init(x, y)", "comm.Send_init(one, left)", "comm.Precv_init(one, 2, left)")
+    ),
+    "[(p.Start(), p.Pready_range(0, 3), p.Test()) for _ in always for p in [comm.Psend_init(long, 4, left)]]",
+    *("worker.wait_notification(1e3)", "[(rma.Worker().close(), worker.info()) for _ in always]"),
 )
 ENDS = {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise KeyError(3)": 1}
 
@@ -318,7 +324,8 @@ def test_daemons_within_calls(mpirun: Any, flavour: tuple[str, int], compiled: A
     script = f"""
 import itertools, traceback
 sys.setswitchinterval({random.choice([5e-3, 1e-5])})
-always, long = itertools.count(), np.ones(300_000)
+from ucc_hetero import rma
+always, long, worker = itertools.count(), np.ones(300_000), rma.Worker()
 first, unused = comm.Dup(), comm.Split(0, rank)
 
 def within(thread):

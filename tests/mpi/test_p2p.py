@@ -158,6 +158,92 @@ print("end", flush=True)
 }  # fmt: skip
 
 JOBS = {
+    # At each place of a call where Python may hear of Ctrl-C. What goes on by then has its memory, and Free ends it.
+    "interrupted anywhere": Job(lambda: f"dice = random.Random({random.random()})" + """
+class Interrupts:
+    "Ctrl-C as a function is entered, or one of C's has returned: at the n-th such place."
+    def __init__(self, n):
+        self.left = n
+
+    def __call__(self, frame, event, _):
+        code = frame.f_code
+        if event in ("call", "c_return") and code.co_filename.startswith(PACKAGE) and code.co_name != "__del__":
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+def places(call, n=0):
+    "How many there are in a call, the n-th of which interrupts it."
+    hook = Interrupts(n)
+    sys.setprofile(hook)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        sys.setprofile(None)
+    return -hook.left
+
+def begins(made, kind):
+    "A call that begins, and its end."
+    data, into = np.ones(LONG), np.empty(LONG)
+    if kind == "persistent":
+        request = made.Allreduce_init(data, into)
+        return request.Start, request.Wait
+    begun = []
+    call = {
+        "collective": lambda: made.Iallreduce(data, into), "receive": lambda: made.Irecv(into, 1 - rank, 3),
+        "send": lambda: made.Isend(data, 1 - rank, 3),
+        "both": lambda: made.Isendrecv(data, 1 - rank, 3, into, 1 - rank, 3),
+    }[kind]
+    return lambda: begun.append(call()), lambda: begun.pop().Wait()
+
+def other(kind):
+    return {"receive": "send", "send": "receive"}.get(kind, kind) if rank else kind
+
+for kind in ("collective", "receive", "send", "both", "persistent"):
+    with comm.Dup() as made:
+        for _ in range(2):
+            begin, end = begins(made, other(kind))
+            count = places(begin)
+            end()
+        last = world.bcast(count)
+    for at in sorted(dice.sample(range(1, last + 1), min(last, 4)) + [*range(max(last - 8, 1), last + 1)]):
+        made = comm.Dup()
+        runner_of(made).timeout = 0.2
+        begin, end = begins(made, other(kind))
+        with suppress(u.UCCHError):
+            places(begin, at * (rank == 0))
+        world.Barrier()
+        with suppress(u.UCCHError):
+            if rank:
+                end()
+        del begin, end
+        with suppress(u.UCCHError):
+            made.Free()
+        world.Barrier()
+
+# A blocking call that was made before is in C at once, and the next line of Python comes once it has waited there.
+made = comm.Dup()
+for _ in range(3):
+    made.Allreduce(x, y)
+if rank == 0:
+    assert places(lambda: made.Allreduce(x, y), 2) == 0
+    caught(u.CollectiveError, lambda: made.Allreduce(x, y))
+world.Barrier()
+with suppress(u.CollectiveError):  # other ranks may finish it
+    if rank:
+        made.Allreduce(x, y)
+made.Free()
+ring(comm, 5000)
+print("end", flush=True)
+""", 2, {"^end": 2, "allreduce float64.1000. SUM was interrupted": None}, head=HEAD + """
+import random
+from contextlib import suppress
+from pathlib import Path
+from ucc_hetero.api.comm import runner_of
+PACKAGE, LONG = str(Path(u.__file__).parent), 300_000
+"""),
     # Its sender is in our call, which the receiver comes to once it has the message; by TCP, where it has to be there.
     "messages of MPI's move while a call waits": Job(lambda: f"seed = {random.randrange(10**6)}" + """
 data, into = (np.random.default_rng([seed, r]).random(4 << 20) for r in range(2))

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, count
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -390,7 +391,7 @@ def test_a_process_that_is_gone_before_the_first_message() -> None:
     """libucp cannot open the memory of one that has died: it is said which rank that is."""
 
     connect = failing(LibraryError("ucp_ep_create", -17, "UCS_ERR_SHMEM_SEGMENT"))
-    process: Any = SimpleNamespace(connections={}, worker=SimpleNamespace(connect=connect))
+    process: Any = SimpleNamespace(connections={}, _connecting=Lock(), worker=SimpleNamespace(connect=connect))
     with pytest.raises(PeerError, match=r"rank 3: rank 5 cannot be reached: ucp_ep_create failed: UCS_ERR_SHMEM"):
         Process.connection(process, job({})[0], 3, 5)
     assert not process.connections

@@ -128,6 +128,24 @@ def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 HERE = rf"{re.escape(socket.gethostname())}:{os.getpid()}:\d+ \[3/nvidia:1\] UCCH "
 
 
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_variables_that_several_threads_set_meanwhile(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """The first that comes may be the first that goes: the last one puts back what was there before all of them."""
+    name = "UCX_FOR_A_TEST"
+    monkeypatch.setenv(name, "")
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
+    first, second = (env.meanwhile({name: "y"}) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ[name] == "y"
+    second.__exit__(None, None, None)
+    assert os.environ.get(name) == before
+
+
 @pytest.mark.parametrize("settings, lines", [
     ({}, ["ERROR PLAN always", "WARN COLL once"]),  # configured twice
     ({"LEVEL": "info"}, ["ERROR PLAN always", "INFO PLAN made 3 steps", "WARN COLL once"]),

@@ -1,12 +1,17 @@
-"""Tables of native objects that threads share."""
+"""Tables of native objects that threads share, and the lock under which they are used."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections import deque
 
-from ucc_hetero.bindings.handle import Present
+import pytest
+
+from ucc_hetero.bindings.handle import Present, locked
+from ucc_hetero.native.libraries import lib
 
 
 class Thing:
@@ -39,3 +44,30 @@ def test_those_present_while_threads_add() -> None:
         sys.setswitchinterval(usual)
     del held[10:], each
     assert {*map(id, present.all())} == {*map(id, held)}
+
+
+def test_interrupted_while_it_waits_for_the_lock() -> None:
+    """Ctrl-C is heard of once the lock is had, and before the next line: no thread would get it any more."""
+    main, held, free = threading.get_ident(), threading.Event(), threading.Event()
+
+    def holds() -> None:
+        lib.ucch_lock()
+        held.set()
+        while sys._current_frames()[main].f_code is not locked.__code__:
+            pass  # it has this thread's processor once it waits in C
+        os.kill(os.getpid(), signal.SIGINT)
+        lib.ucch_unlock()
+
+    def takes() -> None:
+        lib.ucch_lock()
+        lib.ucch_unlock()
+        free.set()
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    held.wait()
+    with pytest.raises(KeyboardInterrupt):
+        locked(int)
+    thread.join()
+    threading.Thread(target=takes, daemon=True).start()
+    assert free.wait(20)

@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ from ucc_hetero.bindings import quarantine
 from ucc_hetero.bindings.handle import locked
 from ucc_hetero.bootstrap import exit as end
 from ucc_hetero.bootstrap import faults
+from ucc_hetero.bootstrap.process import Process
 from ucc_hetero.calls import runner
 from ucc_hetero.calls.arguments import CallSpec, root_of
 from ucc_hetero.errors import CollectiveTimeout
@@ -293,3 +295,31 @@ def test_a_rank_leaves_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         runner.Runner.meet(ours, 5.0)
     assert runner.Runner.meet(ours, 5.0) and len(asked) == 1
+
+
+def test_threads_that_send_first_at_the_same_time_have_one_connection() -> None:
+    """Messages by two would overtake each other."""
+    made: list[bytes] = []
+    connects, goes_on = threading.Event(), threading.Event()
+
+    def connect(address: bytes) -> bytes:
+        made.append(address)
+        connects.set()
+        goes_on.wait()
+        return address
+
+    here: Any = object.__new__(Process)
+    here.connections, here._connecting, here.worker = {}, threading.Lock(), SimpleNamespace(connect=connect)
+    peer: Any = SimpleNamespace(process="peer", address=b"there")
+    threads = [threading.Thread(target=here.connection, args=(peer, 0, 1)) for _ in range(2)]
+    threads[0].start()
+    connects.wait()
+    threads[1].start()
+    while (frame := sys._current_frames().get(threads[1].ident or 0)) is None or (
+        frame.f_code is not Process.connection.__code__ and len(made) < 2
+    ):
+        pass
+    goes_on.set()
+    for thread in threads:
+        thread.join()
+    assert made == [b"there"]

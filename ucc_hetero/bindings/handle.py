@@ -30,11 +30,12 @@ class Handle(ABC):
 
 def locked(function: Callable[..., T], *arguments: Any) -> T:
     """Call libucc or libucp while this thread holds the engine's lock: neither bears two calls at a time."""
-    lib.ucch_lock()
+    has = ffi.new("int *")
     try:
+        lib.ucch_lock_noted(has)
         return function(*arguments)
     finally:
-        lib.ucch_unlock()
+        lib.ucch_unlock_noted(has)
 
 
 def memory(data: Any, *, writable: bool = False) -> tuple[Any, int, object]:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..bindings.handle import Present
+from ..bindings.handle import Present, locked
 from ..native.libraries import ffi, lib
 from ..planner.topology import numbered
 from .known import Known
@@ -226,10 +226,7 @@ class Board:
     def _write(self, how: Any, label: str, number: int = 0) -> int:
         number = number or lib.ucch_board_signature(label.encode())
         text = label.encode()[: int(lib.UCCH_LABEL_BYTES) - 1].ljust(int(lib.UCCH_LABEL_BYTES), b"\0")
-        lib.ucch_lock()
-        seq = int(how(self.native, number, text))
-        lib.ucch_unlock()
-        return seq
+        return int(locked(how, self.native, number, text))
 
     def refuse(self, why: str) -> None:
         """Say that this rank cannot make its next call. Where another rank makes it, that ends the communicator."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,6 +74,7 @@ class Process:
         self._memory_types, transports = tuple(self.ucx.memory_types()), self.ucx.transports()
         self._transports, self._idle_ports = tuple(sorted(transports)), carriers.idle_ports(transports)
         self.connections: dict[str, ucx.Connection] = {}
+        self._connecting = threading.Lock()
         self._libs: dict[str, ucc.Lib] = {}
         self._fabrics: dict[tuple[str, str], Fabric] = {}
 
@@ -118,13 +120,14 @@ class Process:
 
     def connection(self, facts: Facts, rank: int, peer: int) -> ucx.Connection:
         """The connection to another process, made at first use; ``PeerError`` where there is none to be had."""
-        found = self.connections.get(facts.process)
-        if found is None:
-            try:
-                found = self.connections[facts.process] = self.worker.connect(facts.address)
-            except LibraryError as error:  # it died before the first message to it, and its memory is gone
-                raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
-        return found
+        with self._connecting:  # messages by two connections would overtake each other
+            found = self.connections.get(facts.process)
+            if found is None:
+                try:
+                    found = self.connections[facts.process] = self.worker.connect(facts.address)
+                except LibraryError as error:  # it died before the first message to it, and its memory is gone
+                    raise PeerError(f"rank {rank}: rank {peer} cannot be reached: {error}") from error
+            return found
 
     def discard(self, number: int) -> None:
         """Throw away messages under a communicator's number that were not received."""

@@ -31,13 +31,14 @@ class PersistentRequest(Request):
     """A call that was set up once and can be started again and again: what methods with ``_init`` return."""
 
     lasting = True
+    _begin: Callable[[], int]
     _free: Callable[[], None] = staticmethod(nothing)  # of a request whose constructor has failed
 
     def __init__(
         self,
         op: Any,
         keep: object,
-        start: Callable[[], int],
+        start: Callable[[], int] | None,
         finish: Callable[[int, Any], None] | None = None,
         *,
         free: Callable[[], None] = nothing,
@@ -49,9 +50,12 @@ class PersistentRequest(Request):
         refuse: Callable[[Exception], None] | None = None,
     ) -> None:
         super().__init__(op, keep, finish, timeout=timeout, cancel=cancel, fill_status=fill_status, owner=owner)
-        #: ``start`` starts the native operation, or raises. ``direct`` is the native program of a call that needs
-        #: nothing before or after: it is started first, and ``start`` raises why where that fails.
-        self._begin, self._free, self._direct = start, free, direct
+        #: ``start`` starts the native operation, or raises; None: a class has a method ``_begin`` for that. ``direct``
+        #: is the native program of a call that needs nothing before or after: it is started first, and ``start`` raises
+        #: why where that fails.
+        self._free, self._direct = free, direct
+        if start is not None:
+            self._begin = start
         #: Tells other ranks that this one cannot start the call.
         self._refuse = refuse
         self._done = True
@@ -94,14 +98,15 @@ class PersistentRequest(Request):
             self._start_refused(
                 ValueError("this persistent request is still active; Wait for it before the next Start")
             )
+        self._done = False  # first: Ctrl-C may come at any moment, and the call be under way
+        if self._call is not None:
+            under_way.add(self._call)
         if self._direct is None or _again(self._direct) < 0:
             try:
                 self._begin()
             except Exception as error:
+                self.forget()
                 self._start_refused(error)
-        if self._call is not None:
-            under_way.add(self._call)
-        self._done = False
 
     def Wait(self, status: Any = None) -> bool:
         """Wait until the call has finished; at once where it was not started.

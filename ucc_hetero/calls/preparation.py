@@ -54,7 +54,7 @@ class BoundedDict(dict[_K, _V]):
 
     def keep(self, key: _K, value: _V) -> _V:
         if len(self) >= _MOST_ENTRIES and key not in self:
-            self.pop(next(iter(self)), None)
+            self.pop((*self, key)[0], None)  # other threads change it
         self[key] = value
         return value
 

@@ -132,8 +132,6 @@ class Request:
         #: ``finish`` is called with the final state and the status object to fill; it raises the call's error. None:
         #: the request is made of others, and no native operation of its own begins.
         self._call = None if finish is None else _Operation(op, keep, finish, cancel, owner)
-        if self._call is not None:
-            under_way.add(self._call)
         if fill_status is not None:
             self._fill_status = fill_status
         #: Seconds that a wait may take; 0 where the operation was given its limit at its start.
@@ -141,6 +139,8 @@ class Request:
         #: The runner of the communicator.
         self._owner: Any = owner
         self._done = False
+        if self._call is not None:  # last: from now on its end is that of the call
+            under_way.add(self._call)
 
     def __del__(self) -> None:
         if not self._done:
@@ -267,6 +267,12 @@ class Request:
     def free(self) -> None:
         """:meth:`Free`, as mpi4py also spells it."""
         self.Free()
+
+    def forget(self) -> None:
+        """Leave the request without its call, which could not be started."""
+        self._done = True
+        if self._call is not None:
+            under_way.discard(self._call)
 
     @property
     def finished(self) -> bool:

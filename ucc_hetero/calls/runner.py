@@ -86,7 +86,7 @@ class Runner(State):
         self._repeater: Any = None
         every = sampled()
         if repeater and not every:
-            self._repeater = repeater(self.run, self._await, MPI.IN_PLACE)
+            self._repeater = repeater(self.run, self._await, self._interrupted, MPI.IN_PLACE)
         super().__init__(mpi, seat, queues)
         self._in_place, self._cache = MPI.IN_PLACE, ProgramCache()
         #: Waits for an operation; replaced by a caller that has more to poll while it waits.
@@ -236,14 +236,14 @@ class Runner(State):
             if type(recv_at) is int:
                 recv_at = _cast("void *", recv_at)
             state = _run(program.handle, send_at, recv_at, self._timeout, SLICE)
+            if state != 1 and state >= 0:
+                self._await((pool, program), *keep)
         except BaseException:
-            self._interrupted(program, keep, pool.label)
+            self._interrupted((pool, program), *keep)
             raise
         if state < 0:
             pool.give_back(program)
-        elif state != 1:
-            self._await((pool, program), *keep)
-        else:
+        elif state == 1:
             room = (pool, program)
             if call and self._repeater is not None:
                 room = self._repeater.keep(room, program.address, *call)
@@ -252,13 +252,9 @@ class Runner(State):
         return bool(state >= 0)
 
     def _await(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
-        """Wait for the end of a program that was begun, and raise what went wrong."""
+        """Wait for the end of a program that was begun, and raise what went wrong. Then it is :meth:`_interrupted`."""
         pool, program = held
-        try:
-            state = self.wait(program.op)
-        except BaseException:
-            self._interrupted(program, keep, pool.label)
-            raise
+        state = self.wait(program.op)
         if state > 1:
             self._judge(program, state, keep, pool.label)
         pool.give_back(program)
@@ -294,9 +290,10 @@ class Runner(State):
                 send_at = _cast("void *", send_at)
             if type(recv_at) is int:
                 recv_at = _cast("void *", recv_at)
-            keep = call, send_at, recv_at
+            request = self._request(program, pool, (call, send_at, recv_at))  # first: Ctrl-C may come at any moment
             if lib.ucch_program_start(program.handle, send_at, recv_at, self.timeout) >= 0:
-                return self._request(program, pool, keep)
+                return request
+            request.forget()
             pool.give_back(program)  # such as one buffer for both sides: the general way handles or refuses it
         self.check_ready()
         prepared = self._prepared.prepare(call)
@@ -305,12 +302,16 @@ class Runner(State):
 
     def _start(self, prepared: Prepared) -> Request:
         program = prepared.program
+        request = self._request(program, prepared.pool, prepared, prepared)
         state = lib.ucch_program_start(program.handle, prepared.send, prepared.recv, self.timeout)
         if state < 0:
+            request.forget()
             raise self.not_started(prepared.label, state)
-        return self._request(program, prepared.pool, prepared, prepared)
+        return request
 
     def _request(self, program: Program, pool: ProgramPool, keep: object, prepared: Prepared | None = None) -> Request:
+        """The request of a program that is started now: what starts without one is lost where Ctrl-C comes then."""
+
         def finish(state: int, status: Any) -> None:
             if state != 1:
                 self._judge(program, state, keep, pool.label)
@@ -456,10 +457,11 @@ class Runner(State):
         holds = ordered and (program.execution is Execution.HELD or (program.execution is _LAUNCHED and runtime.holds))
         if prepared.staged is not None:
             holds = ordered and runtime.holds
+        request = self._request(program, prepared.pool, prepared, prepared)
         state = lib.ucch_program_start_on(program.handle, *both, self.timeout, at, holds)
         if state < 0:
+            request.forget()
             raise self.not_started(prepared.label, state)
-        request = self._request(program, prepared.pool, prepared, prepared)
         if state and prepared.staged is not None:
             prepared.copy_back_in(stream)
         if ordered and not state:
@@ -498,8 +500,9 @@ class Runner(State):
             prepared.finish()
 
         def free() -> None:
-            if self._persistent.pop(id(prepared), None) is not None:
-                lib.ucch_program_drop(program.handle)
+            if id(prepared) in self._persistent:
+                lib.ucch_program_drop(program.handle)  # first: who closes the communicator meanwhile finds it, too
+                self._persistent.pop(id(prepared), None)
 
         ways: tuple[Callable[[], int], Callable[[int, Any], None]] = start, finish
         direct = program.handle if prepared.in_place else None
@@ -514,7 +517,7 @@ class Runner(State):
         try:
             state = _run(program.handle, prepared.send, prepared.recv, self.timeout, SLICE) or self.wait(program.op)
         except BaseException:
-            self._interrupted(program, prepared, prepared.label)
+            self._interrupted((prepared.pool, program), prepared)
             raise
         if state < 0:
             raise self.not_started(prepared.label, state)
@@ -522,18 +525,23 @@ class Runner(State):
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
-    def _interrupted(self, program: Program, keep: object, label: str) -> None:
+    def _interrupted(self, held: tuple[ProgramPool, Program], *keep: object) -> None:
         """After Ctrl-C in a blocking call: the other ranks may finish it, and this one never learns of that.
 
-        One that has failed meanwhile is the libraries' still, as any that fails.
+        One that has failed is the libraries' still, as any that fails. Called after each exception of a call that was
+        begun: where that has been judged, nothing is left to do.
         """
-        if lib.ucch_peek(program.op) == 0:
-            if not self.broken:
-                self.abandon(f"{label} was interrupted")
+        pool, program = held
+        state = int(lib.ucch_peek(program.op))
+        if state != 1:
             quarantine.keep((program, keep))
+        if self.broken:
+            return
+        if not state:
+            self.abandon(f"{pool.label} was interrupted")
         else:
             with suppress(Exception):
-                self._judge(program, int(lib.ucch_peek(program.op)), keep, label)
+                self._judge(program, state, keep[0], pool.label)
 
     def _judge(self, program: Program, state: int, keep: object, label: str) -> None:
         if state == 1:

@@ -125,10 +125,10 @@ class PersistentMessages(CompositeRequest, PersistentRequest):
     """Messages that are started together again and again: ``begin`` starts them."""
 
     def __init__(self, begin: Callable[[], Request], owner: object) -> None:
-        super().__init__(*idle(), self._launch, owner=owner)
+        super().__init__(*idle(), None, owner=owner)
         self._make, self._active = begin, finished()
 
-    def _launch(self) -> int:
+    def _begin(self) -> int:
         self._active = self._make()
         return 0
 

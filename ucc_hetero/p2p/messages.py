@@ -489,17 +489,14 @@ class Messages:
             return
         try:
             self.begin(transfer, self.timeout)
+            self.wait(transfer, status)
         except BaseException:  # Ctrl-C may come right here
             self.withdraw(transfer)
             raise
-        self.wait(transfer, status)
 
     def wait(self, transfer: AnyTransfer, status: Any = None) -> None:
-        try:
-            state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
-        except BaseException:
-            self.withdraw(transfer)
-            raise
+        """Wait for the end of a transfer, which the caller is to :meth:`withdraw` where this raises."""
+        state = lib.ucch_wait(transfer.op, SLICE) or wait_op(transfer.op)
         if state != 1 or status is not None or transfer.moved:
             self._end(transfer, state, status)
 

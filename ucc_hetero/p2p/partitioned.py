@@ -25,7 +25,7 @@ from ..native.libraries import lib
 from ..native.waiting import progress_until
 from .composite import CompositeRequest
 from .messages import Messages, part_of
-from .probe import Message, mprobe, probe
+from .probe import poll, probe
 
 #: Tag of headers, and the least tag of partitions; those of neighbourhood collectives lie between.
 _HEADERS, _PARTITIONS = 0, 1 << 30
@@ -42,7 +42,7 @@ class _Header(NamedTuple):
 
 class Partitions:
     def __init__(self, messages: Messages) -> None:
-        self._messages = messages
+        self._messages, self._lock = messages, threading.Lock()
         #: The next free tag of partitions, for each receiver.
         self._next: Counter[int] = Counter()
         #: Headers that no receive has asked for yet, by source, tag and number; how many have come, and receives made.
@@ -54,10 +54,11 @@ class Partitions:
         messages = self._messages
         dest, tag = messages.check("dest", dest, tag)
         parts = self._divided(buf, partitions, dest, writable=False)
-        first = _PARTITIONS + self._next[dest] % _PARTITIONS
-        if first + len(parts) > 2 * _PARTITIONS:
-            first, self._next[dest] = _PARTITIONS, 0
-        self._next[dest] += len(parts)
+        with self._lock:
+            first = _PARTITIONS + self._next[dest] % _PARTITIONS
+            if first + len(parts) > 2 * _PARTITIONS:
+                first, self._next[dest] = _PARTITIONS, 0
+            self._next[dest] += len(parts)
         header = np.array(_Header(tag, len(parts), parts[0].nbytes, first), np.int64)
         messages.start(messages.outgoing(header, dest, _HEADERS, copy=True)).Free()
         return _Send(messages, parts, dest, tag, first)
@@ -70,8 +71,9 @@ class Partitions:
                 f"Precv_init on rank {messages.rank}: a partitioned receive needs the rank of its source and a tag"
             )
         parts = self._divided(buf, partitions, source, writable=True)
-        number = self._asked[source, tag]
-        self._asked[source, tag] += 1
+        with self._lock:
+            number = self._asked[source, tag]
+            self._asked[source, tag] += 1
         return _Receive(self, messages, parts, source, tag, number)
 
     def _divided(self, buf: Any, partitions: Any, peer: int, *, writable: bool) -> list[Buffer]:
@@ -93,25 +95,31 @@ class Partitions:
     def header(self, source: int, tag: int, number: int, *, wait: bool) -> _Header | None:
         """The header of a sender's ``number``-th partitioned message with a tag; None if it has not come."""
         messages = self._messages
-        while (source, tag, number) not in self._headers:
-            found: Message | None
-            if wait:
-                try:
-                    found = mprobe(messages, source, _HEADERS, None)
-                except CollectiveTimeout as error:
-                    raise CollectiveTimeout(
-                        f"rank {messages.rank}: partitioned receive from rank {source}, tag {tag}: rank {source} has "
-                        f"not called Psend_init within {messages.timeout:g} s (UCCH_TIMEOUT)"
-                    ) from error
-            else:
-                found = probe(messages, source, _HEADERS, None, remove=True)
-            if found is None:
-                return None
-            found.Recv(numbers := np.empty(4, np.int64))
-            header = _Header(*map(int, numbers))
-            self._headers[source, header.tag, self._come[source, header.tag]] = header
-            self._come[source, header.tag] += 1
-        return self._headers.pop((source, tag, number))
+
+        def look() -> _Header | None:
+            with self._lock:  # another thread may have taken it out
+                while (source, tag, number) not in self._headers and (found := self._take(source)) is not None:
+                    self._headers[source, found.tag, self._come[source, found.tag]] = found
+                    self._come[source, found.tag] += 1
+                return self._headers.pop((source, tag, number), None)
+
+        if not wait:
+            return look()
+        where = f"rank {messages.rank}: partitioned receive from rank {source}, tag {tag}"
+        header = poll(messages, source, where, look)
+        if header is None:
+            raise CollectiveTimeout(
+                f"{where}: rank {source} has not called Psend_init within {messages.timeout:g} s (UCCH_TIMEOUT)"
+            )
+        return header
+
+    def _take(self, source: int) -> _Header | None:
+        """The next header of a sender; None if none has come."""
+        found = probe(self._messages, source, _HEADERS, None, remove=True)
+        if found is None:
+            return None
+        found.Recv(numbers := np.empty(4, np.int64))
+        return _Header(*map(int, numbers))
 
 
 class PartitionedRequest(CompositeRequest, PersistentRequest):
@@ -121,15 +129,17 @@ class PartitionedRequest(CompositeRequest, PersistentRequest):
     _direction: str
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int) -> None:
-        super().__init__(*idle(), self._launch, owner=messages.state)
+        super().__init__(*idle(), None, owner=messages.state)
         self._messages, self._parts, self._peer, self._tag = messages, parts, peer, tag
         self._to_null = peer == messages.null
+        #: Held while messages are started.
+        self._marking = threading.Lock()
         #: The messages of this start, by their number.
         self._started: dict[int, Request] = {}
         #: When the first wait for this start began.
         self._waited_since = 0.0
 
-    def _launch(self) -> int:
+    def _begin(self) -> int:
         self._started, self._waited_since = {}, 0.0
         return 0
 
@@ -245,7 +255,7 @@ class _Send(PartitionedRequest):
 
     def __init__(self, messages: Messages, parts: Sequence[Buffer], peer: int, tag: int, first: int) -> None:
         super().__init__(messages, parts, peer, tag)
-        self._first, self._marking = first, threading.Lock()
+        self._first = first
 
     def Pready_list(self, partitions: Sequence[int]) -> None:
         """Send partitions, which may not be written to until the end."""
@@ -288,8 +298,8 @@ class _Receive(PartitionedRequest):
         self._header: _Header | None = None
         self._pieces: list[Buffer] = []
 
-    def _launch(self) -> int:
-        super()._launch()
+    def _begin(self) -> int:
+        super()._begin()
         self._complete_set(wait=False)
         return 0
 
@@ -314,8 +324,16 @@ class _Receive(PartitionedRequest):
         return all(r.finished or bool(r._ended()) for r in list(self._started.values())[low:high])
 
     def _complete_set(self, *, wait: bool) -> bool:
-        if self._started or self._to_null:
+        if self._to_null or (self._pieces and len(self._started) == len(self._pieces)):
             return True
+        if not self._marking.acquire(blocking=wait):  # another thread is here
+            return False
+        try:
+            return self._start_all(wait)
+        finally:
+            self._marking.release()
+
+    def _start_all(self, wait: bool) -> bool:
         if self._header is None:
             self._header = self._partitions.header(self._peer, self._tag, self._number, wait=wait)
             if self._header is None:
@@ -323,7 +341,8 @@ class _Receive(PartitionedRequest):
         self._pieces = self._pieces or self._divided(self._header)
         messages = self._messages
         for i, piece in enumerate(self._pieces):
-            self._started[i] = messages.start(messages.incoming(piece, self._peer, self._header.first + i))
+            if i not in self._started:
+                self._started[i] = messages.start(messages.incoming(piece, self._peer, self._header.first + i))
         return True
 
     def _divided(self, header: _Header) -> list[Buffer]:

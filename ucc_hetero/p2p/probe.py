@@ -107,16 +107,20 @@ class Message:
 
     # --- receives -----------------------------------------------------------------------------------------------------
 
-    def _take(self, buf: Any, timeout: float) -> Transfer:
+    def _take(self, buf: Any, timeout: float, then: Callable[[Transfer], _T]) -> _T:
         if not self:
             raise ValueError("this message has been received already")
         transfer = self._messages.incoming(buf, self.source, self.tag)
         assert isinstance(transfer, Transfer), "no stream is named"
-        if not self._none:
-            matched, self._matched = self._matched, None
-            self._messages.begin_matched(transfer, matched, self._found, timeout)
-        self._none = False
-        return transfer
+        try:
+            if not self._none:
+                matched, self._matched = self._matched, None
+                self._messages.begin_matched(transfer, matched, self._found, timeout)
+            self._none = False
+            return then(transfer)
+        except BaseException:
+            self._messages.withdraw(transfer)
+            raise
 
     def Recv(self, buf: Any, status: Any = None) -> None:
         """Receive the message.
@@ -132,7 +136,8 @@ class Message:
             PeerError: If the sender has died.
             CollectiveTimeout: If the data does not come in time.
         """
-        self._messages.wait(self._take(buf, self._messages.timeout), status)
+        messages = self._messages
+        self._take(buf, messages.timeout, lambda transfer: messages.wait(transfer, status))
 
     def Irecv(self, buf: Any) -> Request:
         """Start to receive, as :meth:`Recv`, with its arguments and errors; return its request.
@@ -140,7 +145,7 @@ class Message:
         Returns:
             Request: ``Wait`` and ``Test`` tell its end, and raise.
         """
-        return self._messages.request(self._take(buf, 0))
+        return self._take(buf, 0, self._messages.request)
 
     def __del__(self) -> None:
         matched = getattr(self, "_matched", None)
@@ -193,7 +198,7 @@ def wait_for_any(messages: Messages, mpi: Any, source: int, tag: int, status: An
 def _awaited(messages: Messages, source: int, tag: int, look: Callable[[], _T | None]) -> _T:
     """What ``look`` returns once a message has come; ``CollectiveTimeout`` where none does."""
     where, began = f"rank {messages.rank}: probe for source {source}", time.monotonic()
-    found = _poll(messages, source, where, look)
+    found = poll(messages, source, where, look)
     if found is None:
         raise CollectiveTimeout(
             f"{where}, tag {tag}: no message within {time.monotonic() - began:.3g} s ({limit_text(messages.timeout)})"
@@ -211,7 +216,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
     origin = "any rank" if source == messages.any_source else f"rank {source}"
     what = "any tag" if tag == messages.any_tag else f"tag {tag}"
     where = f"rank {messages.rank}: recv of a Python object from {origin}, {what}"
-    found = _poll(messages, source, where, lambda: mpi.improbe(source, tag, status), longest=1e-4, spin=2e-4)
+    found = poll(messages, source, where, lambda: mpi.improbe(source, tag, status), longest=1e-4, spin=2e-4)
     if found is None:
         buffers = None
         with suppress(CollectiveError):  # it can no longer be used, and objects still come
@@ -223,7 +228,7 @@ def object_message(messages: Messages, mpi: Any, source: int, tag: int, status: 
     return found
 
 
-def _poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
+def poll(messages: Messages, source: int, where: str, look: Callable[[], _T | None], **pace: float) -> _T | None:
     """Call ``look`` until it returns something; None if the communicator's time limit comes first."""
     found: list[_T] = []
     left = 0.0

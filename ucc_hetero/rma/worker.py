@@ -259,7 +259,7 @@ class Worker(Core):
         """
         return {
             "transports": self.context.transports(),
-            "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in self.peers.items()},
+            "peers": {f"{uid:016x}": "alive" if peer.alive else "lost" for uid, peer in list(self.peers.items())},
         }
 
     def close(self) -> None:

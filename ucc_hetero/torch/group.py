@@ -109,7 +109,7 @@ class ProcessGroupUCCH(Collectives, PointToPoint, dist.ProcessGroup):
         ended = futures.stop_all(threads)
         self._settle()  # what callbacks have posted
         self._ended = True
-        for comm in self._comms.values():
+        for comm in list(self._comms.values()):
             if not ended and not comm.runner.broken:
                 comm.runner.abandon("a callback did not end")  # it may be using the communicator
             comm.runner.board.leave()  # a rank that still waits for a call of ours learns that none will come

@@ -64,11 +64,11 @@ class _Recorder:
                 atexit.register(lib.ucch_flight_without_python)
 
     def comm(self, data: dict[str, Any]) -> int:
-        self._made += 1
-        line = self.comms[self._made] = {"comm": self._made, **data}
+        number = self._made = self._made + 1  # at once: first calls of communicators come here in any thread
+        line = self.comms[number] = {"comm": number, **data}
         # Numbers and a list of numbers, which Python writes as JSON does, several times faster.
         os.write(self._about, (str(line).replace("'", '"') + "\n").encode())
-        return self._made
+        return number
 
     def forget(self, number: int) -> None:
         """Note that a communicator was freed. The oldest of these are forgotten once there are many."""

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ class TimelineRecorder:
         self.jobs: list[_Job] = []
         self._lines: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._fresh = count(1)
         ring, meta = parts_of(trace, world)
         try:
             trace.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +87,10 @@ class TimelineRecorder:
         text = json.dumps(data)
         number = self._numbers.get(text)
         if number is None:
-            number = self._numbers[text] = len(self._numbers) + 1
-            self.line({"program": number, **data})
+            fresh = next(self._fresh)  # no other thread's
+            number = self._numbers.setdefault(text, fresh)
+            if number == fresh:
+                self.line({"program": number, **data})
         return number
 
     def describe(self, label: str, plan: Plan, of: int, notes: Sequence[Note]) -> int:
@@ -180,7 +184,7 @@ def communicator(board: Any, number: int, time: int, ranks: Sequence[int], mine:
     """Record a communicator (:func:`.flight.comm`); returns its number in records."""
     found = flight.comm(board, number, time, ranks, mine)
     if recorder is not None:
-        recorder.line(flight.comms()[-1])
+        recorder.line(next(each for each in reversed(flight.comms()) if each["comm"] == found))  # or another thread's
     return found
 
 
